@@ -1,0 +1,218 @@
+//! From a request to a reserved worker, in one step under one lock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use roundhouse_types::BlockHash;
+
+use crate::fleet::FleetSnapshot;
+use crate::ledger::Lease;
+use crate::policy::{Candidate, Choice, PickError, Policy};
+use crate::prefix::blocks::covered_bytes;
+use crate::prefix::tree::TreeLimits;
+use crate::prefix::{PrefixHits, PrefixTree};
+use crate::request::RequestView;
+use crate::worker::{Worker, WorkerSlot};
+
+/// Makes decisions. Pick, reservation and the entry in the tree happen together, so that of two requests at once the
+/// second sees the first.
+pub struct Decider {
+    policy: Box<dyn Policy>,
+    state: Mutex<State>,
+}
+
+struct State {
+    tree: PrefixTree,
+    picks: u64,
+    rng: SmallRng,
+}
+
+/// A worker, reserved.
+#[derive(Debug)]
+pub struct Decided {
+    /// Who gets the request.
+    pub worker: Arc<Worker>,
+    /// What it occupies there, until dropped.
+    pub lease: Lease,
+    /// Prompt tokens that the worker is expected to find in its cache.
+    pub hit_tokens: usize,
+    /// Blocks of the prompt that the tree knew the worker to hold before this request.
+    pub known_blocks: usize,
+}
+
+/// The workers that may serve a request, with their state.
+pub struct Candidates<'a> {
+    workers: Vec<&'a Arc<Worker>>,
+    list: Vec<Candidate>,
+}
+
+/// Why a request would go where: an answer to `POST /explain`.
+#[derive(Debug)]
+pub struct Explanation {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Index of the pick in `candidates`.
+    pub picked: usize,
+    /// Everyone who could have been picked, with hits and cost in the policy's unit.
+    pub candidates: Vec<(Arc<Worker>, Candidate, f64)>,
+}
+
+impl Decider {
+    /// A decider for `policy` with an empty tree. `seed` drives the policies that draw lots.
+    #[must_use]
+    pub fn new(policy: Box<dyn Policy>, limits: TreeLimits, seed: u64) -> Self {
+        let state = State { tree: PrefixTree::new(limits), picks: 0, rng: SmallRng::seed_from_u64(seed) };
+        Self { policy, state: Mutex::new(state) }
+    }
+
+    /// The policy that decides.
+    #[must_use]
+    pub fn policy(&self) -> &dyn Policy {
+        &*self.policy
+    }
+
+    /// Picks a worker that is not in `excluded`, reserves it, and enters the prompt as held there.
+    ///
+    /// # Errors
+    /// [`PickError`] when no usable worker is left that may serve the request's model.
+    pub fn decide(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        excluded: &[WorkerSlot],
+    ) -> Result<Decided, PickError> {
+        let mut candidates = Candidates::gather(fleet, request, excluded)?;
+        let mut state = self.lock();
+        let State { tree, picks, rng } = &mut *state;
+        let hits = self.look_up(tree, request, &mut candidates);
+        candidates.read_load();
+        let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
+        let at = self.policy.pick(request, &choice, rng);
+        let Candidate { slot, hit_tokens, .. } = candidates.list[at];
+        if self.policy.reads_prefixes() {
+            tree.insert(slot, request.blocks);
+        }
+        *picks += 1;
+        let prefill_tokens = request.prompt_tokens.saturating_sub(hit_tokens).max(1);
+        let worker = Arc::clone(candidates.workers[at]);
+        let lease = Lease::reserve(&worker.load, request.prompt_tokens, prefill_tokens, *picks);
+        Ok(Decided { worker, lease, hit_tokens, known_blocks: hits.blocks(slot) })
+    }
+
+    /// What would be decided, and why; changes nothing.
+    ///
+    /// # Errors
+    /// As [`Decider::decide`].
+    pub fn explain(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+    ) -> Result<Explanation, PickError> {
+        let mut candidates = Candidates::gather(fleet, request, &[])?;
+        let state = self.lock();
+        self.look_up(&state.tree, request, &mut candidates);
+        candidates.read_load();
+        let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
+        let costs = self.policy.costs(request, &choice);
+        let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
+        let Candidates { workers, list } = candidates;
+        let candidates = workers.into_iter().map(Arc::clone).zip(list).zip(costs);
+        Ok(Explanation {
+            policy: self.policy.name(),
+            picked,
+            candidates: candidates.map(|((worker, candidate), cost)| (worker, candidate, cost)).collect(),
+        })
+    }
+
+    /// An attempt failed before its first byte: the worker does not hold what was entered for it.
+    pub fn take_back(&self, slot: WorkerSlot, path: &[BlockHash], known_blocks: usize) {
+        if self.policy.reads_prefixes() {
+            self.lock().tree.take_back(slot, path, known_blocks);
+        }
+    }
+
+    /// A worker has left or restarted: its cache is gone.
+    pub fn forget(&self, slot: WorkerSlot) {
+        self.lock().tree.forget(slot);
+    }
+
+    /// Blocks held in the tree, over all workers.
+    #[must_use]
+    pub fn tree_blocks(&self) -> usize {
+        self.lock().tree.held_blocks()
+    }
+
+    fn look_up(&self, tree: &PrefixTree, request: &RequestView<'_>, candidates: &mut Candidates<'_>) -> PrefixHits {
+        if !self.policy.reads_prefixes() || request.prompt_bytes == 0 {
+            return PrefixHits::default();
+        }
+        let hits = tree.hits(request.blocks);
+        for (slot, blocks) in hits.iter() {
+            // Candidates are in fleet order, which is slot order unless slots were used again.
+            let guess = slot.index().min(candidates.list.len().saturating_sub(1));
+            let found = if candidates.list[guess].slot == slot {
+                Some(guess)
+            } else {
+                candidates.list.iter().position(|candidate| candidate.slot == slot)
+            };
+            if let Some(at) = found {
+                let tokens = covered_bytes(blocks) * request.prompt_tokens / request.prompt_bytes;
+                candidates.list[at].hit_tokens = tokens.min(request.prompt_tokens);
+            }
+        }
+        hits
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic while it was held left a tree that is at worst out of date.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a> Candidates<'a> {
+    fn gather(
+        fleet: &'a FleetSnapshot,
+        request: &RequestView<'_>,
+        excluded: &[WorkerSlot],
+    ) -> Result<Self, PickError> {
+        let usable = || fleet.workers().iter().filter(|worker| worker.is_usable());
+        let serving = || usable().filter(|worker| worker.may_serve(request.model));
+        let workers: Vec<_> = serving().filter(|worker| !excluded.contains(&worker.slot)).collect();
+        if workers.is_empty() {
+            let total = fleet.workers().len();
+            return Err(match (usable().count(), serving().count(), request.model) {
+                (0, ..) => PickError::NoneUsable { down: total, total },
+                (_, 0, Some(model)) => {
+                    PickError::UnknownModel { model: model.to_owned(), known: known_models(usable()) }
+                }
+                (_, tried, _) => PickError::AllTried { tried },
+            });
+        }
+        let blank = |worker: &&Arc<Worker>| Candidate {
+            slot: worker.slot,
+            load: crate::ledger::LoadReading::default(),
+            hit_tokens: 0,
+        };
+        let list = workers.iter().map(blank).collect();
+        Ok(Self { workers, list })
+    }
+
+    /// Reads the ledger; under the decider's lock, so that no other pick comes in between.
+    fn read_load(&mut self) {
+        for (candidate, worker) in self.list.iter_mut().zip(&self.workers) {
+            candidate.load = worker.load.read();
+        }
+    }
+}
+
+fn known_models<'a>(workers: impl Iterator<Item = &'a Arc<Worker>>) -> Vec<String> {
+    let mut known: Vec<String> =
+        workers.filter_map(|worker| worker.models()).flat_map(|models| models.to_vec()).collect();
+    known.sort_unstable();
+    known.dedup();
+    known
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! The decider over a small fleet.
+
+use roundhouse_types::ChainHasher;
+
+use super::*;
+use crate::fleet::Fleet;
+use crate::policy::by_name;
+use crate::prefix::PromptHasher;
+use crate::worker::{WorkerId, WorkerSpec};
+
+fn fleet(count: usize) -> Arc<FleetSnapshot> {
+    let specs: Vec<_> = (0..count)
+        .map(|n| WorkerSpec { id: WorkerId::new(&format!("w{n}")), address: format!("http://w{n}:8000") })
+        .collect();
+    let mut fleet = Fleet::default();
+    fleet.reconcile(&specs);
+    let snapshot = fleet.snapshot();
+    snapshot.workers().iter().for_each(|worker| drop(worker.mark_up()));
+    snapshot
+}
+
+fn decider(policy: &str) -> Decider {
+    Decider::new(by_name(policy).unwrap(), TreeLimits::within_bytes(1 << 20), 1)
+}
+
+fn hashed(prompt: &str) -> (Vec<BlockHash>, usize) {
+    let mut hasher = PromptHasher::new(ChainHasher::new(3));
+    hasher.push(prompt.as_bytes());
+    hasher.finish()
+}
+
+fn view<'a>((blocks, prompt_bytes): &'a (Vec<BlockHash>, usize)) -> RequestView<'a> {
+    RequestView { blocks, prompt_bytes: *prompt_bytes, prompt_tokens: prompt_bytes / 4, ..RequestView::default() }
+}
+
+#[test]
+fn a_repeated_prompt_goes_back_with_a_predicted_hit() {
+    let (fleet, decider) = (fleet(4), decider("prefix_aware"));
+    let prompt = hashed(&"the same long story ".repeat(100));
+    let first = decider.decide(&fleet, &view(&prompt), &[]).unwrap();
+    assert_eq!(first.hit_tokens, 0);
+    let home = first.worker.slot;
+    drop(first);
+    let again = decider.decide(&fleet, &view(&prompt), &[]).unwrap();
+    assert_eq!(again.worker.slot, home);
+    assert_eq!(again.hit_tokens, 1_984 / 4, "31 blocks of 64 bytes of the prompt's 2,000");
+}
+
+#[test]
+fn a_burst_of_cold_prompts_spreads() {
+    let (fleet, decider) = (fleet(4), decider("prefix_aware"));
+    let decided: Vec<_> = (0..8)
+        .map(|n| decider.decide(&fleet, &view(&hashed(&format!("{n} {}", "x".repeat(800)))), &[]).unwrap())
+        .collect();
+    let mut slots: Vec<_> = decided.iter().map(|decided| decided.worker.slot.0).collect();
+    slots.sort_unstable();
+    assert_eq!(slots, [0, 0, 1, 1, 2, 2, 3, 3]);
+}
+
+#[test]
+fn a_failed_attempt_leaves_no_trace() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let prompt = hashed(&"y".repeat(1_000));
+    let failed = decider.decide(&fleet, &view(&prompt), &[]).unwrap();
+    let slot = failed.worker.slot;
+    decider.take_back(slot, &prompt.0, failed.known_blocks);
+    drop(failed);
+    let retried = decider.decide(&fleet, &view(&prompt), &[slot]).unwrap();
+    assert_ne!(retried.worker.slot, slot);
+    assert_eq!(retried.hit_tokens, 0);
+    assert_eq!(decider.tree_blocks(), prompt.0.len());
+}
+
+#[test]
+fn says_why_nobody_can_be_picked() {
+    let (fleet, decider) = (fleet(2), decider("random"));
+    let request = RequestView { model: Some("m"), ..RequestView::default() };
+    let everyone: Vec<_> = fleet.workers().iter().map(|worker| worker.slot).collect();
+    let error = |excluded: &[WorkerSlot]| decider.decide(&fleet, &request, excluded).unwrap_err();
+    assert_eq!(error(&everyone), PickError::AllTried { tried: 2 });
+    fleet.workers().iter().for_each(|worker| worker.set_models(vec!["n".into(), "l".into()]));
+    let known = vec!["l".to_owned(), "n".to_owned()];
+    assert_eq!(error(&[]), PickError::UnknownModel { model: "m".into(), known });
+    fleet.workers().iter().for_each(|worker| drop(worker.mark_down()));
+    assert_eq!(error(&[]), PickError::NoneUsable { down: 2, total: 2 });
+}
+
+#[test]
+fn goes_only_to_workers_that_list_the_model() {
+    let (fleet, decider) = (fleet(3), decider("round_robin"));
+    for (worker, model) in fleet.workers().iter().zip(["a", "b", "a"]) {
+        worker.set_models(vec![model.into()]);
+    }
+    let request = RequestView { model: Some("b"), ..RequestView::default() };
+    for _ in 0..3 {
+        assert_eq!(decider.decide(&fleet, &request, &[]).unwrap().worker.id().as_str(), "w1");
+    }
+}
+
+#[test]
+fn explaining_changes_nothing() {
+    let (fleet, decider) = (fleet(3), decider("prefix_aware"));
+    let prompt = hashed(&"z".repeat(2_000));
+    drop(decider.decide(&fleet, &view(&prompt), &[]).unwrap());
+    let blocks = decider.tree_blocks();
+    let first = decider.explain(&fleet, &view(&prompt)).unwrap();
+    let second = decider.explain(&fleet, &view(&prompt)).unwrap();
+    assert_eq!(first.picked, second.picked);
+    assert_eq!(decider.tree_blocks(), blocks);
+    let (worker, candidate, cost) = &first.candidates[first.picked];
+    assert!(candidate.hit_tokens > 400);
+    assert!(first.candidates.iter().all(|(_, _, other)| other >= cost));
+    assert_eq!(decider.decide(&fleet, &view(&prompt), &[]).unwrap().worker.id(), worker.id());
+}

@@ -1,0 +1,183 @@
+//! The set of workers: reconciled with what is desired, read through immutable snapshots.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+
+use pingora_ketama::{Bucket, Continuum, DEFAULT_POINT_MULTIPLE};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::worker::{Worker, WorkerId, WorkerSlot, WorkerSpec};
+
+/// The workers at one moment. Never changes; workers' own counters inside it do.
+#[derive(Default)]
+pub struct FleetSnapshot {
+    workers: Vec<Arc<Worker>>,
+    ring: OnceLock<Ring>,
+}
+
+/// What a reconciliation changed.
+#[derive(Debug, Default)]
+pub struct FleetDiff {
+    /// Workers that are new.
+    pub added: Vec<Arc<Worker>>,
+    /// Workers that have left; the tree must forget their slots.
+    pub removed: Vec<Arc<Worker>>,
+}
+
+/// Keeps slots and makes snapshots. One owner changes it; readers hold snapshots.
+#[derive(Default)]
+pub struct Fleet {
+    current: Arc<FleetSnapshot>,
+    free_slots: Vec<WorkerSlot>,
+    slots: u32,
+}
+
+impl Fleet {
+    /// The present snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<FleetSnapshot> {
+        Arc::clone(&self.current)
+    }
+
+    /// Makes the fleet what is `desired`, in that order. A worker whose spec is unchanged keeps its state; one whose
+    /// address changed under the same id is removed and added, since its cache is another.
+    ///
+    /// Slots of removed workers are handed out again by later calls: forget them in the tree before the next one.
+    pub fn reconcile(&mut self, desired: &[WorkerSpec]) -> FleetDiff {
+        let mut diff = FleetDiff::default();
+        diff.removed.extend(
+            self.current.workers.iter().filter(|worker| !desired.contains(&worker.spec)).map(Arc::clone),
+        );
+        let mut workers = Vec::with_capacity(desired.len());
+        for spec in desired {
+            if let Some(kept) = self.current.workers.iter().find(|worker| worker.spec == *spec) {
+                workers.push(Arc::clone(kept));
+            } else {
+                let worker = Arc::new(Worker::new(spec.clone(), self.take_slot()));
+                diff.added.push(Arc::clone(&worker));
+                workers.push(worker);
+            }
+        }
+        self.free_slots.extend(diff.removed.iter().map(|worker| worker.slot));
+        self.current = Arc::new(FleetSnapshot { workers, ring: OnceLock::new() });
+        diff
+    }
+
+    fn take_slot(&mut self) -> WorkerSlot {
+        self.free_slots.pop().unwrap_or_else(|| {
+            self.slots += 1;
+            WorkerSlot(self.slots - 1)
+        })
+    }
+}
+
+impl FleetSnapshot {
+    /// The workers, in the order they were configured.
+    #[must_use]
+    pub fn workers(&self) -> &[Arc<Worker>] {
+        &self.workers
+    }
+
+    /// The worker of that name.
+    #[must_use]
+    pub fn find(&self, id: &str) -> Option<&Arc<Worker>> {
+        self.workers.iter().find(|worker| worker.id().as_str() == id)
+    }
+
+    /// The consistent-hash ring over all workers; made on first use.
+    #[must_use]
+    pub fn ring(&self) -> &Ring {
+        self.ring.get_or_init(|| Ring::new(&self.workers))
+    }
+}
+
+/// A consistent-hash ring: a worker that joins or leaves moves only its own share of keys.
+pub struct Ring {
+    continuum: Continuum,
+    /// Sorted by address.
+    slots: Vec<(SocketAddr, WorkerSlot)>,
+}
+
+impl Ring {
+    fn new(workers: &[Arc<Worker>]) -> Self {
+        let mut slots: Vec<_> = workers.iter().map(|worker| (ring_address(worker.id()), worker.slot)).collect();
+        slots.sort_unstable();
+        let buckets: Vec<_> = slots.iter().map(|(address, _)| Bucket::new(*address, 1)).collect();
+        Self { continuum: Continuum::new(&buckets), slots }
+    }
+
+    /// Every worker once, beginning with the one that `key` belongs to; then in ring order.
+    pub fn walk(&self, key: u64) -> impl Iterator<Item = WorkerSlot> + '_ {
+        let mut seen = vec![false; self.slots.len()];
+        let circle_points = self.slots.len() * DEFAULT_POINT_MULTIPLE as usize;
+        self.continuum.node_iter(&key.to_le_bytes()).take(circle_points).filter_map(move |address| {
+            let at = self.slots.binary_search_by(|(known, _)| known.cmp(address)).ok()?;
+            (!std::mem::replace(&mut seen[at], true)).then(|| self.slots[at].1)
+        })
+    }
+}
+
+/// The ring keys by socket address; a worker's is made from its id, so that it keeps its share when it moves host.
+fn ring_address(id: &WorkerId) -> SocketAddr {
+    let bits = xxh3_128(id.as_str().as_bytes());
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::from_bits(bits)), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(id: &str) -> WorkerSpec {
+        WorkerSpec { id: WorkerId::new(id), address: format!("http://{id}:8000") }
+    }
+
+    #[test]
+    fn unchanged_workers_keep_their_state_and_slot() {
+        let mut fleet = Fleet::default();
+        fleet.reconcile(&[spec("a"), spec("b")]);
+        fleet.snapshot().find("b").unwrap().mark_up();
+        let diff = fleet.reconcile(&[spec("b"), spec("c")]);
+        assert_eq!(diff.removed[0].id().as_str(), "a");
+        assert_eq!(diff.added[0].id().as_str(), "c");
+        let kept = fleet.snapshot().find("b").cloned().unwrap();
+        assert!(kept.is_usable());
+        assert_eq!(kept.slot, WorkerSlot(1));
+    }
+
+    #[test]
+    fn freed_slots_are_used_again() {
+        let mut fleet = Fleet::default();
+        fleet.reconcile(&[spec("a"), spec("b")]);
+        fleet.reconcile(&[spec("b")]);
+        let diff = fleet.reconcile(&[spec("b"), spec("c")]);
+        assert_eq!(diff.added[0].slot, WorkerSlot(0));
+    }
+
+    #[test]
+    fn a_changed_address_is_another_worker() {
+        let mut fleet = Fleet::default();
+        fleet.reconcile(&[spec("a")]);
+        let diff =
+            fleet.reconcile(&[WorkerSpec { id: WorkerId::new("a"), address: "http://other:8000".into() }]);
+        assert_eq!((diff.added.len(), diff.removed.len()), (1, 1));
+    }
+
+    #[test]
+    fn ring_moves_only_the_share_of_a_worker_that_leaves() {
+        let names: Vec<String> = (0..8).map(|n| format!("worker-{n}")).collect();
+        let specs: Vec<_> = names.iter().map(|name| spec(name)).collect();
+        let mut fleet = Fleet::default();
+        fleet.reconcile(&specs);
+        let before = fleet.snapshot();
+        fleet.reconcile(&specs[..7]);
+        let after = fleet.snapshot();
+        let gone = before.find("worker-7").unwrap().slot;
+        for key in 0..2_000u64 {
+            let first = |snapshot: &FleetSnapshot| snapshot.ring().walk(key).next().unwrap();
+            if first(&before) != gone {
+                assert_eq!(first(&before), first(&after));
+            }
+        }
+        assert_eq!(before.ring().walk(5).count(), 8);
+    }
+}

@@ -1,0 +1,21 @@
+//! The deciding part of the router: who the workers are, what each is busy with, which prefixes each holds, and which
+//! of them gets a request.
+//!
+//! Pure: no tokio, HTTP, clock or metrics. Readings of the clock, randomness and snapshots come in as arguments,
+//! decisions go out as values; the stages in `router` do the effects. The simulator runs this same code.
+
+pub mod decide;
+pub mod fleet;
+pub mod ledger;
+pub mod policy;
+pub mod prefix;
+pub mod request;
+pub mod token_ratio;
+pub mod worker;
+
+pub use decide::{Candidates, Decided, Decider, Explanation};
+pub use fleet::{Fleet, FleetSnapshot};
+pub use ledger::Lease;
+pub use policy::{PickError, Policy};
+pub use request::RequestView;
+pub use worker::{Worker, WorkerId, WorkerSlot, WorkerSpec};

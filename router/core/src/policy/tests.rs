@@ -1,0 +1,165 @@
+//! What each policy promises, on hand-made candidates.
+
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use roundhouse_types::BlockHash;
+
+use super::*;
+use crate::fleet::Fleet;
+use crate::worker::{WorkerId, WorkerSpec};
+
+fn candidate(slot: u32, requests: usize) -> Candidate {
+    let load = LoadReading { requests, last_pick: u64::from(slot), ..LoadReading::default() };
+    Candidate { slot: WorkerSlot(slot), load, hit_tokens: 0 }
+}
+
+fn fleet(workers: usize) -> Fleet {
+    let specs: Vec<_> = (0..workers)
+        .map(|n| WorkerSpec { id: WorkerId::new(&format!("w{n}")), address: format!("http://w{n}:8000") })
+        .collect();
+    let mut fleet = Fleet::default();
+    fleet.reconcile(&specs);
+    fleet
+}
+
+fn pick(policy: &dyn Policy, request: &RequestView<'_>, candidates: &[Candidate], seed: u64) -> usize {
+    let snapshot = fleet(candidates.len()).snapshot();
+    policy.pick(request, &Choice { candidates, ring: &|| snapshot.ring() }, &mut SmallRng::seed_from_u64(seed))
+}
+
+fn prompt(tokens: usize) -> RequestView<'static> {
+    RequestView { prompt_tokens: tokens, prompt_bytes: tokens * 4, ..RequestView::default() }
+}
+
+#[test]
+fn every_policy_is_found_by_its_name() {
+    for (name, _) in policies() {
+        assert_eq!(by_name(name).unwrap().name(), name);
+    }
+    assert!(by_name("fastest").is_none());
+    assert_eq!(policies().next().unwrap().0, "prefix_aware");
+}
+
+#[test]
+fn round_robin_takes_the_one_picked_longest_ago() {
+    let mut candidates = [candidate(0, 0), candidate(1, 9), candidate(2, 0)];
+    candidates[0].load.last_pick = 7;
+    candidates[2].load.last_pick = 8;
+    assert_eq!(pick(&RoundRobin, &prompt(10), &candidates, 0), 1);
+}
+
+#[test]
+fn least_load_takes_the_fewest_requests_and_turns_among_equals() {
+    assert_eq!(pick(&LeastLoad, &prompt(10), &[candidate(0, 3), candidate(1, 1), candidate(2, 2)], 0), 1);
+    assert_eq!(pick(&LeastLoad, &prompt(10), &[candidate(5, 1), candidate(2, 1), candidate(9, 1)], 0), 1);
+}
+
+#[test]
+fn power_of_two_never_takes_the_most_loaded() {
+    let candidates = [candidate(0, 1), candidate(1, 50), candidate(2, 2)];
+    let picked: Vec<_> = (0..200).map(|seed| pick(&PowerOfTwo, &prompt(10), &candidates, seed)).collect();
+    assert!(!picked.contains(&1));
+    assert!(picked.contains(&0) && picked.contains(&2));
+    assert_eq!(pick(&PowerOfTwo, &prompt(10), &candidates[1..2], 0), 0);
+}
+
+#[test]
+fn random_reaches_every_worker() {
+    let candidates = [candidate(0, 1), candidate(1, 50), candidate(2, 2)];
+    let mut picked: Vec<_> = (0..100).map(|seed| pick(&Random, &prompt(10), &candidates, seed)).collect();
+    picked.sort_unstable();
+    picked.dedup();
+    assert_eq!(picked, [0, 1, 2]);
+}
+
+#[test]
+fn consistent_hash_keeps_a_session_until_its_worker_is_full() {
+    let mut candidates: Vec<_> = (0..4).map(|slot| candidate(slot, 2)).collect();
+    let request = RequestView { session: Some(77), ..prompt(10) };
+    let home = pick(&ConsistentHash, &request, &candidates, 0);
+    candidates[(home + 1) % 4].load.requests = 0;
+    assert_eq!(pick(&ConsistentHash, &request, &candidates, 1), home, "load below the bound does not move it");
+    candidates[home].load.requests = 12;
+    let next = pick(&ConsistentHash, &request, &candidates, 0);
+    assert_ne!(next, home);
+    let without_home: Vec<_> = candidates.iter().copied().filter(|c| c.slot.index() != home).collect();
+    let snapshot = fleet(4).snapshot();
+    let choice = Choice { candidates: &without_home, ring: &|| snapshot.ring() };
+    let elsewhere = cheapest(&ConsistentHash.costs(&request, &choice), &without_home);
+    assert_eq!(without_home[elsewhere].slot.index(), next, "a missing worker's sessions go to the same next one");
+}
+
+#[test]
+fn consistent_hash_falls_back_to_the_prompt_and_then_to_load() {
+    let candidates = [candidate(0, 3), candidate(1, 0), candidate(2, 3)];
+    assert_eq!(pick(&ConsistentHash, &prompt(1), &candidates, 0), 1);
+    let blocks = [BlockHash(5), BlockHash(6)];
+    let even = [candidate(0, 1), candidate(1, 1), candidate(2, 1)];
+    let request = RequestView { blocks: &blocks, ..prompt(40) };
+    let other_tail = [BlockHash(5), BlockHash(6)];
+    let same = RequestView { blocks: &other_tail, ..prompt(400) };
+    assert_eq!(pick(&ConsistentHash, &request, &even, 0), pick(&ConsistentHash, &same, &even, 9));
+}
+
+#[test]
+fn consistent_hash_with_every_worker_full_still_picks() {
+    let candidates = [candidate(0, 100)];
+    let request = RequestView { session: Some(1), ..prompt(1) };
+    assert_eq!(pick(&ConsistentHash, &request, &candidates, 0), 0);
+}
+
+#[test]
+fn prefix_aware_goes_where_the_prefix_is() {
+    let mut candidates = [candidate(0, 0), candidate(1, 0), candidate(2, 0)];
+    candidates[2].hit_tokens = 900;
+    assert_eq!(pick(&PrefixAware, &prompt(1_000), &candidates, 0), 2);
+}
+
+#[test]
+fn prefix_aware_spreads_cold_prompts_over_idle_workers() {
+    let mut candidates = [candidate(0, 0), candidate(1, 0), candidate(2, 0)];
+    let mut picked = Vec::new();
+    for number in 10..16 {
+        let at = pick(&PrefixAware, &prompt(500), &candidates, 0);
+        candidates[at].load.last_pick = number;
+        picked.push(at);
+    }
+    assert_eq!(picked, [0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn prefix_aware_leaves_a_hit_that_costs_more_in_queue_than_it_saves() {
+    let mut candidates = [candidate(0, 0), candidate(1, 1)];
+    candidates[1].hit_tokens = 900;
+    candidates[1].load.prefilling = 1;
+    candidates[1].load.prefill_tokens = 5_000;
+    assert_eq!(pick(&PrefixAware, &prompt(1_000), &candidates, 0), 0);
+    candidates[1].load.prefill_tokens = 500;
+    assert_eq!(pick(&PrefixAware, &prompt(1_000), &candidates, 0), 1);
+}
+
+#[test]
+fn prefix_aware_does_not_bury_the_worker_of_a_hot_prefix() {
+    let mut candidates = [candidate(0, 0), candidate(1, 0)];
+    candidates[0].hit_tokens = 1_000;
+    // Fully cached requests keep coming and decode for ever.
+    let mut on_hot = 0;
+    for _ in 0..200 {
+        let at = pick(&PrefixAware, &prompt(1_000), &candidates, 0);
+        candidates[at].load.requests += 1;
+        candidates[at].hit_tokens = 1_000;
+        on_hot += usize::from(at == 0);
+    }
+    assert!((80..=130).contains(&on_hot), "{on_hot} of 200 on the first worker");
+}
+
+#[test]
+fn prefix_aware_lets_siblings_share_one_prefill() {
+    let mut candidates = [candidate(0, 0), candidate(1, 0)];
+    let request = prompt(4_000);
+    let first = pick(&PrefixAware, &request, &candidates, 0);
+    candidates[first].load =
+        LoadReading { requests: 1, prefilling: 1, prefill_tokens: 4_000, ..LoadReading::default() };
+    candidates[first].hit_tokens = 3_990;
+    assert_eq!(pick(&PrefixAware, &request, &candidates, 0), first);
+}

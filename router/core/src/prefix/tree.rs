@@ -1,0 +1,328 @@
+//! The tree itself: nodes are blocks, keyed by the chained hash of their path, each with the workers that hold it.
+//!
+//! Invariant: what a worker holds is closed under prefixes, that is, who holds a block holds its parent. The search
+//! for the longest match relies on it, and eviction keeps it: each worker's blocks are in order of use, a path is
+//! refreshed from its end to its beginning, so that a child is always older than its parent and goes first.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use roundhouse_types::BlockHash;
+
+use crate::worker::WorkerSlot;
+
+const NONE: u32 = u32::MAX;
+
+/// Bounds of the tree, in blocks held by workers (a block that three workers hold counts three times).
+#[derive(Clone, Copy, Debug)]
+pub struct TreeLimits {
+    /// For all workers together. One costs about [`BYTES_PER_HOLDING`] bytes.
+    pub total_blocks: usize,
+    /// For each worker.
+    pub worker_blocks: usize,
+}
+
+/// Memory of one block held by one worker: its node, its place in the map and its holding.
+pub const BYTES_PER_HOLDING: usize = 128;
+
+impl TreeLimits {
+    /// Limits that keep the tree within about `bytes` of memory, with no bound on a single worker.
+    #[must_use]
+    pub fn within_bytes(bytes: usize) -> Self {
+        let total_blocks = (bytes / BYTES_PER_HOLDING).max(1);
+        Self { total_blocks, worker_blocks: total_blocks }
+    }
+}
+
+/// How deep each worker holds a prompt: `(worker, blocks)`, deepest first, workers that hold nothing left out.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PrefixHits(Vec<(WorkerSlot, usize)>);
+
+impl PrefixHits {
+    /// Blocks of the prompt that `worker` holds.
+    #[must_use]
+    pub fn blocks(&self, worker: WorkerSlot) -> usize {
+        self.0.iter().find(|(slot, _)| *slot == worker).map_or(0, |(_, blocks)| *blocks)
+    }
+
+    /// All workers with a hit, deepest first.
+    pub fn iter(&self) -> impl Iterator<Item = (WorkerSlot, usize)> + '_ {
+        self.0.iter().copied()
+    }
+}
+
+/// Hashes are random already; hashing them again would be waste.
+#[derive(Default)]
+pub struct PassThrough(u64);
+
+impl Hasher for PassThrough {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
+
+struct Node {
+    hash: BlockHash,
+    parent: u32,
+    /// `(worker, holding)`, sorted by worker.
+    holders: Vec<(WorkerSlot, u32)>,
+}
+
+/// One block in one worker's cache, and its place in that worker's order of use.
+struct Holding {
+    node: u32,
+    worker: WorkerSlot,
+    /// Children of the block that the worker holds too.
+    children: u32,
+    newer: u32,
+    older: u32,
+    used: u64,
+}
+
+#[derive(Clone, Copy)]
+struct WorkerList {
+    newest: u32,
+    oldest: u32,
+    blocks: usize,
+}
+
+const EMPTY_LIST: WorkerList = WorkerList { newest: NONE, oldest: NONE, blocks: 0 };
+
+/// Which worker holds which prefixes, bounded, with leaf-first eviction in order of use.
+pub struct PrefixTree {
+    limits: TreeLimits,
+    map: HashMap<BlockHash, u32, BuildHasherDefault<PassThrough>>,
+    nodes: Vec<Node>,
+    free_nodes: Vec<u32>,
+    holdings: Vec<Holding>,
+    free_holdings: Vec<u32>,
+    workers: Vec<WorkerList>,
+    clock: u64,
+    held: usize,
+}
+
+impl PrefixTree {
+    /// An empty tree.
+    #[must_use]
+    pub fn new(limits: TreeLimits) -> Self {
+        Self {
+            limits,
+            map: HashMap::default(),
+            nodes: Vec::new(),
+            free_nodes: Vec::new(),
+            holdings: Vec::new(),
+            free_holdings: Vec::new(),
+            workers: Vec::new(),
+            clock: 0,
+            held: 0,
+        }
+    }
+
+    /// Blocks held, over all workers.
+    #[must_use]
+    pub fn held_blocks(&self) -> usize {
+        self.held
+    }
+
+    /// Blocks held by `worker`.
+    #[must_use]
+    pub fn worker_blocks(&self, worker: WorkerSlot) -> usize {
+        self.workers.get(worker.index()).map_or(0, |list| list.blocks)
+    }
+
+    /// How deep each worker holds `path`, the chained hashes of a prompt's blocks.
+    #[must_use]
+    pub fn hits(&self, path: &[BlockHash]) -> PrefixHits {
+        let depth = path.partition_point(|hash| self.map.contains_key(hash));
+        let mut found: Vec<(WorkerSlot, usize)> = Vec::new();
+        let mut deep = depth;
+        // Holders only grow fewer with depth, so two depths with equally many holders have the same ones, and what
+        // lies between them is skipped.
+        while deep > 0 {
+            let mut known: Vec<_> = found.iter().map(|(worker, _)| *worker).collect();
+            known.sort_unstable();
+            let new = self.holders(path[deep - 1]).iter().map(|(worker, _)| *worker);
+            found.extend(new.filter(|worker| known.binary_search(worker).is_err()).map(|worker| (worker, deep)));
+            deep = path[..deep - 1].partition_point(|hash| self.holders(*hash).len() > found.len());
+        }
+        PrefixHits(found)
+    }
+
+    fn holders(&self, hash: BlockHash) -> &[(WorkerSlot, u32)] {
+        self.map.get(&hash).map_or(&[], |node| &self.nodes[*node as usize].holders)
+    }
+
+    /// Says that `worker` holds all of `path` and has just used it. Returns how many blocks it held already.
+    pub fn insert(&mut self, worker: WorkerSlot, path: &[BlockHash]) -> usize {
+        let path = &path[..path.len().min(self.limits.worker_blocks)];
+        self.clock += 1;
+        if self.workers.len() <= worker.index() {
+            self.workers.resize(worker.index() + 1, EMPTY_LIST);
+        }
+        let mut on_path = Vec::with_capacity(path.len());
+        let mut known = 0;
+        let mut parent = NONE;
+        for hash in path {
+            let node = self.node(*hash, parent);
+            let holders = &self.nodes[node as usize].holders;
+            let holding = match holders.binary_search_by_key(&worker, |(slot, _)| *slot) {
+                Ok(at) => {
+                    known += 1;
+                    holders[at].1
+                }
+                Err(at) => self.add_holding(node, worker, at, on_path.last().copied()),
+            };
+            on_path.push(holding);
+            parent = node;
+        }
+        for holding in on_path.into_iter().rev() {
+            self.touch(holding);
+        }
+        self.evict(worker);
+        known
+    }
+
+    /// Takes back what an insertion of `path` added for `worker` beyond its first `keep` blocks, as far as nothing else
+    /// has come to depend on it.
+    pub fn take_back(&mut self, worker: WorkerSlot, path: &[BlockHash], keep: usize) {
+        for hash in path.iter().skip(keep).rev() {
+            let holders = self.holders(*hash);
+            let Ok(at) = holders.binary_search_by_key(&worker, |(slot, _)| *slot) else { continue };
+            let holding = holders[at].1;
+            if self.holdings[holding as usize].children > 0 {
+                return;
+            }
+            self.remove(holding);
+        }
+    }
+
+    /// Forgets all that `worker` holds, in time proportional to that.
+    pub fn forget(&mut self, worker: WorkerSlot) {
+        while let Some(list) = self.workers.get(worker.index())
+            && list.oldest != NONE
+        {
+            self.remove(list.oldest);
+        }
+    }
+
+    fn node(&mut self, hash: BlockHash, parent: u32) -> u32 {
+        if let Some(node) = self.map.get(&hash) {
+            return *node;
+        }
+        let new = Node { hash, parent, holders: Vec::new() };
+        let node = place(&mut self.nodes, &mut self.free_nodes, new);
+        self.map.insert(hash, node);
+        node
+    }
+
+    fn add_holding(&mut self, node: u32, worker: WorkerSlot, at: usize, parent: Option<u32>) -> u32 {
+        let new = Holding { node, worker, children: 0, newer: NONE, older: NONE, used: self.clock };
+        let holding = place(&mut self.holdings, &mut self.free_holdings, new);
+        self.nodes[node as usize].holders.insert(at, (worker, holding));
+        if let Some(parent) = parent {
+            self.holdings[parent as usize].children += 1;
+        }
+        self.link_newest(holding);
+        self.held += 1;
+        holding
+    }
+
+    fn touch(&mut self, holding: u32) {
+        self.unlink(holding);
+        self.link_newest(holding);
+        self.holdings[holding as usize].used = self.clock;
+    }
+
+    fn link_newest(&mut self, holding: u32) {
+        let list = &mut self.workers[self.holdings[holding as usize].worker.index()];
+        let second = std::mem::replace(&mut list.newest, holding);
+        list.blocks += 1;
+        if second == NONE {
+            list.oldest = holding;
+        } else {
+            self.holdings[second as usize].newer = holding;
+        }
+        let entry = &mut self.holdings[holding as usize];
+        (entry.older, entry.newer) = (second, NONE);
+    }
+
+    fn unlink(&mut self, holding: u32) {
+        let Holding { worker, newer, older, .. } = self.holdings[holding as usize];
+        let list = &mut self.workers[worker.index()];
+        list.blocks -= 1;
+        if newer == NONE {
+            list.newest = older;
+        } else {
+            self.holdings[newer as usize].older = older;
+        }
+        if older == NONE {
+            list.oldest = newer;
+        } else {
+            self.holdings[older as usize].newer = newer;
+        }
+    }
+
+    /// Evicts from `worker` down to its own bound, then from whoever has the oldest block down to the common one.
+    fn evict(&mut self, worker: WorkerSlot) {
+        while self.workers[worker.index()].blocks > self.limits.worker_blocks {
+            self.remove(self.workers[worker.index()].oldest);
+        }
+        while self.held > self.limits.total_blocks {
+            // A batch at a time, because finding the worker costs a look at all of them.
+            const BATCH_BLOCKS: usize = 64;
+            let oldest = |list: &&WorkerList| self.holdings[list.oldest as usize].used;
+            let lists = self.workers.iter().filter(|list| list.oldest != NONE);
+            let Some(list) = lists.min_by_key(oldest) else { return };
+            let victim = self.holdings[list.oldest as usize].worker;
+            for _ in 0..BATCH_BLOCKS.min(self.held - self.limits.total_blocks) {
+                match self.workers[victim.index()].oldest {
+                    NONE => break,
+                    oldest => self.remove(oldest),
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, holding: u32) {
+        self.unlink(holding);
+        let Holding { node, worker, children, .. } = self.holdings[holding as usize];
+        debug_assert_eq!(children, 0, "a child goes before its parent");
+        self.free_holdings.push(holding);
+        self.held -= 1;
+        let Node { parent, hash, ref mut holders } = self.nodes[node as usize];
+        holders.retain(|(slot, _)| *slot != worker);
+        if holders.is_empty() {
+            *holders = Vec::new();
+            self.map.remove(&hash);
+            self.free_nodes.push(node);
+        }
+        if parent != NONE {
+            let above = &self.nodes[parent as usize].holders;
+            if let Ok(at) = above.binary_search_by_key(&worker, |(slot, _)| *slot) {
+                self.holdings[above[at].1 as usize].children -= 1;
+            }
+        }
+    }
+}
+
+fn place<T>(slots: &mut Vec<T>, free: &mut Vec<u32>, new: T) -> u32 {
+    if let Some(at) = free.pop() {
+        slots[at as usize] = new;
+        at
+    } else {
+        slots.push(new);
+        // 4 billion entries would be 256 GiB: the limits end it long before.
+        u32::try_from(slots.len() - 1).expect("the limits keep the tree far below 2^32 entries")
+    }
+}
+
+#[cfg(test)]
+mod tests;

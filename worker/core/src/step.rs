@@ -1,0 +1,100 @@
+//! The seam between engine and model: one step's batch in, the next tokens out.
+
+use std::sync::Arc;
+
+use roundhouse_types::TokenId;
+
+use crate::sampling::SamplingParams;
+
+/// One sequence inside a worker; unique for the life of the engine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SequenceId(pub u64);
+
+/// A block of the KV pool: `block_tokens` consecutive positions of one sequence, in all layers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct BlockId(pub u32);
+
+/// What one sequence does in a step.
+///
+/// Its `tokens` take the positions `context_tokens..context_tokens + tokens.len()`; KV of everything before them is in
+/// the blocks already. `block_table[i]` holds positions `i * block_tokens..(i + 1) * block_tokens`, and reaches at least
+/// to the last position written in this step.
+#[derive(Clone, Debug)]
+pub struct SequenceStep {
+    /// Whose step it is.
+    pub id: SequenceId,
+    /// Tokens to run through the model, at least one: a chunk of the prompt, or the token drawn last.
+    pub tokens: Vec<TokenId>,
+    /// Positions whose KV is in the blocks already.
+    pub context_tokens: usize,
+    /// Blocks of the sequence, in order of position.
+    pub block_table: Vec<BlockId>,
+    /// Draw a token after the last of `tokens`; `None` for a chunk of a prompt that goes on.
+    pub sample: Option<SampleRequest>,
+}
+
+/// How to draw the token that follows a sequence's last one.
+#[derive(Clone, Debug)]
+pub struct SampleRequest {
+    /// What the request asked for.
+    pub params: Arc<SamplingParams>,
+    /// How many tokens the sequence has generated; mixed into the seed, so that a draw does not depend on the batch.
+    pub generated_tokens: u64,
+}
+
+/// Everything a backend computes in one step.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// At most one entry a sequence; prefill chunks and decodes mixed, in any order.
+    pub sequences: Vec<SequenceStep>,
+}
+
+impl Batch {
+    /// Tokens that go through the model in this step.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.sequences.iter().map(|sequence| sequence.tokens.len()).sum()
+    }
+}
+
+/// A token drawn for a sequence.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct NextToken {
+    /// For whom.
+    pub id: SequenceId,
+    /// The token.
+    pub token: TokenId,
+}
+
+/// The size of a backend's KV pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvCapacity {
+    /// Positions in a block.
+    pub block_tokens: usize,
+    /// Blocks in the pool.
+    pub blocks: usize,
+}
+
+/// A model that can be stepped. It never hears of requests, channels or text.
+pub trait Backend: Send {
+    /// The KV pool that `block_table`s may name.
+    fn kv_capacity(&self) -> KvCapacity;
+
+    /// Runs one step and returns one token for every sequence with a `sample`, in batch order.
+    ///
+    /// # Errors
+    /// [`BackendError`] when the device failed. KV written by this step is undefined after it; the engine ends the
+    /// batch's sequences with an error.
+    fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError>;
+}
+
+/// Why a step could not be computed.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// A batch that breaks the contract of [`SequenceStep`]; a bug in the caller.
+    #[error("invalid batch: {0}")]
+    InvalidBatch(String),
+    /// The device or its driver failed.
+    #[error("device failed: {0}")]
+    Device(String),
+}
