@@ -1,2 +1,88 @@
-//! .
-fn main() {}
+//! The router's command line.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use router::app::App;
+use router::config::{Cli, Command, Config, ConfigErrors, LogFormat};
+use router::serve::{Addresses, serve, stop_signal};
+use tracing_subscriber::EnvFilter;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Some(Command::CheckConfig { file }) = &cli.command {
+        return match Cli::configure(&[], Some(file)) {
+            Ok(config) => {
+                println!("{}: good, {} workers, policy {}", file.display(), config.workers.len(), config.settings.policy);
+                ExitCode::SUCCESS
+            }
+            Err(errors) => complain(&errors),
+        };
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let config = match Cli::configure(&arguments, cli.settings.config.as_deref()) {
+        Ok(config) => config,
+        Err(errors) => return complain(&errors),
+    };
+    start_logging(&config);
+    match run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("router: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn complain(errors: &ConfigErrors) -> ExitCode {
+    for error in &errors.0 {
+        eprintln!("router: {error}");
+    }
+    ExitCode::from(2)
+}
+
+fn start_logging(config: &Config) {
+    let filter = EnvFilter::new(&config.settings.log_level);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match config.settings.log_format {
+        LogFormat::Text => logs.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => logs.json().flatten_event(true).init(),
+    }
+}
+
+fn run(config: Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let stop = stop_signal()?;
+        serve(config, introduce, stop).await
+    })
+}
+
+/// Says what has been started, and how to try it.
+fn introduce(app: &Arc<App>, addresses: Addresses) {
+    let roster = app.fleet.roster();
+    println!("Roundhouse router {} on http://{}", env!("CARGO_PKG_VERSION"), addresses.clients);
+    println!("  policy   {}", app.decider.policy().name());
+    for worker in roster.snapshot.workers() {
+        let state = if worker.is_usable() { "up" } else { "not up yet" };
+        println!("  worker   {:<6} {} ({state})", worker.id().as_str(), worker.spec.address);
+    }
+    if let Some(admin) = addresses.admin {
+        println!("  admin    http://{admin}/metrics /workers /explain");
+    }
+    if let Some(metrics) = addresses.metrics {
+        println!("  metrics  http://{metrics}/metrics");
+    }
+    let models = roster.snapshot.workers().iter().find_map(|worker| worker.models());
+    let model = models.and_then(|models| models.first().cloned()).unwrap_or_else(|| "MODEL".to_owned());
+    println!("\nTry it:\n");
+    println!("  curl -N http://{}/v1/chat/completions -H 'content-type: application/json' \\", addresses.clients);
+    println!(
+        "    -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \
+         \"In the beginning\"}}]}}'\n"
+    );
+}

@@ -1,0 +1,238 @@
+//! The operators' listener: metrics, the workers, and why a request would go where. Loopback unless told otherwise.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tower::{Service, ServiceBuilder, ServiceExt};
+
+use crate::answers::{json_response, respond};
+use crate::app::App;
+use crate::config::parse_worker;
+use crate::error::error_body;
+use crate::stages::relay::RelayBody;
+
+/// Admin requests at once; more are answered 503.
+const MAX_CONCURRENT: usize = 32;
+/// Time for one admin request.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// What a listener shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// Everything.
+    Admin,
+    /// `/metrics` and nothing else.
+    MetricsOnly,
+}
+
+/// Serves the admin API for ever.
+pub async fn serve(app: Arc<App>, listener: TcpListener, scope: Scope) {
+    let api = tower::service_fn(move |request| {
+        let app = Arc::clone(&app);
+        async move { Ok::<_, Infallible>(answer(&app, request, scope).await) }
+    });
+    // Operators' tools must not be able to hurt the traffic beside them.
+    let api = ServiceBuilder::new().load_shed().concurrency_limit(MAX_CONCURRENT).service(api);
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let api = api.clone();
+        let service = service_fn(move |request| {
+            let mut api = api.clone();
+            async move {
+                let answer = async { api.ready().await?.call(request).await };
+                let outcome = tokio::time::timeout(TIME_LIMIT, answer).await;
+                Ok::<_, Infallible>(match outcome {
+                    Ok(Ok(response)) => response,
+                    Ok(Err(_)) => error(StatusCode::SERVICE_UNAVAILABLE, "too many admin requests at once"),
+                    Err(_) => error(StatusCode::GATEWAY_TIMEOUT, "the admin request took too long"),
+                })
+            }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(TIME_LIMIT)
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::spawn(connection);
+    }
+}
+
+async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Response<RelayBody> {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path();
+    match (&head.method, path) {
+        (&Method::GET, "/metrics") => respond(StatusCode::OK, "text/plain; version=0.0.4", app.metrics.render(app)),
+        _ if scope == Scope::MetricsOnly => error(StatusCode::NOT_FOUND, "this listener serves GET /metrics alone"),
+        (&Method::GET, "/workers") => json_response(StatusCode::OK, &workers(app)),
+        (&Method::POST, "/workers") => match read(app, body).await {
+            Ok(body) => add_worker(app, &body).await,
+            Err(response) => response,
+        },
+        (&Method::DELETE, path) if path.starts_with("/workers/") => {
+            remove_worker(app, path.trim_start_matches("/workers/")).await
+        }
+        (&Method::POST, "/explain") => match read(app, body).await {
+            Ok(body) => explain(app, &head.headers, &body),
+            Err(response) => response,
+        },
+        _ => error(
+            StatusCode::NOT_FOUND,
+            "the admin listener serves GET /metrics, GET and POST /workers, DELETE /workers/ID and POST /explain",
+        ),
+    }
+}
+
+fn error(status: StatusCode, message: &str) -> Response<RelayBody> {
+    respond(status, "application/json", error_body(message, "admin_error", None, None).to_vec())
+}
+
+async fn read(app: &App, body: Incoming) -> Result<Bytes, Response<RelayBody>> {
+    let limit_bytes = app.settings.max_body_bytes;
+    let whole = Limited::new(body, limit_bytes).collect().await;
+    whole.map(http_body_util::Collected::to_bytes).map_err(|reason| {
+        error(StatusCode::BAD_REQUEST, &format!("the body could not be read within {limit_bytes} bytes: {reason}"))
+    })
+}
+
+fn workers(app: &App) -> Value {
+    let roster = app.fleet.roster();
+    let workers: Vec<_> = roster
+        .snapshot
+        .workers()
+        .iter()
+        .map(|worker| {
+            let load = worker.load.read();
+            json!({
+                "id": worker.id().as_str(),
+                "address": worker.spec.address,
+                "usable": worker.is_usable(),
+                "models": worker.models().map(|models| models.to_vec()),
+                "requests_in_flight": load.requests,
+                "prefilling": load.prefilling,
+                "prefill_tokens": load.prefill_tokens,
+                "context_tokens": load.context_tokens,
+            })
+        })
+        .collect();
+    json!({ "workers": workers })
+}
+
+/// Takes `{"url": "…", "id": "…"}`; the id may be left out.
+async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBody> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct NewWorker {
+        url: String,
+        id: Option<String>,
+    }
+    let new: NewWorker = match serde_json::from_slice(body) {
+        Ok(new) => new,
+        Err(reason) => {
+            let message = format!("expected {{\"url\": \"http://host:port\", \"id\": \"name\"}}: {reason}");
+            return error(StatusCode::BAD_REQUEST, &message);
+        }
+    };
+    let mut specs = app.fleet.specs();
+    let free = || (0..).map(|n| format!("w{n}")).find(|id| !specs.iter().any(|spec| spec.id.as_str() == id));
+    let id = new.id.clone().or_else(free).unwrap_or_default();
+    let spec = match parse_worker(&format!("{id}={}", new.url), &id) {
+        Ok(spec) => spec,
+        Err(reason) => return error(StatusCode::BAD_REQUEST, &reason),
+    };
+    if specs.iter().any(|known| known.id == spec.id) {
+        return error(StatusCode::CONFLICT, &format!("there is a worker named {} already", spec.id));
+    }
+    let added = json!({ "id": spec.id.as_str(), "address": spec.address });
+    specs.push(spec);
+    change(app, specs, StatusCode::CREATED, added).await
+}
+
+async fn remove_worker(app: &Arc<App>, id: &str) -> Response<RelayBody> {
+    let mut specs = app.fleet.specs();
+    let before = specs.len();
+    specs.retain(|spec| spec.id.as_str() != id);
+    if specs.len() == before {
+        let known: Vec<_> = specs.iter().map(|spec| spec.id.as_str()).collect();
+        return error(StatusCode::NOT_FOUND, &format!("no worker {id:?}; there are {}", known.join(", ")));
+    }
+    change(app, specs, StatusCode::OK, json!({ "id": id, "removed": true })).await
+}
+
+async fn change(
+    app: &Arc<App>,
+    specs: Vec<router_core::WorkerSpec>,
+    done: StatusCode,
+    answer: Value,
+) -> Response<RelayBody> {
+    let app = Arc::clone(app);
+    // An embedded worker loads its model.
+    let outcome = tokio::task::spawn_blocking(move || app.fleet.set(&specs, &app.decider)).await;
+    match outcome {
+        Ok(Ok(())) => json_response(done, &answer),
+        Ok(Err(reason)) => error(StatusCode::BAD_REQUEST, &reason.to_string()),
+        Err(reason) => error(StatusCode::INTERNAL_SERVER_ERROR, &reason.to_string()),
+    }
+}
+
+fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
+    let reading = match app.parser.read(headers, body, &app.ratios) {
+        Ok(reading) => reading,
+        Err(reason) => return reason.response(),
+    };
+    let roster = app.fleet.roster();
+    let explanation = match app.decider.explain(&roster.snapshot, &reading.view()) {
+        Ok(explanation) => explanation,
+        Err(reason) => return crate::error::RequestError::from(reason).response(),
+    };
+    let candidates: Vec<_> = explanation
+        .candidates
+        .iter()
+        .map(|(worker, candidate, cost)| {
+            json!({
+                "worker": worker.id().as_str(),
+                "cost": cost,
+                "hit_tokens": candidate.hit_tokens,
+                "uncached_tokens": reading.prompt_tokens.saturating_sub(candidate.hit_tokens),
+                "queued_prefill_tokens": candidate.load.prefill_tokens,
+                "requests_in_flight": candidate.load.requests,
+                "decoding": candidate.load.decoding(),
+            })
+        })
+        .collect();
+    let (picked, chosen, cost) = &explanation.candidates[explanation.picked];
+    let why = format!(
+        "{}: {} costs {cost:.1}, the least of {} candidates, with {} of about {} prompt tokens expected in its cache, {} \
+         prefill tokens queued and {} requests in flight",
+        explanation.policy,
+        picked.id(),
+        candidates.len(),
+        chosen.hit_tokens,
+        reading.prompt_tokens,
+        chosen.load.prefill_tokens,
+        chosen.load.requests,
+    );
+    json_response(
+        StatusCode::OK,
+        &json!({
+            "policy": explanation.policy,
+            "worker": picked.id().as_str(),
+            "why": why,
+            "model": reading.model,
+            "prompt_bytes": reading.prompt_bytes,
+            "prompt_tokens_estimated": reading.prompt_tokens,
+            "candidates": candidates,
+        }),
+    )
+}

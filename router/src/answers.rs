@@ -1,0 +1,108 @@
+//! What the router answers itself: probes, model lists, who it is.
+
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::{RequestError, error_body};
+use crate::routes::Endpoint;
+use crate::stages::relay::RelayBody;
+
+/// Answers `endpoint`, which is none that goes to a worker.
+///
+/// # Errors
+/// When nothing is served there.
+pub fn answer(app: &App, endpoint: Endpoint, path: &str) -> Result<Response<RelayBody>, RequestError> {
+    Ok(match endpoint {
+        Endpoint::Live => text(StatusCode::OK, "ok\n"),
+        Endpoint::Ready => ready(app),
+        Endpoint::Models => models(app, path.strip_prefix("/v1/models/")),
+        Endpoint::ServerInfo => json_response(StatusCode::OK, &server_info(app)),
+        Endpoint::ModelInfo => json_response(StatusCode::OK, &model_info(app)),
+        _ => return Err(RequestError::NotFound { path: path.to_owned() }),
+    })
+}
+
+/// A JSON response.
+#[must_use]
+pub fn json_response(status: StatusCode, value: &Value) -> Response<RelayBody> {
+    respond(status, "application/json", value.to_string().into_bytes())
+}
+
+/// A response with a whole body.
+#[must_use]
+pub fn respond(status: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response<RelayBody> {
+    let mut response = Response::new(RelayBody::full(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+fn text(status: StatusCode, body: &str) -> Response<RelayBody> {
+    respond(status, "text/plain; charset=utf-8", body.as_bytes().to_vec())
+}
+
+fn ready(app: &App) -> Response<RelayBody> {
+    if app.is_draining() {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
+    }
+    if app.fleet.roster().snapshot.workers().iter().any(|worker| worker.is_usable()) {
+        return text(StatusCode::OK, "ok\n");
+    }
+    text(StatusCode::SERVICE_UNAVAILABLE, "no usable worker\n")
+}
+
+/// The union of what usable workers list; the first entry of each id.
+fn entries(app: &App) -> Vec<Value> {
+    let mut entries: Vec<Value> = Vec::new();
+    for upstream in app.fleet.roster().upstreams().filter(|upstream| upstream.worker.is_usable()) {
+        let listed = upstream.model_entries.read().map(|entries| entries.clone()).unwrap_or_default();
+        for entry in listed.iter() {
+            if !entries.iter().any(|known| known["id"] == entry["id"]) {
+                entries.push(entry.clone());
+            }
+        }
+    }
+    entries
+}
+
+fn models(app: &App, id: Option<&str>) -> Response<RelayBody> {
+    let entries = entries(app);
+    let Some(id) = id else {
+        return json_response(StatusCode::OK, &json!({ "object": "list", "data": entries }));
+    };
+    if let Some(entry) = entries.iter().find(|entry| entry["id"] == id) {
+        return json_response(StatusCode::OK, entry);
+    }
+    let known: Vec<_> = entries.iter().filter_map(|entry| entry["id"].as_str()).collect();
+    let message = format!("model {id:?} is not served here; known models: {}", known.join(", "));
+    let body = error_body(&message, "invalid_request_error", Some("model"), Some("model_not_found"));
+    respond(StatusCode::NOT_FOUND, "application/json", body.to_vec())
+}
+
+fn server_info(app: &App) -> Value {
+    let workers: Vec<_> = app.fleet.roster().snapshot.workers().iter().map(|worker| worker_info(worker)).collect();
+    json!({
+        "name": "roundhouse-router",
+        "version": env!("CARGO_PKG_VERSION"),
+        "policy": app.decider.policy().name(),
+        "uptime_s": app.started.elapsed().as_secs(),
+        "requests_in_flight": app.admission.in_flight(),
+        "workers": workers,
+    })
+}
+
+/// What clients may know of a worker: not its address.
+fn worker_info(worker: &router_core::Worker) -> Value {
+    json!({
+        "id": worker.id().as_str(),
+        "usable": worker.is_usable(),
+        "models": worker.models().unwrap_or_default().to_vec(),
+        "requests_in_flight": worker.load.read().requests,
+    })
+}
+
+fn model_info(app: &App) -> Value {
+    let models: Vec<_> = entries(app).iter().filter_map(|entry| entry["id"].as_str().map(str::to_owned)).collect();
+    json!({ "model_path": models.first(), "models": models, "is_generation": true })
+}

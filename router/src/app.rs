@@ -1,0 +1,100 @@
+//! Wires everything, once. What requests share is in [`App`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use http::HeaderName;
+use router_core::prefix::tree::TreeLimits;
+use router_core::token_ratio::TokenRatios;
+use router_core::{Decider, policy};
+
+use crate::config::{Config, Settings};
+use crate::failure_logs::FailureLogs;
+use crate::fleet::{FleetError, FleetService};
+use crate::metrics::Metrics;
+use crate::routes::Routes;
+use crate::stages::admit::Admission;
+use crate::stages::parse::Parser;
+
+/// What all requests share.
+pub struct App {
+    /// The knobs.
+    pub settings: Settings,
+    /// The workers.
+    pub fleet: FleetService,
+    /// Who gets what.
+    pub decider: Arc<Decider>,
+    /// Bytes a token, by model.
+    pub ratios: TokenRatios,
+    /// What operators see.
+    pub metrics: Metrics,
+    /// Stage 2.
+    pub admission: Admission,
+    /// Stage 3.
+    pub parser: Parser,
+    /// What is served where.
+    pub routes: Routes,
+    /// Bounds the lines about failures.
+    pub failure_logs: FailureLogs,
+    /// When the process began to serve.
+    pub started: Instant,
+    draining: AtomicBool,
+}
+
+/// Why the router could not be put together.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The policy vanished between the check and its use.
+    #[error("no policy {0:?}")]
+    Policy(String),
+    /// The header's name is none.
+    #[error("{0:?} is no header name")]
+    SessionHeader(String),
+    /// A worker could not be set up.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+}
+
+impl App {
+    /// Puts the router together and starts embedded workers. Must be called within a tokio runtime, which then runs the
+    /// probers.
+    ///
+    /// # Errors
+    /// [`AppError`] when a worker cannot be set up.
+    pub fn build(config: &Config) -> Result<Arc<Self>, AppError> {
+        let settings = config.settings.clone();
+        let policy =
+            policy::by_name(&settings.policy).ok_or_else(|| AppError::Policy(settings.policy.clone()))?;
+        let limits = TreeLimits::within_bytes(settings.prefix_memory);
+        let decider = Arc::new(Decider::new(policy, limits, rand::random()));
+        let session_header = HeaderName::try_from(&settings.session_header)
+            .map_err(|_| AppError::SessionHeader(settings.session_header.clone()))?;
+        let app = Arc::new(Self {
+            fleet: FleetService::new(&settings),
+            decider,
+            ratios: TokenRatios::default(),
+            metrics: Metrics::default(),
+            admission: Admission::new(settings.max_in_flight, settings.max_body_bytes, settings.client_timeout),
+            parser: Parser::new(rand::random(), session_header),
+            routes: Routes::default(),
+            failure_logs: FailureLogs::default(),
+            started: Instant::now(),
+            draining: AtomicBool::new(false),
+            settings,
+        });
+        app.fleet.set(&config.workers, &app.decider)?;
+        Ok(app)
+    }
+
+    /// Whether the router is on its way out.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// From now on probes say that it is on its way out.
+    pub fn begin_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+}

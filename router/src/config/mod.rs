@@ -1,0 +1,264 @@
+//! Configuration: every knob is declared once, in [`Settings`]; the same declaration is the flag, the key of the YAML
+//! file, the default and the line of `--help`.
+
+mod file;
+mod units;
+mod workers;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use router_core::{WorkerSpec, policy};
+
+use units::{parse_bytes, parse_duration};
+pub use workers::parse_worker;
+
+/// All knobs of the router.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// Workers, separated by commas: URLs, hosts (http, port 8000), host:port, or embedded:MODEL; `id=` in front names
+    /// one. Without any, two embedded workers run the built-in model
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub workers: Vec<String>,
+
+    /// Who gets which request: prefix_aware, least_load, power_of_two, round_robin, random or consistent_hash
+    #[arg(long, default_value = "prefix_aware", value_name = "NAME")]
+    pub policy: String,
+
+    /// Address to serve clients on. Loopback, until an operator decides who may reach it
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: IpAddr,
+
+    /// Port to serve clients on, the one SGLang's routers use
+    #[arg(long, default_value_t = 30_000)]
+    pub port: u16,
+
+    /// Admin listener, ADDRESS:PORT or `off` [default: 127.0.0.1, the port after --port]
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin_listen: Option<String>,
+
+    /// A listener for /metrics alone, for scrapers that must not reach the admin listener
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics_listen: Option<SocketAddr>,
+
+    /// YAML file with these same keys; flags win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Threads that serve clients [default: all cores]
+    #[arg(long)]
+    pub threads: Option<usize>,
+
+    /// Largest request body. 64 MiB holds a few pictures beside the longest prompt
+    #[arg(long, default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
+    pub max_body_bytes: usize,
+
+    /// Requests in flight at once; more are answered 429
+    #[arg(long, default_value_t = 65_536)]
+    pub max_in_flight: usize,
+
+    /// Time for a client to send its request head, and again for its body
+    #[arg(long, default_value = "60s", value_parser = parse_duration, value_name = "TIME")]
+    pub client_timeout: Duration,
+
+    /// Time for a connection to a worker to be made. A worker that takes longer is as good as gone
+    #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
+    pub connect_timeout: Duration,
+
+    /// Time that a reply may stand still between two pieces of it. Long, since an engine under load may retract
+    #[arg(long, default_value = "300s", value_parser = parse_duration, value_name = "TIME")]
+    pub idle_timeout: Duration,
+
+    /// Time for a request as a whole, the wait for its first byte included
+    #[arg(long, default_value = "1800s", value_parser = parse_duration, value_name = "TIME")]
+    pub request_timeout: Duration,
+
+    /// Attempts on other workers after the first one failed before its first byte
+    #[arg(long, default_value_t = 3)]
+    pub max_retries: usize,
+
+    /// Time between two health probes of a worker that is up; one that is down is asked every 0.25 s
+    #[arg(long, default_value = "2s", value_parser = parse_duration, value_name = "TIME")]
+    pub probe_interval: Duration,
+
+    /// Time for a probe to be answered; two that are not, one after the other, take a worker out
+    #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
+    pub probe_timeout: Duration,
+
+    /// Request header that names a session, for consistent_hash
+    #[arg(long, default_value = "x-session-id", value_name = "NAME")]
+    pub session_header: String,
+
+    /// Whether replies carry x-router-worker and x-router-hit-tokens: on or off
+    #[arg(long, default_value = "on", value_name = "on|off")]
+    pub route_headers: Switch,
+
+    /// Memory for the prefix tree; 256 MiB remembers some 2 million blocks, over 100 million tokens of long prompts
+    #[arg(long, default_value = "256MiB", value_parser = parse_bytes, value_name = "SIZE")]
+    pub prefix_memory: usize,
+
+    /// Time for requests in flight to finish after SIGTERM
+    #[arg(long, default_value = "30s", value_parser = parse_duration, value_name = "TIME")]
+    pub grace_period: Duration,
+
+    /// What to log: error, warn, info, debug, or a filter such as router=debug
+    #[arg(long, default_value = "info", value_name = "FILTER")]
+    pub log_level: String,
+
+    /// How to log: text or json
+    #[arg(long, default_value = "text", value_name = "text|json")]
+    pub log_format: LogFormat,
+}
+
+/// A knob with two positions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// The form of log lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub struct ConfigErrors(pub Vec<String>);
+
+/// The command line.
+#[derive(Debug, clap::Parser)]
+#[command(name = "router", version, about = "A cache-aware router in front of LLM engines", max_term_width = 100)]
+pub struct Cli {
+    /// Something else to do than to serve.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    /// The knobs.
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// What the router can do besides serving.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Say what is wrong with a configuration file, without starting
+    CheckConfig {
+        /// The file
+        file: PathBuf,
+    },
+}
+
+/// A configuration that holds together.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The knobs as given.
+    pub settings: Settings,
+    /// The workers to begin with.
+    pub workers: Vec<WorkerSpec>,
+    /// Where the admin listener goes, if anywhere.
+    pub admin_listen: Option<SocketAddr>,
+}
+
+impl Settings {
+    /// Where clients are served.
+    #[must_use]
+    pub fn listen(&self) -> SocketAddr {
+        SocketAddr::new(self.host, self.port)
+    }
+
+    /// Checks what no single knob can know of itself.
+    ///
+    /// # Errors
+    /// All that is wrong, one line each.
+    pub fn check(self) -> Result<Config, ConfigErrors> {
+        let mut errors = Vec::new();
+        if policy::by_name(&self.policy).is_none() {
+            let known: Vec<_> = policy::policies().map(|(name, _)| name).collect();
+            errors.push(format!("policy: no policy {:?}; there are {}", self.policy, known.join(", ")));
+        }
+        let workers = workers::parse_workers(&self.workers, &mut errors);
+        let admin_listen = self.check_listeners(&mut errors);
+        for (name, value) in [("threads", self.threads), ("max-in-flight", Some(self.max_in_flight))] {
+            if value == Some(0) {
+                errors.push(format!("{name}: must be at least 1"));
+            }
+        }
+        if http::HeaderName::try_from(&self.session_header).is_err() {
+            errors.push(format!("session-header: {:?} is no header name", self.session_header));
+        }
+        if tracing_subscriber::EnvFilter::try_new(&self.log_level).is_err() {
+            errors.push(format!("log-level: {:?} is no filter; try error, warn, info or debug", self.log_level));
+        }
+        if errors.is_empty() { Ok(Config { settings: self, workers, admin_listen }) } else { Err(ConfigErrors(errors)) }
+    }
+
+    fn check_listeners(&self, errors: &mut Vec<String>) -> Option<SocketAddr> {
+        let admin = match self.admin_listen.as_deref() {
+            Some("off") => None,
+            Some(address) => address
+                .parse::<SocketAddr>()
+                .map_err(|_| errors.push(format!("admin-listen: {address:?} is neither ADDRESS:PORT nor off")))
+                .ok(),
+            None => match self.port.checked_add(1) {
+                Some(port) if self.port != 0 => Some(SocketAddr::from(([127, 0, 0, 1], port))),
+                // Port 0 asks for any free port, and so does the listener beside it.
+                _ if self.port == 0 => Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+                _ => {
+                    errors.push("port: 65535 leaves no port for the admin listener; set admin-listen".to_owned());
+                    None
+                }
+            },
+        };
+        if let Some(admin) = admin.filter(|admin| !admin.ip().is_loopback()) {
+            // It can remove workers, and has no key yet.
+            errors.push(format!("admin-listen: {admin} is not loopback, and the admin listener has no key"));
+        }
+        let named = [("port", Some(self.listen())), ("admin-listen", admin), ("metrics-listen", self.metrics_listen)];
+        for (at, (name, address)) in named.iter().enumerate() {
+            for (other_name, other) in &named[..at] {
+                if let (Some(one), Some(two)) = (address, other)
+                    && one == two
+                    && one.port() != 0
+                {
+                    errors.push(format!("{name}: {one} is taken by {other_name}"));
+                }
+            }
+        }
+        admin
+    }
+}
+
+impl Cli {
+    /// Reads flags and, if one is named, the file.
+    ///
+    /// # Errors
+    /// All that is wrong with them.
+    pub fn configure(arguments: &[String], file: Option<&std::path::Path>) -> Result<Config, ConfigErrors> {
+        let mut all = vec!["router".to_owned()];
+        if let Some(path) = file {
+            let given = |key: &str| {
+                let same = |argument: &String| argument.split('=').next() == Some(key);
+                arguments.iter().any(same)
+            };
+            let of_file = file::arguments_of(path)?;
+            // Flags win over the file.
+            all.extend(of_file.into_iter().filter(|argument| !argument.split('=').next().is_some_and(given)));
+        }
+        all.extend_from_slice(arguments);
+        let cli = <Self as clap::Parser>::try_parse_from(all)
+            .map_err(|error| ConfigErrors(vec![file::reason(&error)]))?;
+        cli.settings.check()
+    }
+}
+
+#[cfg(test)]
+mod tests;

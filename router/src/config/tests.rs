@@ -1,0 +1,69 @@
+//! Whole configurations.
+
+use super::*;
+
+fn configure(arguments: &[&str]) -> Result<Config, ConfigErrors> {
+    let arguments: Vec<_> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    Cli::configure(&arguments, None)
+}
+
+#[test]
+fn defaults_are_two_embedded_workers_and_listeners_on_loopback() {
+    let config = configure(&[]).unwrap();
+    assert_eq!(config.settings.listen().to_string(), "127.0.0.1:30000");
+    assert_eq!(config.admin_listen.unwrap().to_string(), "127.0.0.1:30001");
+    let addresses: Vec<_> = config.workers.iter().map(|worker| worker.address.as_str()).collect();
+    assert_eq!(addresses, ["embedded:builtin", "embedded:builtin"]);
+}
+
+#[test]
+fn the_flag_of_the_card_works() {
+    let config = configure(&["--workers", "w1,w2"]).unwrap();
+    let workers: Vec<_> = config.workers.iter().map(|w| (w.id.as_str(), w.address.as_str())).collect();
+    assert_eq!(workers, [("w0", "http://w1:8000"), ("w1", "http://w2:8000")]);
+}
+
+#[test]
+fn everything_wrong_is_said_at_once() {
+    let ConfigErrors(errors) = configure(&[
+        "--policy",
+        "fastest",
+        "--workers",
+        "ftp://a,b:c",
+        "--threads",
+        "0",
+        "--admin-listen",
+        "0.0.0.0:9000",
+        "--metrics-listen",
+        "127.0.0.1:30000",
+    ])
+    .unwrap_err();
+    assert_eq!(errors.len(), 6, "{errors:#?}");
+    assert!(errors[0].contains("prefix_aware") && errors[0].contains("consistent_hash"));
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let path = std::env::temp_dir().join(format!("router-config-test-{}.yaml", std::process::id()));
+    std::fs::write(&path, "port: 4000\npolicy: random\nworkers: [a]\n").unwrap();
+    let config = Cli::configure(&["--port".to_owned(), "5000".to_owned()], Some(&path)).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(config.settings.port, 5000);
+    assert_eq!(config.settings.policy, "random");
+    assert_eq!(config.admin_listen.unwrap().port(), 5001);
+}
+
+#[test]
+fn the_admin_listener_can_be_off() {
+    assert_eq!(configure(&["--admin-listen", "off"]).unwrap().admin_listen, None);
+    assert!(configure(&["--port", "65535"]).is_err());
+    assert!(configure(&["--port", "65535", "--admin-listen", "off"]).is_ok());
+}
+
+#[test]
+fn help_names_every_policy() {
+    let help = <Cli as clap::CommandFactory>::command().render_long_help().to_string();
+    for (name, _) in policy::policies() {
+        assert!(help.contains(name), "{name}");
+    }
+}

@@ -1,0 +1,65 @@
+//! Sizes and times as people write them.
+
+use std::time::Duration;
+
+/// `512`, `64KiB`, `64MiB`, `1GiB`; also `kB`, `MB`, `GB`.
+pub(super) fn parse_bytes(text: &str) -> Result<usize, String> {
+    const UNITS: &[(&str, usize)] = &[
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("kB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("B", 1),
+    ];
+    let (number, factor) = UNITS
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
+        .unwrap_or((text, 1));
+    let parsed: Option<usize> = number.trim().parse().ok();
+    parsed
+        .and_then(|number| number.checked_mul(factor))
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| format!("{text:?} is no size; write 512, 64KiB, 64MiB or 1GiB"))
+}
+
+/// `500ms`, `5s`, `2m`, `1h`; a bare number is seconds.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+    const UNITS: &[(&str, f64)] = &[("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0)];
+    let (number, factor) = UNITS
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
+        .unwrap_or((text, 1.0));
+    let seconds: Option<f64> = number.trim().parse().ok();
+    seconds
+        .map(|seconds| seconds * factor)
+        .filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0 * 365.0)
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| format!("{text:?} is no time; write 500ms, 5s, 2m or 1h"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_bytes("64MiB"), Ok(64 << 20));
+        assert_eq!(parse_bytes("5 kB"), Ok(5_000));
+        assert_eq!(parse_bytes("17"), Ok(17));
+        for bad in ["", "0", "-1", "x", "64 MiBs", "99999999999GiB"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("3"), Ok(Duration::from_secs(3)));
+        for bad in ["", "0s", "-1s", "NaN", "inf", "5 parsecs"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

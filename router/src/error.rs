@@ -1,0 +1,211 @@
+//! What can go wrong with a request, whose fault it is, and what the client is told.
+//!
+//! The only file that knows HTTP statuses of failures.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use router_core::{PickError, WorkerId};
+use serde_json::json;
+
+use crate::stages::relay::RelayBody;
+use crate::transport::TransportError;
+
+/// Whose fault a failure is; a label of `router_errors_total`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Blame {
+    /// The client sent something wrong, or left.
+    Client,
+    /// The router could not do its part.
+    Router,
+    /// A worker failed.
+    Worker,
+}
+
+impl Blame {
+    /// The label's value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Router => "router",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+/// Why a request was not answered by a worker.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The body is not JSON.
+    #[error("request body is not valid JSON: {0}")]
+    BadJson(#[source] serde_json::Error),
+    /// The body is JSON, but no object.
+    #[error("request body must be a JSON object, not {found}")]
+    NotAnObject {
+        /// What it is.
+        found: &'static str,
+    },
+    /// The body is larger than allowed.
+    #[error("request body is larger than the limit of {limit_bytes} bytes; raise --max-body-bytes to allow more")]
+    BodyTooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// The body did not come in time.
+    #[error("request body did not arrive within {} s", limit.as_secs_f64())]
+    BodyTimeout {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The client's connection broke while its body was read.
+    #[error("request body could not be read: {0}")]
+    BodyBroken(#[source] hyper::Error),
+    /// Nothing is served at this path.
+    #[error("no such endpoint: {path}; this router serves POST /v1/… and /generate, GET /v1/models, /health")]
+    NotFound {
+        /// The path asked for.
+        path: String,
+    },
+    /// The path exists, with another method.
+    #[error("{path} takes {allowed}, not {method}")]
+    MethodNotAllowed {
+        /// The path.
+        path: String,
+        /// The method that came.
+        method: String,
+        /// What it takes.
+        allowed: &'static str,
+    },
+    /// More requests are in flight than allowed.
+    #[error("the router has reached its limit of {limit} requests in flight (--max-in-flight)")]
+    Overloaded {
+        /// The limit.
+        limit: usize,
+    },
+    /// No worker can take it.
+    #[error(transparent)]
+    Pick(#[from] PickError),
+    /// Every attempt failed; the last one like this.
+    #[error("worker {worker} failed: {source}")]
+    Worker {
+        /// The worker of the last attempt.
+        worker: WorkerId,
+        /// What happened there.
+        source: TransportError,
+    },
+}
+
+impl RequestError {
+    /// The status that the client gets.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::BadJson(_) | Self::NotAnObject { .. } | Self::BodyBroken(_) => StatusCode::BAD_REQUEST,
+            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
+            Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Worker { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
+            Self::Worker { .. } => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// Whose fault it is.
+    #[must_use]
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Overloaded { .. } => Blame::Router,
+            Self::Worker { .. } | Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
+                Blame::Worker
+            }
+            _ => Blame::Client,
+        }
+    }
+
+    /// OpenAI's `type` and `code`.
+    fn kind(&self) -> (&'static str, Option<&'static str>) {
+        match self {
+            Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
+            Self::Overloaded { .. } => ("rate_limit_error", Some("router_overloaded")),
+            Self::Pick(_) => ("service_unavailable_error", Some("no_worker_available")),
+            Self::Worker { source, .. } if source.is_timeout() => ("server_error", Some("worker_timeout")),
+            Self::Worker { .. } => ("server_error", Some("worker_failed")),
+            _ => ("invalid_request_error", None),
+        }
+    }
+
+    /// Seconds after which trying again makes sense.
+    fn retry_after(&self) -> Option<HeaderValue> {
+        match self {
+            Self::Overloaded { .. } | Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
+                Some(HeaderValue::from_static("1"))
+            }
+            _ => None,
+        }
+    }
+
+    /// The answer to the client, in OpenAI's shape.
+    #[must_use]
+    pub fn response(&self) -> Response<RelayBody> {
+        let (kind, code) = self.kind();
+        let param = matches!(self, Self::Pick(PickError::UnknownModel { .. })).then_some("model");
+        let mut response = Response::new(RelayBody::full(error_body(&self.to_string(), kind, param, code)));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(seconds) = self.retry_after() {
+            headers.insert(header::RETRY_AFTER, seconds);
+        }
+        if let Self::MethodNotAllowed { allowed, .. } = self {
+            headers.insert(header::ALLOW, HeaderValue::from_static(allowed));
+        }
+        if matches!(self, Self::BodyTooLarge { .. } | Self::BodyTimeout { .. } | Self::BodyBroken(_)) {
+            // What is left of the body would be read as the next request.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+/// An error body in OpenAI's shape.
+#[must_use]
+pub fn error_body(message: &str, kind: &str, param: Option<&str>, code: Option<&str>) -> Bytes {
+    json!({ "error": { "message": message, "type": kind, "param": param, "code": code } }).to_string().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_and_retry_after() {
+        let down = RequestError::from(PickError::NoneUsable { down: 2, total: 2 });
+        assert_eq!(down.response().status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(down.response().headers()[header::RETRY_AFTER], "1");
+        let unknown = RequestError::from(PickError::UnknownModel { model: "x".into(), known: vec!["y".into()] });
+        assert_eq!(unknown.status(), StatusCode::NOT_FOUND);
+        assert_eq!(unknown.blame(), Blame::Client);
+        let source = TransportError::ConnectTimeout { limit: Duration::from_secs(1) };
+        let timeout = RequestError::Worker { worker: WorkerId::new("w"), source };
+        assert_eq!(timeout.status(), StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(timeout.blame(), Blame::Worker);
+    }
+
+    #[test]
+    fn a_body_that_was_not_read_closes_the_connection() {
+        let error = RequestError::BodyTooLarge { limit_bytes: 5 };
+        assert_eq!(error.response().headers()[header::CONNECTION], "close");
+    }
+
+    #[test]
+    fn error_bodies_have_the_four_fields() {
+        let body: serde_json::Value = serde_json::from_slice(&error_body("m", "t", None, Some("c"))).unwrap();
+        assert_eq!(body, json!({ "error": { "message": "m", "type": "t", "param": null, "code": "c" } }));
+    }
+}

@@ -1,0 +1,198 @@
+//! The fleet with its transports: what is desired comes in, a roster that each request reads comes out.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use arc_swap::{ArcSwap, Guard};
+use http::Uri;
+use router_core::{Decider, Fleet, FleetSnapshot, Worker, WorkerSpec};
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::config::Settings;
+use crate::probes;
+use crate::transport::{HttpTransport, Transport};
+
+/// A worker and the way to it.
+pub struct Upstream {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// The way to it.
+    pub transport: Arc<dyn Transport>,
+    /// Entries of its `/v1/models`, as it gave them.
+    pub model_entries: RwLock<Arc<[Value]>>,
+    /// Wakes its prober before its time.
+    pub probe_now: Notify,
+}
+
+/// All workers at one moment, with the ways to them.
+#[derive(Default)]
+pub struct Roster {
+    /// What policies see.
+    pub snapshot: Arc<FleetSnapshot>,
+    /// By slot.
+    upstreams: Vec<Option<Arc<Upstream>>>,
+}
+
+impl Roster {
+    /// The way to `worker`; `None` if it has left.
+    #[must_use]
+    pub fn upstream(&self, worker: &Arc<Worker>) -> Option<Arc<Upstream>> {
+        let upstream = self.upstreams.get(worker.slot.index())?.as_ref()?;
+        Arc::ptr_eq(&upstream.worker, worker).then(|| Arc::clone(upstream))
+    }
+
+    /// All workers, in fleet order.
+    pub fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
+        self.snapshot.workers().iter().filter_map(|worker| self.upstreams.get(worker.slot.index())?.as_ref())
+    }
+}
+
+/// Why a worker could not be added.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// Its address is none.
+    #[error("worker {id}: {address:?} is no address")]
+    Address {
+        /// Its name.
+        id: String,
+        /// What was given.
+        address: String,
+    },
+    /// The embedded worker did not start.
+    #[cfg(feature = "embedded")]
+    #[error("worker {id}: {source}")]
+    Embedded {
+        /// Its name.
+        id: String,
+        /// Why.
+        #[source]
+        source: worker::WorkerError,
+    },
+    /// This program has no embedded workers.
+    #[error("worker {id}: this router was built without embedded workers")]
+    NoEmbedded {
+        /// Its name.
+        id: String,
+    },
+}
+
+/// Owns the fleet.
+pub struct FleetService {
+    settings: Settings,
+    roster: ArcSwap<Roster>,
+    /// Changes come one after the other.
+    change: Mutex<Change>,
+}
+
+#[derive(Default)]
+struct Change {
+    fleet: Fleet,
+    probers: HashMap<router_core::WorkerId, AbortHandle>,
+}
+
+impl FleetService {
+    /// A fleet without workers.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        Self { settings: settings.clone(), roster: ArcSwap::default(), change: Mutex::default() }
+    }
+
+    /// The workers as they are now; read without a lock.
+    #[must_use]
+    pub fn roster(&self) -> Guard<Arc<Roster>> {
+        self.roster.load()
+    }
+
+    /// What is desired now.
+    #[must_use]
+    pub fn specs(&self) -> Vec<WorkerSpec> {
+        self.roster().snapshot.workers().iter().map(|worker| worker.spec.clone()).collect()
+    }
+
+    /// Makes the fleet what is `desired`: starts or connects what is new, forgets what has left. Loads models of embedded
+    /// workers, so it may block for a while. Must be called within a tokio runtime, which then runs the probers.
+    ///
+    /// # Errors
+    /// When a new worker cannot be reached in principle; then nothing has changed.
+    pub fn set(&self, desired: &[WorkerSpec], decider: &Arc<Decider>) -> Result<(), FleetError> {
+        let mut change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.specs();
+        let mut transports = HashMap::new();
+        for spec in desired.iter().filter(|spec| !known.contains(spec)) {
+            transports.insert(spec.id.clone(), self.transport(spec, desired)?);
+        }
+        let diff = change.fleet.reconcile(desired);
+        let snapshot = change.fleet.snapshot();
+        let roster = self.roster.load_full();
+        let mut upstreams = roster.upstreams.clone();
+        for worker in &diff.removed {
+            upstreams[worker.slot.index()] = None;
+            decider.forget(worker.slot);
+            if let Some(prober) = change.probers.remove(worker.id()) {
+                prober.abort();
+            }
+        }
+        for worker in diff.added {
+            let Some(transport) = transports.remove(worker.id()) else { continue };
+            let upstream = Arc::new(Upstream {
+                worker: Arc::clone(&worker),
+                transport,
+                model_entries: RwLock::new(Arc::new([])),
+                probe_now: Notify::new(),
+            });
+            upstreams.resize(upstreams.len().max(worker.slot.index() + 1), None);
+            upstreams[worker.slot.index()] = Some(Arc::clone(&upstream));
+            let prober = tokio::spawn(probes::keep_probing(upstream, Arc::clone(decider), self.settings.clone()));
+            change.probers.insert(worker.id().clone(), prober.abort_handle());
+        }
+        self.roster.store(Arc::new(Roster { snapshot, upstreams }));
+        Ok(())
+    }
+
+    /// A connection to `worker` could not be made: it is out until a probe passes, and its cache is gone.
+    pub fn report_unreachable(&self, worker: &Arc<Worker>, decider: &Decider) {
+        if worker.mark_down() {
+            tracing::warn!(worker = %worker.id(), "worker is unreachable; taken out until a probe passes");
+            decider.forget(worker.slot);
+        }
+        if let Some(upstream) = self.roster().upstream(worker) {
+            upstream.probe_now.notify_one();
+        }
+    }
+
+    fn transport(&self, spec: &WorkerSpec, desired: &[WorkerSpec]) -> Result<Arc<dyn Transport>, FleetError> {
+        let embedded = |spec: &WorkerSpec| spec.address.starts_with("embedded:");
+        if embedded(spec) {
+            return start_embedded(spec, desired.iter().filter(|spec| embedded(spec)).count());
+        }
+        let uri: Option<Uri> = spec.address.parse().ok();
+        let authority = uri.and_then(|uri| uri.authority().cloned()).ok_or_else(|| FleetError::Address {
+            id: spec.id.to_string(),
+            address: spec.address.clone(),
+        })?;
+        Ok(Arc::new(HttpTransport::new(authority, self.settings.connect_timeout)))
+    }
+}
+
+/// Starts a worker with its share of the cores.
+#[cfg(feature = "embedded")]
+fn start_embedded(spec: &WorkerSpec, siblings: usize) -> Result<Arc<dyn Transport>, FleetError> {
+    let model = spec.address.trim_start_matches("embedded:");
+    let source = match model {
+        "builtin" => worker::ModelSource::Builtin,
+        directory => worker::ModelSource::Directory(directory.into()),
+    };
+    let mut config = worker::WorkerConfig::new(source);
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    config.threads = (cores / siblings.max(1)).max(1);
+    let started = worker::Worker::start(config)
+        .map_err(|source| FleetError::Embedded { id: spec.id.to_string(), source })?;
+    Ok(Arc::new(crate::transport::EmbeddedTransport::new(started)))
+}
+
+#[cfg(not(feature = "embedded"))]
+fn start_embedded(spec: &WorkerSpec, _siblings: usize) -> Result<Arc<dyn Transport>, FleetError> {
+    Err(FleetError::NoEmbedded { id: spec.id.to_string() })
+}

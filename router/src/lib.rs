@@ -1,0 +1,18 @@
+//! A cache-aware router in front of LLM engines.
+//!
+//! A request walks through [`stages`] in order; `router-core` decides; [`transport`] carries. [`app`] wires it all, once.
+
+pub mod admin;
+pub mod answers;
+pub mod app;
+pub mod config;
+pub mod error;
+pub mod failure_logs;
+pub mod fleet;
+pub mod metrics;
+pub mod openai;
+pub mod probes;
+pub mod routes;
+pub mod serve;
+pub mod stages;
+pub mod transport;

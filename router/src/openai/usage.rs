@@ -1,0 +1,98 @@
+//! Finds the usage in a reply without parsing the reply: engines put it last.
+
+use serde_json::value::RawValue;
+
+use roundhouse_types::Usage;
+
+/// How much of a reply's end is kept; a usage object is a few hundred bytes.
+const TAIL_BYTES: usize = 4_096;
+
+/// The end of a reply, as it went by.
+#[derive(Debug, Default)]
+pub struct ReplyTail {
+    tail: Vec<u8>,
+}
+
+impl ReplyTail {
+    /// Takes note of the next piece of the reply.
+    pub fn push(&mut self, piece: &[u8]) {
+        let piece = &piece[piece.len().saturating_sub(TAIL_BYTES)..];
+        if self.tail.len() + piece.len() > 2 * TAIL_BYTES {
+            let surplus = self.tail.len().min(self.tail.len() + piece.len() - TAIL_BYTES);
+            self.tail.drain(..surplus);
+        }
+        self.tail.extend_from_slice(piece);
+    }
+
+    /// The last usage in what was seen; `None` if the engine reported none.
+    #[must_use]
+    pub fn usage(&self) -> Option<Usage> {
+        const KEY: &[u8] = b"\"usage\":";
+        let starts = self.tail.windows(KEY.len()).enumerate().filter(|(_, window)| *window == KEY);
+        let starts: Vec<_> = starts.map(|(at, _)| at + KEY.len()).collect();
+        starts.into_iter().rev().find_map(|at| read_usage(&self.tail[at..]))
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct WireUsage<'a> {
+    prompt_tokens: u32,
+    #[serde(default)]
+    completion_tokens: u32,
+    #[serde(borrow, default)]
+    prompt_tokens_details: Option<&'a RawValue>,
+}
+
+#[derive(serde::Deserialize)]
+struct Details {
+    cached_tokens: Option<u32>,
+}
+
+fn read_usage(from: &[u8]) -> Option<Usage> {
+    let usage: WireUsage<'_> = serde_json::Deserializer::from_slice(from).into_iter().next()?.ok()?;
+    let details = usage.prompt_tokens_details.and_then(|raw| serde_json::from_str::<Details>(raw.get()).ok());
+    Some(Usage {
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
+        cached_tokens: details.and_then(|details| details.cached_tokens).unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a \\\"usage\\\": b\"}}],\"usage\":null}\n\n\
+        data: {\"choices\":[],\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":3,\"total_tokens\":15,\
+        \"prompt_tokens_details\":{\"cached_tokens\":8}}}\n\ndata: [DONE]\n\n";
+
+    fn usage_of(reply: &str, cut: usize) -> Option<Usage> {
+        let mut tail = ReplyTail::default();
+        reply.as_bytes().chunks(cut).for_each(|piece| tail.push(piece));
+        tail.usage()
+    }
+
+    proptest! {
+        #[test]
+        fn finds_the_usage_however_the_stream_is_cut(cut in 1usize..400, before in 0usize..20_000) {
+            let reply = "x".repeat(before) + STREAM;
+            let expected = Usage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: 8 };
+            prop_assert_eq!(usage_of(&reply, cut), Some(expected));
+        }
+    }
+
+    #[test]
+    fn no_usage_is_none() {
+        assert_eq!(usage_of("data: {\"usage\":null}\n\ndata: [DONE]\n\n", 7), None);
+        assert_eq!(usage_of("", 7), None);
+    }
+
+    #[test]
+    fn details_may_be_missing_or_null() {
+        let plain = r#"{"id": 1, "usage": {"prompt_tokens": 5, "prompt_tokens_details": null}, "kv": {}}"#;
+        let expected = Usage { prompt_tokens: 5, completion_tokens: 0, cached_tokens: 0 };
+        assert_eq!(usage_of(plain, 1_000), Some(expected));
+    }
+}

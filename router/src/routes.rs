@@ -1,0 +1,145 @@
+//! What is served at which path: a longest-prefix table.
+
+use http::Method;
+use radix_trie::{Trie, TrieCommon};
+
+use crate::stages::parse::Understanding;
+
+/// What a request is for; a label of the metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Endpoint {
+    /// `POST /v1/chat/completions`.
+    Chat,
+    /// `POST /v1/completions`.
+    Completions,
+    /// Any other POST under `/v1/`, and `/generate`: relayed as it came.
+    Relayed,
+    /// `GET /v1/models` and `GET /v1/models/ID`.
+    Models,
+    /// `GET /server_info` and `/get_server_info`.
+    ServerInfo,
+    /// `GET /get_model_info`.
+    ModelInfo,
+    /// `GET /livez`: the process runs.
+    Live,
+    /// `GET /readyz` and `/health`: it can serve.
+    Ready,
+    /// Nothing is there.
+    Unknown,
+}
+
+impl Endpoint {
+    /// The label's value; the set is fixed, whatever clients ask for.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions => "completions",
+            Self::Relayed => "relayed",
+            Self::Models => "models",
+            Self::ServerInfo => "server_info",
+            Self::ModelInfo => "model_info",
+            Self::Live => "livez",
+            Self::Ready => "readyz",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// The method it takes.
+    #[must_use]
+    pub fn method(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completions | Self::Relayed | Self::Unknown => "POST",
+            _ => "GET",
+        }
+    }
+
+    /// Whether a request goes to a worker, and then how far its body must be understood.
+    #[must_use]
+    pub fn understanding(self) -> Option<Understanding> {
+        match self {
+            Self::Chat | Self::Completions => Some(Understanding::Required),
+            Self::Relayed => Some(Understanding::BestEffort),
+            _ => None,
+        }
+    }
+}
+
+/// The table.
+pub struct Routes {
+    table: Trie<String, Endpoint>,
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        let mut table = Trie::new();
+        for (pattern, endpoint) in [
+            ("/v1/", Endpoint::Relayed),
+            ("/v1/chat/completions", Endpoint::Chat),
+            ("/v1/completions", Endpoint::Completions),
+            ("/v1/models", Endpoint::Models),
+            ("/v1/models/", Endpoint::Models),
+            ("/generate", Endpoint::Relayed),
+            ("/server_info", Endpoint::ServerInfo),
+            ("/get_server_info", Endpoint::ServerInfo),
+            ("/get_model_info", Endpoint::ModelInfo),
+            ("/livez", Endpoint::Live),
+            ("/readyz", Endpoint::Ready),
+            ("/health", Endpoint::Ready),
+        ] {
+            table.insert(pattern.to_owned(), endpoint);
+        }
+        Self { table }
+    }
+}
+
+impl Routes {
+    /// What is at `path`. A pattern that ends in `/` takes everything below it, any other itself alone.
+    #[must_use]
+    pub fn find(&self, path: &str) -> Endpoint {
+        let mut asked = path;
+        while let Some(entry) = self.table.get_ancestor(asked)
+            && let (Some(pattern), Some(endpoint)) = (entry.key(), entry.value())
+        {
+            if pattern == path || pattern.ends_with('/') {
+                return *endpoint;
+            }
+            // `/v1/completionsX` has met `/v1/completions`; what is above it may still take it.
+            asked = &pattern[..pattern.len() - 1];
+        }
+        Endpoint::Unknown
+    }
+
+    /// Whether `endpoint` takes `method`.
+    #[must_use]
+    pub fn takes(endpoint: Endpoint, method: &Method) -> bool {
+        method.as_str() == endpoint.method() || (endpoint.method() == "GET" && method == Method::HEAD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_longest_pattern_that_applies() {
+        let routes = Routes::default();
+        for (path, expected) in [
+            ("/v1/chat/completions", Endpoint::Chat),
+            ("/v1/completions", Endpoint::Completions),
+            ("/v1/completionsX", Endpoint::Relayed),
+            ("/v1/chat/completions/x", Endpoint::Relayed),
+            ("/v1/embeddings", Endpoint::Relayed),
+            ("/v1/models", Endpoint::Models),
+            ("/v1/models/a/b", Endpoint::Models),
+            ("/generate", Endpoint::Relayed),
+            ("/generate_health", Endpoint::Unknown),
+            ("/health", Endpoint::Ready),
+            ("/v1", Endpoint::Unknown),
+            ("/", Endpoint::Unknown),
+            ("", Endpoint::Unknown),
+        ] {
+            assert_eq!(routes.find(path), expected, "{path}");
+        }
+    }
+}

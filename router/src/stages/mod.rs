@@ -1,0 +1,12 @@
+//! The path of a request, in order. Each stage consumes what the one before it produced, so that a skipped stage does
+//! not compile:
+//!
+//! [`accept`] → [`admit`] → [`parse`] → [`pick`] → [`dispatch`] → [`relay`] → [`record`]
+
+pub mod accept;
+pub mod admit;
+pub mod dispatch;
+pub mod parse;
+pub mod pick;
+pub mod record;
+pub mod relay;

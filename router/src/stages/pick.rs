@@ -1,0 +1,30 @@
+//! Stage 4: the fleet as it is now, the policy and the prefix tree → a worker, reserved.
+//!
+//! Next: [`dispatch`](super::dispatch), which comes back here for another worker when an attempt failed.
+
+use std::sync::Arc;
+
+use router_core::{Decided, PickError, WorkerSlot};
+
+use super::parse::Parsed;
+use crate::app::App;
+use crate::fleet::Upstream;
+
+/// A worker that is booked for one attempt.
+pub struct Picked {
+    /// Who, and what it occupies there.
+    pub decided: Decided,
+    /// The way to it; `None` if it has left since.
+    pub upstream: Option<Arc<Upstream>>,
+}
+
+/// Picks a worker that has not been tried.
+///
+/// # Errors
+/// [`PickError`] when there is none.
+pub fn pick(app: &App, parsed: &Parsed, tried: &[WorkerSlot]) -> Result<Picked, PickError> {
+    let roster = app.fleet.roster();
+    let decided = app.decider.decide(&roster.snapshot, &parsed.reading.view(), tried)?;
+    let upstream = roster.upstream(&decided.worker);
+    Ok(Picked { decided, upstream })
+}

@@ -1,0 +1,214 @@
+//! Stage 7: what became of a request → metrics, one log line, and what the router learns from it.
+//!
+//! A recorder goes along with its request from the first stage on. Dropped without an outcome, it records that the
+//! client has left.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, Method, StatusCode};
+use router_core::WorkerId;
+
+use super::parse::Reading;
+use crate::app::App;
+use crate::error::{Blame, RequestError};
+use crate::openai::usage::ReplyTail;
+use crate::routes::Endpoint;
+use crate::transport::TransportError;
+
+/// How a relayed reply ended.
+pub enum Outcome<'a> {
+    /// The worker's answer has gone out whole.
+    Complete,
+    /// It broke off.
+    Broken(&'a TransportError),
+}
+
+/// What is known of a request so far.
+pub struct Recorder {
+    app: Arc<App>,
+    endpoint: Endpoint,
+    method: Method,
+    request_id: Option<HeaderValue>,
+    began: Instant,
+    status: Option<StatusCode>,
+    worker: Option<WorkerId>,
+    hit_tokens: usize,
+    attempts: usize,
+    first_piece: Option<Instant>,
+    last_piece: Option<Instant>,
+    tail: ReplyTail,
+    recorded: bool,
+}
+
+impl Recorder {
+    /// Begins the record of a request that has just come.
+    #[must_use]
+    pub fn new(app: &Arc<App>, endpoint: Endpoint, method: Method, request_id: Option<HeaderValue>) -> Self {
+        Self {
+            app: Arc::clone(app),
+            endpoint,
+            method,
+            request_id,
+            began: Instant::now(),
+            status: None,
+            worker: None,
+            hit_tokens: 0,
+            attempts: 0,
+            first_piece: None,
+            last_piece: None,
+            tail: ReplyTail::default(),
+            recorded: false,
+        }
+    }
+
+    /// The request's id.
+    #[must_use]
+    pub fn request_id(&self) -> Option<&HeaderValue> {
+        self.request_id.as_ref()
+    }
+
+    /// An attempt begins.
+    pub fn attempt(&mut self, worker: &WorkerId, hit_tokens: usize) {
+        if self.attempts > 0 {
+            self.app.metrics.retries.inc();
+        }
+        self.attempts += 1;
+        self.worker = Some(worker.clone());
+        self.hit_tokens = hit_tokens;
+    }
+
+    /// An attempt came to nothing.
+    pub fn attempt_failed(&self, worker: &WorkerId, error: &TransportError) {
+        self.app.metrics.attempt(worker.as_str(), "failed");
+        if self.app.failure_logs.allow(worker) {
+            tracing::warn!(%worker, %error, "attempt failed");
+        }
+    }
+
+    /// A worker answered an attempt.
+    pub fn attempt_answered(&self, worker: &WorkerId, status: StatusCode) {
+        self.app.metrics.attempt(worker.as_str(), status_class(status));
+    }
+
+    /// The head of the answer is known.
+    pub fn answered(&mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+
+    /// A piece of the reply goes by.
+    pub fn piece(&mut self, piece: &[u8]) {
+        let now = Instant::now();
+        let metrics = &self.app.metrics;
+        match self.last_piece {
+            None => {
+                self.first_piece = Some(now);
+                metrics.ttft_seconds.observe((now - self.began).as_secs_f64());
+            }
+            Some(last) => metrics.itl_seconds.observe((now - last).as_secs_f64()),
+        }
+        self.last_piece = Some(now);
+        self.tail.push(piece);
+    }
+
+    /// The reply has ended; learns from it.
+    pub fn finish(&mut self, outcome: Outcome<'_>, reading: &Reading) {
+        if self.recorded {
+            return;
+        }
+        let usage = self.tail.usage().unwrap_or_default();
+        let (app, metrics) = (Arc::clone(&self.app), &self.app.metrics);
+        metrics.usage(&usage, self.hit_tokens);
+        app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
+        match outcome {
+            Outcome::Complete => {
+                let status = self.status.unwrap_or(StatusCode::OK);
+                if status.is_success() {
+                    metrics.e2e_seconds.observe(self.began.elapsed().as_secs_f64());
+                } else {
+                    let blame = if status.is_client_error() { Blame::Client } else { Blame::Worker };
+                    metrics.error(blame);
+                }
+                self.record("complete", Some(usage));
+            }
+            Outcome::Broken(error) => {
+                metrics.error(Blame::Worker);
+                if let Some(worker) = &self.worker {
+                    metrics.attempt(worker.as_str(), "broken");
+                    tracing::warn!(%worker, %error, "stream broke");
+                }
+                self.record("broken", Some(usage));
+            }
+        }
+    }
+
+    /// The request was not answered by a worker.
+    pub fn fail(&mut self, error: &RequestError) {
+        self.status = Some(error.status());
+        self.app.metrics.error(error.blame());
+        if error.blame() != Blame::Client && self.app.failure_logs.allow(&"request") {
+            tracing::warn!(%error, "request failed");
+        }
+        self.record("failed", None);
+    }
+
+    /// The router itself has answered.
+    pub fn served(&mut self, status: StatusCode) {
+        self.status = Some(status);
+        self.app.metrics.request(self.endpoint, status);
+        self.recorded = true;
+    }
+
+    fn record(&mut self, outcome: &'static str, usage: Option<roundhouse_types::Usage>) {
+        self.recorded = true;
+        let status = self.status.unwrap_or(CLIENT_CLOSED_REQUEST);
+        self.app.metrics.request(self.endpoint, status);
+        let usage = usage.unwrap_or_default();
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1_000.0;
+        tracing::info!(
+            method = %self.method,
+            endpoint = self.endpoint.label(),
+            status = status.as_u16(),
+            outcome,
+            worker = self.worker.as_ref().map_or("-", WorkerId::as_str),
+            attempts = self.attempts,
+            hit_tokens = self.hit_tokens,
+            cached_tokens = usage.cached_tokens,
+            prompt_tokens = usage.prompt_tokens,
+            completion_tokens = usage.completion_tokens,
+            ttft_ms = self.first_piece.map(|first| milliseconds(first - self.began)),
+            e2e_ms = milliseconds(self.began.elapsed()),
+            request_id = self.request_id.as_ref().and_then(|id| id.to_str().ok()),
+            "request"
+        );
+    }
+}
+
+/// What nginx calls 499: nobody was there any more to be told.
+const CLIENT_CLOSED_REQUEST: StatusCode = match StatusCode::from_u16(499) {
+    Ok(status) => status,
+    Err(_) => StatusCode::BAD_REQUEST,
+};
+
+fn status_class(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        429 => "429",
+        400..=499 => "4xx",
+        _ => "5xx",
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if !self.recorded {
+            self.app.metrics.error(Blame::Client);
+            if let Some(worker) = &self.worker {
+                self.app.metrics.attempt(worker.as_str(), "cancelled");
+            }
+            self.status = None;
+            self.record("client_gone", None);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Stage 6: the worker's answer → the client, piece by piece.
+//!
+//! hyper asks for the next piece when the client's socket has taken the last one, so a slow client slows its worker's
+//! stream and nothing piles up here. A client that leaves drops the body, and with it the request at the worker.
+//! Next: [`record`](super::record), which sees every piece go by.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response, header};
+use http_body::{Body, Frame, SizeHint};
+use router_core::Lease;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep};
+
+use super::dispatch::{Begun, Dispatched, REQUEST_ID, end_to_end};
+use super::parse::Reading;
+use super::record::{Outcome, Recorder};
+use crate::app::App;
+use crate::config::Switch;
+use crate::error::error_body;
+use crate::transport::{TransportError, UpstreamBody};
+
+/// Reply header: the id of the worker that answered.
+pub const ROUTER_WORKER: HeaderName = HeaderName::from_static("x-router-worker");
+/// Reply header: prompt tokens that the router expected in that worker's cache.
+pub const ROUTER_HIT_TOKENS: HeaderName = HeaderName::from_static("x-router-hit-tokens");
+
+/// The body of every reply of the router.
+pub enum RelayBody {
+    /// Whole, and ours.
+    Full(Option<Bytes>),
+    /// A worker's.
+    Stream(Box<RelayStream>),
+}
+
+impl RelayBody {
+    /// A whole body.
+    pub fn full(bytes: impl Into<Bytes>) -> Self {
+        Self::Full(Some(bytes.into()).filter(|bytes| !bytes.is_empty()))
+    }
+}
+
+/// A worker's reply on its way.
+pub struct RelayStream {
+    upstream: UpstreamBody,
+    first: Option<Bytes>,
+    state: State,
+    events: Events,
+    limits: Limits,
+    recorder: Recorder,
+    reading: Reading,
+    /// Held for what they release when dropped.
+    _held: (Lease, OwnedSemaphorePermit),
+}
+
+enum State {
+    Flowing,
+    /// The error event is out; the connection is closed once it has been flushed.
+    Broken(TransportError),
+    Flushing(TransportError),
+    Ended,
+}
+
+/// Whether the reply is a stream of server-sent events, in which an error can be said.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Events {
+    Yes,
+    No,
+}
+
+/// Time limits of a reply. The timer is not moved with each piece, only looked at again when it fires.
+struct Limits {
+    timer: Pin<Box<Sleep>>,
+    idle: Duration,
+    total: Duration,
+    deadline: Instant,
+    last_piece: Instant,
+}
+
+impl Limits {
+    fn new(idle: Duration, total: Duration, deadline: Instant) -> Self {
+        let now = Instant::now();
+        let timer = Box::pin(tokio::time::sleep_until(deadline.min(now + idle)));
+        Self { timer, idle, total, deadline, last_piece: now }
+    }
+
+    fn poll_exceeded(&mut self, cx: &mut Context<'_>) -> Poll<TransportError> {
+        loop {
+            std::task::ready!(self.timer.as_mut().poll(cx));
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Poll::Ready(TransportError::Total { limit: self.total });
+            }
+            if now >= self.last_piece + self.idle {
+                return Poll::Ready(TransportError::Idle { limit: self.idle });
+            }
+            self.timer.as_mut().reset(self.deadline.min(self.last_piece + self.idle));
+        }
+    }
+}
+
+/// Turns a dispatched request into the client's response.
+#[must_use]
+pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Response<RelayBody> {
+    let Dispatched { begun, deadline, reading, permit } = dispatched;
+    let Begun { worker, lease, hit_tokens, response, first } = begun;
+    let (mut head, upstream) = response.into_parts();
+    head.headers = end_to_end(&head.headers);
+    if app.settings.route_headers == Switch::On {
+        if let Ok(id) = HeaderValue::from_str(worker.id().as_str()) {
+            head.headers.insert(ROUTER_WORKER, id);
+        }
+        head.headers.insert(ROUTER_HIT_TOKENS, HeaderValue::from(hit_tokens));
+    }
+    if let (false, Some(id)) = (head.headers.contains_key(REQUEST_ID), recorder.request_id()) {
+        head.headers.insert(REQUEST_ID, id.clone());
+    }
+    let content_type = head.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let events = if content_type.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
+        Events::Yes
+    } else {
+        Events::No
+    };
+    recorder.answered(head.status);
+    let limits = Limits::new(app.settings.idle_timeout, app.settings.request_timeout, deadline);
+    let _held = (lease, permit);
+    let stream =
+        RelayStream { upstream, first, state: State::Flowing, events, limits, recorder, reading, _held };
+    Response::from_parts(head, RelayBody::Stream(Box::new(stream)))
+}
+
+impl RelayStream {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        if let Some(first) = self.first.take() {
+            self.recorder.piece(&first);
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Flowing => {
+                self.state = State::Flowing;
+                self.poll_upstream(cx)
+            }
+            State::Broken(error) => {
+                // Once more around, so that hyper writes out the error event before it learns of the end.
+                self.state = State::Flushing(error);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            State::Flushing(error) => Poll::Ready(Some(Err(error))),
+            State::Ended => Poll::Ready(None),
+        }
+    }
+
+    fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        match Pin::new(&mut self.upstream).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.limits.last_piece = Instant::now();
+                if let Some(data) = frame.data_ref() {
+                    self.recorder.piece(data);
+                }
+                if self.upstream.is_end_stream() {
+                    self.finish();
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(None) => {
+                self.finish();
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(error))) => self.break_off(error),
+            Poll::Pending => match self.limits.poll_exceeded(cx) {
+                Poll::Ready(error) => self.break_off(error),
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+
+    fn finish(&mut self) {
+        self.state = State::Ended;
+        self.recorder.finish(Outcome::Complete, &self.reading);
+    }
+
+    /// The rest will not come: says so in the stream if it is one, never with `[DONE]`, and closes the connection.
+    fn break_off(&mut self, error: TransportError) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        self.recorder.finish(Outcome::Broken(&error), &self.reading);
+        if self.events == Events::No {
+            self.state = State::Ended;
+            return Poll::Ready(Some(Err(error)));
+        }
+        let code = if error.is_timeout() { "worker_timeout" } else { "worker_failed" };
+        let message = format!("the worker's stream broke: {error}");
+        let body = error_body(&message, "server_error", None, Some(code));
+        let event = [b"data: ", &body[..], b"\n\n"].concat();
+        self.state = State::Broken(error);
+        Poll::Ready(Some(Ok(Frame::data(event.into()))))
+    }
+}
+
+impl Drop for RelayStream {
+    fn drop(&mut self) {
+        if self.first.is_none() && self.upstream.is_end_stream() {
+            // hyper does not ask for more than the announced length.
+            self.finish();
+        }
+    }
+}
+
+impl Body for RelayBody {
+    type Data = Bytes;
+    type Error = TransportError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        match self.get_mut() {
+            Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Stream(stream) => stream.poll_piece(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Full(bytes) => bytes.is_none(),
+            Self::Stream(stream) => stream.first.is_none() && matches!(stream.state, State::Ended),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::Stream(_) => SizeHint::default(),
+        }
+    }
+}
