@@ -73,8 +73,12 @@ async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Res
     let (head, body) = request.into_parts();
     let path = head.uri.path();
     match (&head.method, path) {
-        (&Method::GET, "/metrics") => respond(StatusCode::OK, "text/plain; version=0.0.4", app.metrics.render(app)),
-        _ if scope == Scope::MetricsOnly => error(StatusCode::NOT_FOUND, "this listener serves GET /metrics alone"),
+        (&Method::GET, "/metrics") => {
+            respond(StatusCode::OK, "text/plain; version=0.0.4", app.metrics.render(app))
+        }
+        _ if scope == Scope::MetricsOnly => {
+            error(StatusCode::NOT_FOUND, "this listener serves GET /metrics alone")
+        }
         (&Method::GET, "/workers") => json_response(StatusCode::OK, &workers(app)),
         (&Method::POST, "/workers") => match read(app, body).await {
             Ok(body) => add_worker(app, &body).await,
@@ -102,7 +106,10 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Response<RelayBody>> {
     let limit_bytes = app.settings.max_body_bytes;
     let whole = Limited::new(body, limit_bytes).collect().await;
     whole.map(http_body_util::Collected::to_bytes).map_err(|reason| {
-        error(StatusCode::BAD_REQUEST, &format!("the body could not be read within {limit_bytes} bytes: {reason}"))
+        error(
+            StatusCode::BAD_REQUEST,
+            &format!("the body could not be read within {limit_bytes} bytes: {reason}"),
+        )
     })
 }
 

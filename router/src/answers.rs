@@ -81,7 +81,8 @@ fn models(app: &App, id: Option<&str>) -> Response<RelayBody> {
 }
 
 fn server_info(app: &App) -> Value {
-    let workers: Vec<_> = app.fleet.roster().snapshot.workers().iter().map(|worker| worker_info(worker)).collect();
+    let workers: Vec<_> =
+        app.fleet.roster().snapshot.workers().iter().map(|worker| worker_info(worker)).collect();
     json!({
         "name": "roundhouse-router",
         "version": env!("CARGO_PKG_VERSION"),
@@ -103,6 +104,7 @@ fn worker_info(worker: &router_core::Worker) -> Value {
 }
 
 fn model_info(app: &App) -> Value {
-    let models: Vec<_> = entries(app).iter().filter_map(|entry| entry["id"].as_str().map(str::to_owned)).collect();
+    let models: Vec<_> =
+        entries(app).iter().filter_map(|entry| entry["id"].as_str().map(str::to_owned)).collect();
     json!({ "model_path": models.first(), "models": models, "is_generation": true })
 }

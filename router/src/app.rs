@@ -75,7 +75,11 @@ impl App {
             decider,
             ratios: TokenRatios::default(),
             metrics: Metrics::default(),
-            admission: Admission::new(settings.max_in_flight, settings.max_body_bytes, settings.client_timeout),
+            admission: Admission::new(
+                settings.max_in_flight,
+                settings.max_body_bytes,
+                settings.client_timeout,
+            ),
             parser: Parser::new(rand::random(), session_header),
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),

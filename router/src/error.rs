@@ -48,7 +48,9 @@ pub enum RequestError {
         found: &'static str,
     },
     /// The body is larger than allowed.
-    #[error("request body is larger than the limit of {limit_bytes} bytes; raise --max-body-bytes to allow more")]
+    #[error(
+        "request body is larger than the limit of {limit_bytes} bytes; raise --max-body-bytes to allow more"
+    )]
     BodyTooLarge {
         /// The limit.
         limit_bytes: usize,
@@ -143,7 +145,8 @@ impl RequestError {
     /// Seconds after which trying again makes sense.
     fn retry_after(&self) -> Option<HeaderValue> {
         match self {
-            Self::Overloaded { .. } | Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
+            Self::Overloaded { .. }
+            | Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
                 Some(HeaderValue::from_static("1"))
             }
             _ => None,
@@ -188,7 +191,8 @@ mod tests {
         let down = RequestError::from(PickError::NoneUsable { down: 2, total: 2 });
         assert_eq!(down.response().status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(down.response().headers()[header::RETRY_AFTER], "1");
-        let unknown = RequestError::from(PickError::UnknownModel { model: "x".into(), known: vec!["y".into()] });
+        let unknown =
+            RequestError::from(PickError::UnknownModel { model: "x".into(), known: vec!["y".into()] });
         assert_eq!(unknown.status(), StatusCode::NOT_FOUND);
         assert_eq!(unknown.blame(), Blame::Client);
         let source = TransportError::ConnectTimeout { limit: Duration::from_secs(1) };

@@ -144,7 +144,8 @@ impl FleetService {
             });
             upstreams.resize(upstreams.len().max(worker.slot.index() + 1), None);
             upstreams[worker.slot.index()] = Some(Arc::clone(&upstream));
-            let prober = tokio::spawn(probes::keep_probing(upstream, Arc::clone(decider), self.settings.clone()));
+            let prober =
+                tokio::spawn(probes::keep_probing(upstream, Arc::clone(decider), self.settings.clone()));
             change.probers.insert(worker.id().clone(), prober.abort_handle());
         }
         self.roster.store(Arc::new(Roster { snapshot, upstreams }));
@@ -168,10 +169,9 @@ impl FleetService {
             return start_embedded(spec, desired.iter().filter(|spec| embedded(spec)).count());
         }
         let uri: Option<Uri> = spec.address.parse().ok();
-        let authority = uri.and_then(|uri| uri.authority().cloned()).ok_or_else(|| FleetError::Address {
-            id: spec.id.to_string(),
-            address: spec.address.clone(),
-        })?;
+        let authority = uri
+            .and_then(|uri| uri.authority().cloned())
+            .ok_or_else(|| FleetError::Address { id: spec.id.to_string(), address: spec.address.clone() })?;
         Ok(Arc::new(HttpTransport::new(authority, self.settings.connect_timeout)))
     }
 }

@@ -17,7 +17,12 @@ fn main() -> ExitCode {
     if let Some(Command::CheckConfig { file }) = &cli.command {
         return match Cli::configure(&[], Some(file)) {
             Ok(config) => {
-                println!("{}: good, {} workers, policy {}", file.display(), config.workers.len(), config.settings.policy);
+                println!(
+                    "{}: good, {} workers, policy {}",
+                    file.display(),
+                    config.workers.len(),
+                    config.settings.policy
+                );
                 ExitCode::SUCCESS
             }
             Err(errors) => complain(&errors),
@@ -80,7 +85,10 @@ fn introduce(app: &Arc<App>, addresses: Addresses) {
     let models = roster.snapshot.workers().iter().find_map(|worker| worker.models());
     let model = models.and_then(|models| models.first().cloned()).unwrap_or_else(|| "MODEL".to_owned());
     println!("\nTry it:\n");
-    println!("  curl -N http://{}/v1/chat/completions -H 'content-type: application/json' \\", addresses.clients);
+    println!(
+        "  curl -N http://{}/v1/chat/completions -H 'content-type: application/json' \\",
+        addresses.clients
+    );
     println!(
         "    -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \
          \"In the beginning\"}}]}}'\n"

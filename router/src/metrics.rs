@@ -2,7 +2,8 @@
 
 use http::StatusCode;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 use roundhouse_types::Usage;
 
@@ -12,7 +13,8 @@ use crate::routes::Endpoint;
 
 /// From a millisecond to ten minutes: first tokens of a cached prompt and of a very long one.
 const SECONDS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+    600.0,
 ];
 
 /// All metrics of the router.
@@ -74,16 +76,22 @@ impl Default for Metrics {
                 "Requests by endpoint and status; 499: the client left.",
                 &["endpoint", "status"],
             ),
-            errors: maker.counters("router_errors_total", "Failed requests by whose fault it was.", &["blame"]),
+            errors: maker.counters(
+                "router_errors_total",
+                "Failed requests by whose fault it was.",
+                &["blame"],
+            ),
             attempts: maker.counters(
                 "router_worker_attempts_total",
                 "Attempts by worker and how they ended.",
                 &["worker", "outcome"],
             ),
             retries: maker.add(IntCounter::new("router_retries_total", "Attempts after a request's first.")),
-            ttft_seconds: maker.seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply."),
+            ttft_seconds: maker
+                .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply."),
             itl_seconds: maker.seconds("router_itl_seconds", "Between two pieces of one reply."),
-            e2e_seconds: maker.seconds("router_e2e_seconds", "From a request's arrival to the end of its reply."),
+            e2e_seconds: maker
+                .seconds("router_e2e_seconds", "From a request's arrival to the end of its reply."),
             tokens: maker.counters("router_tokens_total", "Tokens as workers report them.", &["kind"]),
             cached_tokens: maker.counters(
                 "router_cached_tokens_total",
@@ -91,14 +99,19 @@ impl Default for Metrics {
                 &["source"],
             ),
             in_flight: maker.gauge("router_requests_in_flight", "Requests in flight."),
-            worker_in_flight: maker.gauges("router_worker_requests_in_flight", "The same by worker.", &["worker"]),
+            worker_in_flight: maker.gauges(
+                "router_worker_requests_in_flight",
+                "The same by worker.",
+                &["worker"],
+            ),
             worker_prefill_tokens: maker.gauges(
                 "router_worker_prefill_tokens",
                 "Uncached prompt tokens of requests without a first token, by worker.",
                 &["worker"],
             ),
             worker_up: maker.gauges("router_worker_up", "1 if requests may go to the worker.", &["worker"]),
-            tree_blocks: maker.gauge("router_prefix_tree_blocks", "Blocks held in the prefix tree, over all workers."),
+            tree_blocks: maker
+                .gauge("router_prefix_tree_blocks", "Blocks held in the prefix tree, over all workers."),
             registry: maker.0,
         }
     }
@@ -133,7 +146,9 @@ impl Metrics {
     pub fn render(&self, app: &App) -> Vec<u8> {
         self.read_state(app);
         let mut text = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut text).expect("writing to memory does not fail");
+        TextEncoder::new()
+            .encode(&self.registry.gather(), &mut text)
+            .expect("writing to memory does not fail");
         text
     }
 

@@ -113,7 +113,10 @@ mod tests {
 
     #[test]
     fn reads_model_lists_and_nothing_else() {
-        assert_eq!(entries_of(br#"{"object": "list", "data": [{"id": "a"}, {"id": "b"}]}"#).unwrap().len(), 2);
+        assert_eq!(
+            entries_of(br#"{"object": "list", "data": [{"id": "a"}, {"id": "b"}]}"#).unwrap().len(),
+            2
+        );
         for other in [&b"[]"[..], b"{}", b"{\"data\": 5}", b"", b"ok"] {
             assert!(entries_of(other).is_none());
         }

@@ -54,9 +54,10 @@ pub async fn serve(
     if let Some(listener) = metrics {
         tokio::spawn(admin::serve(Arc::clone(&app), listener, Scope::MetricsOnly));
     }
-    let threads = config.settings.threads.unwrap_or_else(|| {
-        std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-    });
+    let threads = config
+        .settings
+        .threads
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let cores = Cores::start(&app, threads).context("cannot start threads")?;
     wait_for_workers(&app).await;
     ready(&app, addresses);

@@ -143,7 +143,12 @@ impl Decider {
         self.lock().tree.held_blocks()
     }
 
-    fn look_up(&self, tree: &PrefixTree, request: &RequestView<'_>, candidates: &mut Candidates<'_>) -> PrefixHits {
+    fn look_up(
+        &self,
+        tree: &PrefixTree,
+        request: &RequestView<'_>,
+        candidates: &mut Candidates<'_>,
+    ) -> PrefixHits {
         if !self.policy.reads_prefixes() || request.prompt_bytes == 0 {
             return PrefixHits::default();
         }

@@ -100,7 +100,8 @@ pub struct Ring {
 
 impl Ring {
     fn new(workers: &[Arc<Worker>]) -> Self {
-        let mut slots: Vec<_> = workers.iter().map(|worker| (ring_address(worker.id()), worker.slot)).collect();
+        let mut slots: Vec<_> =
+            workers.iter().map(|worker| (ring_address(worker.id()), worker.slot)).collect();
         slots.sort_unstable();
         let buckets: Vec<_> = slots.iter().map(|(address, _)| Bucket::new(*address, 1)).collect();
         Self { continuum: Continuum::new(&buckets), slots }

@@ -23,6 +23,6 @@ impl RequestView<'_> {
     #[must_use]
     pub fn affinity(&self) -> Option<u64> {
         const FIRST_BLOCKS: usize = 16;
-        self.session.or_else(|| self.blocks.iter().take(FIRST_BLOCKS).last().map(|block| block.0))
+        self.session.or_else(|| self.blocks.iter().take(FIRST_BLOCKS).next_back().map(|block| block.0))
     }
 }

@@ -23,7 +23,11 @@ impl TokenRatios {
     pub fn tokens(&self, model: Option<&str>, prompt_bytes: usize) -> usize {
         let known = self.by_model.get(model.unwrap_or_default());
         let ratio = known.map_or(START_BYTES_PER_TOKEN, |bits| f64::from_bits(bits.load(Ordering::Relaxed)));
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a length over a positive ratio")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a length over a positive ratio"
+        )]
         let tokens = (prompt_bytes as f64 / ratio).ceil() as usize;
         tokens
     }

@@ -20,8 +20,8 @@ pub(super) fn arguments_of(path: &Path) -> Result<Vec<String>, ConfigErrors> {
 }
 
 fn arguments_of_text(text: &str) -> Result<Vec<String>, Vec<String>> {
-    let keys: Option<Map<String, Value>> =
-        serde_yaml::from_str(text).map_err(|error| vec![format!("no YAML mapping of keys to values: {error}")])?;
+    let keys: Option<Map<String, Value>> = serde_yaml::from_str(text)
+        .map_err(|error| vec![format!("no YAML mapping of keys to values: {error}")])?;
     let known = known_keys();
     let mut errors = Vec::new();
     let mut arguments = Vec::new();
@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn keys_are_flags_with_either_hyphen() {
-        let arguments = arguments_of_text("workers: [a, 'b:9000']\nmax_retries: 5\nroute-headers: off\n").unwrap();
+        let arguments =
+            arguments_of_text("workers: [a, 'b:9000']\nmax_retries: 5\nroute-headers: off\n").unwrap();
         assert!(arguments.contains(&"--workers=a,b:9000".to_owned()));
         assert!(arguments.contains(&"--max-retries=5".to_owned()));
         assert!(arguments.contains(&"--route-headers=off".to_owned()));
@@ -88,7 +89,8 @@ mod tests {
 
     #[test]
     fn all_errors_come_at_once_and_name_what_is_valid() {
-        let errors = arguments_of_text("wrokers: [a]\nport: many\nroute-headers: maybe\npolicy: {a: b}\n").unwrap_err();
+        let errors = arguments_of_text("wrokers: [a]\nport: many\nroute-headers: maybe\npolicy: {a: b}\n")
+            .unwrap_err();
         assert_eq!(errors.len(), 4, "{errors:?}");
         assert!(errors[0].contains("workers"), "{errors:?}");
         assert!(errors[1].contains("many"), "{errors:?}");

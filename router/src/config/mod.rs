@@ -136,7 +136,12 @@ pub struct ConfigErrors(pub Vec<String>);
 
 /// The command line.
 #[derive(Debug, clap::Parser)]
-#[command(name = "router", version, about = "A cache-aware router in front of LLM engines", max_term_width = 100)]
+#[command(
+    name = "router",
+    version,
+    about = "A cache-aware router in front of LLM engines",
+    max_term_width = 100
+)]
 pub struct Cli {
     /// Something else to do than to serve.
     #[command(subcommand)]
@@ -196,24 +201,36 @@ impl Settings {
             errors.push(format!("session-header: {:?} is no header name", self.session_header));
         }
         if tracing_subscriber::EnvFilter::try_new(&self.log_level).is_err() {
-            errors.push(format!("log-level: {:?} is no filter; try error, warn, info or debug", self.log_level));
+            errors.push(format!(
+                "log-level: {:?} is no filter; try error, warn, info or debug",
+                self.log_level
+            ));
         }
-        if errors.is_empty() { Ok(Config { settings: self, workers, admin_listen }) } else { Err(ConfigErrors(errors)) }
+        if errors.is_empty() {
+            Ok(Config { settings: self, workers, admin_listen })
+        } else {
+            Err(ConfigErrors(errors))
+        }
     }
 
     fn check_listeners(&self, errors: &mut Vec<String>) -> Option<SocketAddr> {
         let admin = match self.admin_listen.as_deref() {
             Some("off") => None,
-            Some(address) => address
-                .parse::<SocketAddr>()
-                .map_err(|_| errors.push(format!("admin-listen: {address:?} is neither ADDRESS:PORT nor off")))
-                .ok(),
+            Some(address) => {
+                let parsed = address.parse::<SocketAddr>().ok();
+                if parsed.is_none() {
+                    errors.push(format!("admin-listen: {address:?} is neither ADDRESS:PORT nor off"));
+                }
+                parsed
+            }
             None => match self.port.checked_add(1) {
                 Some(port) if self.port != 0 => Some(SocketAddr::from(([127, 0, 0, 1], port))),
                 // Port 0 asks for any free port, and so does the listener beside it.
                 _ if self.port == 0 => Some(SocketAddr::from(([127, 0, 0, 1], 0))),
                 _ => {
-                    errors.push("port: 65535 leaves no port for the admin listener; set admin-listen".to_owned());
+                    errors.push(
+                        "port: 65535 leaves no port for the admin listener; set admin-listen".to_owned(),
+                    );
                     None
                 }
             },
@@ -222,7 +239,8 @@ impl Settings {
             // It can remove workers, and has no key yet.
             errors.push(format!("admin-listen: {admin} is not loopback, and the admin listener has no key"));
         }
-        let named = [("port", Some(self.listen())), ("admin-listen", admin), ("metrics-listen", self.metrics_listen)];
+        let named =
+            [("port", Some(self.listen())), ("admin-listen", admin), ("metrics-listen", self.metrics_listen)];
         for (at, (name, address)) in named.iter().enumerate() {
             for (other_name, other) in &named[..at] {
                 if let (Some(one), Some(two)) = (address, other)

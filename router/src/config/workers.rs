@@ -45,14 +45,17 @@ pub fn parse_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> 
 fn normalise(address: &str) -> Result<String, String> {
     if let Some(model) = address.strip_prefix("embedded:") {
         if model.is_empty() {
-            return Err("embedded: wants a model, as in embedded:builtin or embedded:/models/smollm2".to_owned());
+            return Err(
+                "embedded: wants a model, as in embedded:builtin or embedded:/models/smollm2".to_owned()
+            );
         }
         if !cfg!(feature = "embedded") {
             return Err(format!("{address}: this router was built without embedded workers"));
         }
         return Ok(address.to_owned());
     }
-    let wrong = |why: &str| format!("{address:?} {why}; write http://host:port, host, host:port or embedded:MODEL");
+    let wrong =
+        |why: &str| format!("{address:?} {why}; write http://host:port, host, host:port or embedded:MODEL");
     if address.starts_with("https://") || address.starts_with("grpc://") {
         return Err(wrong("has a scheme that this version does not speak"));
     }
@@ -65,11 +68,16 @@ fn normalise(address: &str) -> Result<String, String> {
     if !matches!(uri.path(), "" | "/") || uri.query().is_some() || rest.contains('@') {
         return Err(wrong("has more than host and port"));
     }
-    let port = match (uri.port(), rest.trim_end_matches('/').ends_with(':')) {
-        (Some(port), _) if port.as_u16() != 0 => port.as_u16(),
-        (None, false) => {
-            // A URL without a port means HTTP's own, a bare host an engine's.
-            if address.starts_with("http://") { 80 } else { DEFAULT_PORT }
+    let authority = uri.authority().map_or("", http::uri::Authority::as_str);
+    let port = match uri.port_u16() {
+        Some(port) if port != 0 => port,
+        // A URL without a port means HTTP's own, a bare host an engine's.
+        None if authority == host => {
+            if address.starts_with("http://") {
+                80
+            } else {
+                DEFAULT_PORT
+            }
         }
         _ => return Err(wrong("has no valid port")),
     };
@@ -110,7 +118,8 @@ mod tests {
 
     #[test]
     fn errors_name_the_valid_forms() {
-        for bad in ["", "http://", "ftp://a", "https://a", "a:0", "a:99999", "a:", "a/b", "http://a?b", "u@a"] {
+        for bad in ["", "http://", "ftp://a", "https://a", "a:0", "a:99999", "a:", "a/b", "http://a?b", "u@a"]
+        {
             let error = address(bad).unwrap_err();
             assert!(error.contains("embedded:MODEL"), "{bad}: {error}");
         }

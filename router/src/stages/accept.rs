@@ -50,7 +50,8 @@ impl Cores {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let (inbox, connections) = mpsc::unbounded_channel();
             let open = Arc::new(AtomicUsize::new(0));
-            let serving = serve_connections(Arc::clone(app), connections, Arc::clone(&open), draining.clone());
+            let serving =
+                serve_connections(Arc::clone(app), connections, Arc::clone(&open), draining.clone());
             let thread = std::thread::Builder::new().name(format!("core-{index}"));
             threads.push(thread.spawn(move || runtime.block_on(serving))?);
             cores.push(Core { inbox, open });

@@ -79,7 +79,9 @@ impl Admission {
             };
             if rest.is_empty() {
                 // What was announced is trusted for a megabyte only: a client may announce and not send.
-                rest.reserve(announced.clamp(head.len() + data.len(), (1 << 20).max(head.len() + data.len())));
+                rest.reserve(
+                    announced.clamp(head.len() + data.len(), (1 << 20).max(head.len() + data.len())),
+                );
                 rest.extend_from_slice(head);
             }
             rest.extend_from_slice(&data);

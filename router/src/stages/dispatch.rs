@@ -68,7 +68,11 @@ pub struct Begun {
 ///
 /// # Errors
 /// When none could be picked, or every attempt failed.
-pub async fn dispatch(app: &App, parsed: Parsed, recorder: &mut Recorder) -> Result<Dispatched, RequestError> {
+pub async fn dispatch(
+    app: &App,
+    parsed: Parsed,
+    recorder: &mut Recorder,
+) -> Result<Dispatched, RequestError> {
     let deadline = Instant::now() + app.settings.request_timeout;
     let mut tried: Vec<WorkerSlot> = Vec::new();
     let mut last: Option<Result<Begun, RequestError>> = None;

@@ -5,10 +5,10 @@
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
+use roundhouse_types::{BlockHash, ChainHasher};
 use router_core::prefix::PromptHasher;
 use router_core::request::RequestView;
 use router_core::token_ratio::TokenRatios;
-use roundhouse_types::{BlockHash, ChainHasher};
 use tokio::sync::OwnedSemaphorePermit;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -102,13 +102,21 @@ impl Parser {
     ///
     /// # Errors
     /// When it is not a JSON object.
-    pub fn read(&self, headers: &HeaderMap, body: &[u8], ratios: &TokenRatios) -> Result<Reading, RequestError> {
+    pub fn read(
+        &self,
+        headers: &HeaderMap,
+        body: &[u8],
+        ratios: &TokenRatios,
+    ) -> Result<Reading, RequestError> {
         let body = RequestBody::parse(body).map_err(|error| match error {
             BodyError::Syntax(error) => RequestError::BadJson(error),
             BodyError::NotAnObject { found } => RequestError::NotAnObject { found },
         })?;
-        let salt = |text: &Option<std::borrow::Cow<'_, str>>| text.as_deref().unwrap_or_default().as_bytes().to_vec();
-        let mut hasher = PromptHasher::new(self.root.salted(&salt(&body.model)).salted(&salt(&body.cache_salt)));
+        let salt = |text: &Option<std::borrow::Cow<'_, str>>| {
+            text.as_deref().unwrap_or_default().as_bytes().to_vec()
+        };
+        let mut hasher =
+            PromptHasher::new(self.root.salted(&salt(&body.model)).salted(&salt(&body.cache_salt)));
         body.hash_prompt(&mut hasher);
         let (blocks, prompt_bytes) = hasher.finish();
         let header = headers.get(&self.session_header).map(http::HeaderValue::as_bytes);

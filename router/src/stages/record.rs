@@ -17,6 +17,7 @@ use crate::routes::Endpoint;
 use crate::transport::TransportError;
 
 /// How a relayed reply ended.
+#[derive(Clone, Copy, Debug)]
 pub enum Outcome<'a> {
     /// The worker's answer has gone out whole.
     Complete,

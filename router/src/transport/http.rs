@@ -88,7 +88,10 @@ impl HttpTransport {
     fn take_idle(&self) -> Option<Sender> {
         POOLS.with_borrow_mut(|pools| {
             let idle = pools.get_mut(&self.pool)?;
-            while idle.front().is_some_and(|idle| idle.since.elapsed() > IDLE_LIMIT || idle.sender.is_closed()) {
+            while idle
+                .front()
+                .is_some_and(|idle| idle.since.elapsed() > IDLE_LIMIT || idle.sender.is_closed())
+            {
                 idle.pop_front();
             }
             idle.pop_back().map(|idle| idle.sender)

@@ -18,7 +18,8 @@ pub use embedded::EmbeddedTransport;
 pub use http::HttpTransport;
 
 /// A future of one attempt's answer.
-pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, TransportError>> + Send + 'a>>;
+pub type Answer<'a> =
+    Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, TransportError>> + Send + 'a>>;
 
 /// Carries requests to one worker.
 pub trait Transport: Send + Sync {
@@ -108,9 +109,9 @@ impl Body for UpstreamBody {
         match self.get_mut() {
             Self::Http(body) => Pin::new(body).poll_frame(cx),
             #[cfg(feature = "embedded")]
-            Self::Embedded(body) => {
-                Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(|never| match never {})))
-            }
+            Self::Embedded(body) => Pin::new(body)
+                .poll_frame(cx)
+                .map(|frame| frame.map(|frame| frame.map_err(|never| match never {}))),
         }
     }
 

@@ -30,7 +30,12 @@ fn hashed(prompt: &str) -> (Vec<BlockHash>, usize) {
 }
 
 fn view<'a>((blocks, prompt_bytes): &'a (Vec<BlockHash>, usize)) -> RequestView<'a> {
-    RequestView { blocks, prompt_bytes: *prompt_bytes, prompt_tokens: prompt_bytes / 4, ..RequestView::default() }
+    RequestView {
+        blocks,
+        prompt_bytes: *prompt_bytes,
+        prompt_tokens: prompt_bytes / 4,
+        ..RequestView::default()
+    }
 }
 
 #[test]

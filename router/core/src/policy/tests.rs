@@ -24,7 +24,11 @@ fn fleet(workers: usize) -> Fleet {
 
 fn pick(policy: &dyn Policy, request: &RequestView<'_>, candidates: &[Candidate], seed: u64) -> usize {
     let snapshot = fleet(candidates.len()).snapshot();
-    policy.pick(request, &Choice { candidates, ring: &|| snapshot.ring() }, &mut SmallRng::seed_from_u64(seed))
+    policy.pick(
+        request,
+        &Choice { candidates, ring: &|| snapshot.ring() },
+        &mut SmallRng::seed_from_u64(seed),
+    )
 }
 
 fn prompt(tokens: usize) -> RequestView<'static> {
@@ -78,7 +82,11 @@ fn consistent_hash_keeps_a_session_until_its_worker_is_full() {
     let request = RequestView { session: Some(77), ..prompt(10) };
     let home = pick(&ConsistentHash, &request, &candidates, 0);
     candidates[(home + 1) % 4].load.requests = 0;
-    assert_eq!(pick(&ConsistentHash, &request, &candidates, 1), home, "load below the bound does not move it");
+    assert_eq!(
+        pick(&ConsistentHash, &request, &candidates, 1),
+        home,
+        "load below the bound does not move it"
+    );
     candidates[home].load.requests = 12;
     let next = pick(&ConsistentHash, &request, &candidates, 0);
     assert_ne!(next, home);
@@ -86,7 +94,11 @@ fn consistent_hash_keeps_a_session_until_its_worker_is_full() {
     let snapshot = fleet(4).snapshot();
     let choice = Choice { candidates: &without_home, ring: &|| snapshot.ring() };
     let elsewhere = cheapest(&ConsistentHash.costs(&request, &choice), &without_home);
-    assert_eq!(without_home[elsewhere].slot.index(), next, "a missing worker's sessions go to the same next one");
+    assert_eq!(
+        without_home[elsewhere].slot.index(),
+        next,
+        "a missing worker's sessions go to the same next one"
+    );
 }
 
 #[test]

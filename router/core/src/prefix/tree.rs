@@ -150,7 +150,9 @@ impl PrefixTree {
             let mut known: Vec<_> = found.iter().map(|(worker, _)| *worker).collect();
             known.sort_unstable();
             let new = self.holders(path[deep - 1]).iter().map(|(worker, _)| *worker);
-            found.extend(new.filter(|worker| known.binary_search(worker).is_err()).map(|worker| (worker, deep)));
+            found.extend(
+                new.filter(|worker| known.binary_search(worker).is_err()).map(|worker| (worker, deep)),
+            );
             deep = path[..deep - 1].partition_point(|hash| self.holders(*hash).len() > found.len());
         }
         PrefixHits(found)

@@ -1,0 +1,203 @@
+//! Workers that fail, clients that leave, routers that stop.
+
+use std::sync::Arc;
+
+use crate::harness::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+const OK: &str = r#"{"ok":true}"#;
+
+/// Sends ten requests to one failing and one good worker, and expects the good one's answer each time.
+async fn saves_every_request(what: &str, bad: MockWorker) {
+    let good = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let router = Router::start(&[&workers(&[&bad, &good]), "--policy=round_robin"]).await;
+    for _ in 0..10 {
+        let reply = router.post("/v1/chat/completions", &chat("x")).await;
+        assert_eq!((reply.status, reply.text().as_str()), (200, OK), "{what}");
+    }
+    assert!(!bad.seen().is_empty(), "{what}: the failing worker was asked");
+    assert!(router.metric("router_retries_total").await >= 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retries_elsewhere_what_failed_before_its_first_byte() {
+    for status in [429, 500, 502, 503, 504] {
+        saves_every_request(
+            &status.to_string(),
+            MockWorker::answering(&["m"], json_reply(status, "{}")).await,
+        )
+        .await;
+    }
+    saves_every_request("closes", MockWorker::start(&["m"], |_| vec![Act::Close]).await).await;
+    let head_then_close = |_: &Seen| vec![Act::Write(sse_head()), Act::Close];
+    saves_every_request("dies after the head", MockWorker::start(&["m"], head_then_close).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_worker_costs_nobody_an_answer() {
+    let bad = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let good = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let router = Router::start(&[&workers(&[&bad, &good]), "--policy=round_robin"]).await;
+    drop(bad);
+    for _ in 0..10 {
+        assert_eq!(router.post("/v1/chat/completions", &chat("x")).await.status, 200);
+    }
+    until("the dead worker is out", || async {
+        router.metric("router_worker_up{worker=\"w0\"}").await == 0.0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_all_fail_alike_the_workers_own_answer_is_given() {
+    let body = r#"{"error":{"message":"busy"}}"#;
+    let one = MockWorker::answering(&["m"], json_reply(429, body)).await;
+    let two = MockWorker::answering(&["m"], json_reply(429, body)).await;
+    let router = Router::start(&[&workers(&[&one, &two])]).await;
+    let reply = router.post("/v1/chat/completions", &chat("x")).await;
+    assert_eq!((reply.status, reply.text().as_str()), (429, body));
+    assert_eq!(one.seen().len() + two.seen().len(), 2, "each was asked once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_is_the_clients_is_not_retried() {
+    let one = MockWorker::answering(&["m"], json_reply(400, "{}")).await;
+    let two = MockWorker::answering(&["m"], json_reply(400, "{}")).await;
+    let router = Router::start(&[&workers(&[&one, &two])]).await;
+    assert_eq!(router.post("/v1/chat/completions", &chat("x")).await.status, 400);
+    assert_eq!(one.seen().len() + two.seen().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_without_an_alternative_is_a_502() {
+    let worker = MockWorker::start(&["m"], |_| vec![Act::Close]).await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let reply = router.post("/v1/chat/completions", &chat("x")).await;
+    assert_eq!(reply.status, 502);
+    let (message, code) = reply.error();
+    assert!(message.contains("w0"), "{message}");
+    assert_eq!(code, "worker_failed");
+    assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_worker_is_a_504() {
+    let worker = MockWorker::start(&["m"], |_| vec![Act::Wait(Arc::new(Notify::new()))]).await;
+    let router = Router::start(&[&workers(&[&worker]), "--request-timeout=200ms"]).await;
+    let reply = router.post("/v1/chat/completions", &chat("x")).await;
+    assert_eq!((reply.status, reply.error().1.as_str()), (504, "worker_timeout"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_stream_says_so_and_is_not_done() {
+    let worker = MockWorker::start(&["m"], |_| {
+        vec![Act::Write(sse_head()), Act::Write(chunk("data: {\"a\":1}\n\n")), Act::Close]
+    })
+    .await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let reply = router.post("/v1/chat/completions", &chat("x")).await;
+    let text = reply.text();
+    let events: Vec<_> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
+    assert_eq!(events.len(), 2, "{text}");
+    assert_eq!(events[0], "data: {\"a\":1}");
+    let error: serde_json::Value = serde_json::from_str(events[1].strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(error["error"]["code"], "worker_failed");
+    assert!(!reply.whole, "the connection is closed without the end of the body");
+    assert!(!text.contains("[DONE]"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_stands_still_is_broken_off() {
+    let worker = MockWorker::start(&["m"], |_| {
+        let wait = Act::Wait(Arc::new(Notify::new()));
+        vec![Act::Write(sse_head()), Act::Write(chunk("data: 1\n\n")), wait]
+    })
+    .await;
+    let router = Router::start(&[&workers(&[&worker]), "--idle-timeout=200ms"]).await;
+    let reply = router.post("/v1/chat/completions", &chat("x")).await;
+    assert!(reply.text().contains("worker_timeout"), "{}", reply.text());
+    assert!(!reply.whole);
+}
+
+/// A client that leaves after `read_first` (or at once) is noticed by the worker.
+async fn leaving_cancels(acts: Vec<Act>, closed: Arc<Notify>, read_first: &[u8]) {
+    let worker = MockWorker::start(&["m"], move |_| acts.clone()).await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let mut client = TcpStream::connect(router.address).await.unwrap();
+    let request = request_bytes("POST", "/v1/chat/completions", &[], chat("x").as_bytes());
+    client.write_all(&request).await.unwrap();
+    let mut raw = Vec::new();
+    while find(&raw, read_first).is_none() {
+        client.read_buf(&mut raw).await.unwrap();
+    }
+    until("the worker got the request", || async { !worker.seen().is_empty() }).await;
+    drop(client);
+    tokio::time::timeout(LIMIT, closed.notified()).await.expect("the worker's connection is closed");
+    until("nothing is in flight", || async { router.metric("router_requests_in_flight").await == 0.0 }).await;
+    let status = "router_requests_total{endpoint=\"chat\",status=\"499\"}";
+    until("it is recorded", || async { router.metric(status).await == 1.0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_cancels_the_worker() {
+    let closed = Arc::new(Notify::new());
+    let tell = Act::TellWhenClosed(Arc::clone(&closed));
+    let streaming = vec![Act::Write(sse_head()), Act::Write(chunk("data: one\n\n")), tell];
+    leaving_cancels(streaming, closed, b"one").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_before_the_head_cancels_the_worker() {
+    let closed = Arc::new(Notify::new());
+    leaving_cancels(vec![Act::TellWhenClosed(Arc::clone(&closed))], closed, b"").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_comes_back_serves_again() {
+    let worker = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let address = worker.address;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    drop(worker);
+    until("it is out", || async { router.get("/readyz").await.status == 503 }).await;
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let serving = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let reply = json_reply(200, OK);
+            stream.read_buf(&mut Vec::with_capacity(10_000)).await.unwrap();
+            stream.write_all(&reply).await.unwrap();
+        }
+    });
+    until("it is back", || async { router.get("/readyz").await.status == 200 }).await;
+    assert_eq!(router.post("/v1/chat/completions", &chat("x")).await.status, 200);
+    serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_lets_streams_finish() {
+    let go_on = Arc::new(Notify::new());
+    let wait = Arc::clone(&go_on);
+    let worker = MockWorker::start(&["m"], move |_| {
+        let end = [chunk("data: two\n\n"), b"0\r\n\r\n".to_vec()].concat();
+        vec![
+            Act::Write(sse_head()),
+            Act::Write(chunk("data: one\n\n")),
+            Act::Wait(Arc::clone(&wait)),
+            Act::Write(end),
+        ]
+    })
+    .await;
+    let mut router = Router::start(&[&workers(&[&worker])]).await;
+    let address = router.address;
+    let stream = tokio::spawn(async move {
+        exchange(address, "POST", "/v1/chat/completions", &[], chat("x").as_bytes()).await
+    });
+    until("it streams", || async { !worker.seen().is_empty() }).await;
+    router.stop();
+    until("nobody listens", || async { TcpStream::connect(address).await.is_err() }).await;
+    go_on.notify_one();
+    let reply = stream.await.unwrap();
+    assert!(reply.whole && reply.text().ends_with("data: two\n\n"), "{}", reply.text());
+    router.stopped().await;
+}

@@ -1,0 +1,143 @@
+//! Where requests go, seen from outside.
+
+use std::collections::HashMap;
+
+use crate::harness::*;
+
+async fn fleet(count: usize) -> Vec<MockWorker> {
+    let mut mocks = Vec::new();
+    for _ in 0..count {
+        mocks.push(MockWorker::answering(&["m"], json_reply(200, "{}")).await);
+    }
+    mocks
+}
+
+async fn start(mocks: &[MockWorker], policy: &str) -> Router {
+    let mocks: Vec<_> = mocks.iter().collect();
+    Router::start(&[&workers(&mocks), &format!("--policy={policy}")]).await
+}
+
+async fn worker_of(router: &Router, body: &str) -> String {
+    let reply = router.post("/v1/chat/completions", body).await;
+    assert_eq!(reply.status, 200);
+    reply.header("x-router-worker").to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prefix_aware_brings_a_conversation_back_and_spreads_new_ones() {
+    let mocks = fleet(4).await;
+    let router = start(&mocks, "prefix_aware").await;
+    let mut home = HashMap::new();
+    for turn in 0..3 {
+        for talk in 0..8 {
+            let history = format!("talk {talk}: {}", "and so on ".repeat(100 + 50 * turn));
+            let reply = router.post("/v1/chat/completions", &chat(&history)).await;
+            let worker = reply.header("x-router-worker").to_owned();
+            let hit: usize = reply.header("x-router-hit-tokens").parse().unwrap();
+            if turn > 0 {
+                assert_eq!(home[&talk], worker, "turn {turn} of talk {talk}");
+                assert!(hit > 200, "predicted {hit}");
+            }
+            home.insert(talk, worker);
+        }
+    }
+    let mut load: HashMap<&str, usize> = HashMap::new();
+    home.values().for_each(|worker| *load.entry(worker).or_default() += 1);
+    assert!(load.len() == 4 && load.values().all(|talks| *talks == 2), "{load:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn round_robin_takes_turns() {
+    let mocks = fleet(3).await;
+    let router = start(&mocks, "round_robin").await;
+    for _ in 0..9 {
+        worker_of(&router, &chat("same")).await;
+    }
+    assert!(mocks.iter().all(|mock| mock.seen().len() == 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consistent_hash_follows_the_session() {
+    let mocks = fleet(4).await;
+    let router = start(&mocks, "consistent_hash").await;
+    let mut homes = HashMap::new();
+    for round in 0..3 {
+        for session in ["a", "b", "c", "d", "e", "f"] {
+            let body = chat(&format!("{round}{session}"));
+            let headers = [("x-session-id", session)];
+            let reply =
+                exchange(router.address, "POST", "/v1/chat/completions", &headers, body.as_bytes()).await;
+            let worker = reply.header("x-router-worker").to_owned();
+            assert_eq!(*homes.entry(session).or_insert_with(|| worker.clone()), worker);
+        }
+    }
+    let mut used: Vec<_> = homes.values().collect();
+    used.sort_unstable();
+    used.dedup();
+    assert!(used.len() > 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn explain_says_who_and_why() {
+    let mocks = fleet(3).await;
+    let router = start(&mocks, "prefix_aware").await;
+    let body = chat(&"a long shared story ".repeat(100));
+    let home = worker_of(&router, &body).await;
+    let explained = router.admin("POST", "/explain", &body).await.json();
+    assert_eq!(explained["worker"], home.as_str());
+    assert_eq!(explained["policy"], "prefix_aware");
+    assert!(explained["why"].as_str().unwrap().contains(&home));
+    let candidates = explained["candidates"].as_array().unwrap();
+    assert_eq!(candidates.len(), 3);
+    let cost = |candidate: &serde_json::Value| candidate["cost"].as_f64().unwrap();
+    let chosen = candidates.iter().find(|candidate| candidate["worker"] == home.as_str()).unwrap();
+    assert!(chosen["hit_tokens"].as_u64().unwrap() > 400);
+    assert!(candidates.iter().all(|other| cost(other) >= cost(chosen)));
+    assert_eq!(router.admin("POST", "/explain", "{").await.status, 400);
+    let total: usize = mocks.iter().map(|mock| mock.seen().len()).sum();
+    assert_eq!(total, 1, "explaining sends nothing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_come_and_go_while_it_runs() {
+    let mocks = fleet(2).await;
+    let router = start(&mocks[..1], "round_robin").await;
+    let new = format!("{{\"url\": \"http://{}\", \"id\": \"late\"}}", mocks[1].address);
+    assert_eq!(router.admin("POST", "/workers", &new).await.status, 201);
+    assert_eq!(router.admin("POST", "/workers", &new).await.status, 409);
+    until("it is up", || async { router.metric("router_worker_up{worker=\"late\"}").await == 1.0 }).await;
+    let used: Vec<_> = [worker_of(&router, &chat("a")).await, worker_of(&router, &chat("b")).await].into();
+    assert!(used.contains(&"late".to_owned()));
+    assert_eq!(router.admin("DELETE", "/workers/w0", "").await.status, 200);
+    assert_eq!(router.admin("DELETE", "/workers/w0", "").await.status, 404);
+    for _ in 0..3 {
+        assert_eq!(worker_of(&router, &chat("c")).await, "late");
+    }
+    let listed = router.admin("GET", "/workers", "").await.json();
+    assert_eq!(listed["workers"].as_array().unwrap().len(), 1);
+    for (bad, expected) in [("{", "url"), ("{\"url\": \"ftp://a\"}", "scheme"), ("{\"uri\": \"a\"}", "uri")] {
+        let reply = router.admin("POST", "/workers", bad).await;
+        assert_eq!(reply.status, 400);
+        assert!(reply.error().0.contains(expected), "{}", reply.text());
+    }
+    assert_eq!(router.admin("GET", "/nothing", "").await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metrics_listener_shows_metrics_alone() {
+    let mocks = fleet(1).await;
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let router = Router::start(&[&workers(&[&mocks[0]]), &format!("--metrics-listen={free}")]).await;
+    assert_eq!(exchange(free, "GET", "/metrics", &[], b"").await.status, 200);
+    assert_eq!(exchange(free, "GET", "/workers", &[], b"").await.status, 404);
+    drop(router);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn route_headers_can_be_left_out() {
+    let mocks = fleet(1).await;
+    let router = Router::start(&[&workers(&[&mocks[0]]), "--route-headers=off"]).await;
+    let reply = router.post("/v1/chat/completions", &chat("x")).await;
+    assert!(!reply.headers.contains_key("x-router-worker"));
+    assert!(!reply.headers.contains_key("x-router-hit-tokens"));
+}
