@@ -15,7 +15,9 @@ fn fleet(count: usize) -> Arc<FleetSnapshot> {
     let mut fleet = Fleet::default();
     fleet.reconcile(&specs);
     let snapshot = fleet.snapshot();
-    snapshot.workers().iter().for_each(|worker| drop(worker.mark_up()));
+    for worker in snapshot.workers() {
+        worker.mark_up();
+    }
     snapshot
 }
 
@@ -86,7 +88,9 @@ fn says_why_nobody_can_be_picked() {
     fleet.workers().iter().for_each(|worker| worker.set_models(vec!["n".into(), "l".into()]));
     let known = vec!["l".to_owned(), "n".to_owned()];
     assert_eq!(error(&[]), PickError::UnknownModel { model: "m".into(), known });
-    fleet.workers().iter().for_each(|worker| drop(worker.mark_down()));
+    for worker in fleet.workers() {
+        worker.mark_down();
+    }
     assert_eq!(error(&[]), PickError::NoneUsable { down: 2, total: 2 });
 }
 
