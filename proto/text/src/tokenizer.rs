@@ -1,0 +1,107 @@
+//! A Hugging Face tokenizer: text to token ids and back.
+//!
+//! Knows nothing of chats or streams; [`chat_template`](crate::chat_template) makes the text, and
+//! [`detokenizer`](crate::detokenizer) turns tokens back into it one at a time.
+
+use std::sync::Arc;
+
+use roundhouse_types::TokenId;
+use tokenizers::DecoderWrapper;
+
+/// A tokenizer; clones share one vocabulary.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    byte_fallback: bool,
+}
+
+/// Whether encoding adds the tokens that the tokenizer puts around a text of its own accord, such as a BOS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SpecialTokenPolicy {
+    /// Add them: for a bare prompt.
+    Add,
+    /// Leave them out: for the output of a chat template, which writes its own.
+    Omit,
+}
+
+/// Why a tokenizer could not be read or used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// The bytes are not a tokenizer.json that this build understands.
+    #[error("tokenizer.json is invalid")]
+    Invalid(#[source] tokenizers::Error),
+    /// The text cannot be encoded.
+    #[error("text cannot be tokenized")]
+    Encode(#[source] tokenizers::Error),
+    /// The token ids cannot be decoded.
+    #[error("tokens cannot be turned into text")]
+    Decode(#[source] tokenizers::Error),
+}
+
+impl Tokenizer {
+    /// Reads the content of a tokenizer.json. Truncation and padding set in it are switched off: they serve training.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Invalid`].
+    pub fn from_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(TokenizerError::Invalid)?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(TokenizerError::Invalid)?;
+        let byte_fallback = inner.get_decoder().is_some_and(falls_back_to_bytes);
+        Ok(Self { inner: Arc::new(inner), byte_fallback })
+    }
+
+    /// The token ids of `text`.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`].
+    pub fn encode(&self, text: &str, special: SpecialTokenPolicy) -> Result<Vec<TokenId>, TokenizerError> {
+        let add = special == SpecialTokenPolicy::Add;
+        let encoding = self.inner.encode_fast(text, add).map_err(TokenizerError::Encode)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `tokens`, without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn decode(&self, tokens: &[TokenId]) -> Result<String, TokenizerError> {
+        self.inner.decode(tokens, true).map_err(TokenizerError::Decode)
+    }
+
+    /// How many ids there are, added tokens included; valid ids may still have gaps below it.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The id of a token by its exact spelling, such as `<|im_end|>`.
+    #[must_use]
+    pub fn token_to_id(&self, token: &str) -> Option<TokenId> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Whether `token` is one byte of a run that the decoder judges as a whole (`<0xE2>`): text from an unfinished run
+    /// may still change.
+    pub(crate) fn is_fallback_byte(&self, token: TokenId) -> bool {
+        self.byte_fallback
+            && self
+                .inner
+                .id_to_token(token)
+                .is_some_and(|text| text.len() == 6 && text.starts_with("<0x") && text.ends_with('>'))
+    }
+}
+
+fn falls_back_to_bytes(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::ByteFallback(_) => true,
+        DecoderWrapper::Sequence(sequence) => sequence.get_decoders().iter().any(falls_back_to_bytes),
+        _ => false,
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
+    }
+}
