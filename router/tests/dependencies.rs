@@ -21,7 +21,8 @@ const IMPURE: &[&str] = &["tokio", "hyper", "http", "prometheus", "tracing", "cu
 fn dependencies(folder: &str) -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
     let path = root.join(folder).join("Cargo.toml");
-    let manifest = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let manifest =
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut inside = false;
     let mut found = BTreeSet::new();
     for line in manifest.lines() {

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, ErrorKind, State, Value as JinjaValue, context};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, ValueKind};
+use minijinja::{Environment, ErrorKind, State, Value as JinjaValue};
 use minijinja_contrib::pycompat;
 use serde_json::{Map, Value};
 
@@ -147,8 +148,8 @@ impl ChatTemplate {
         let template = self.environment.get_template(name).map_err(|error| render_error(&error))?;
         let now = input.unix_seconds;
         let mut variables = vec![
-            ("messages", JinjaValue::from_serialize(&messages)),
-            ("tools", JinjaValue::from_serialize(input.tools)),
+            ("messages", JinjaValue::from(Serde(&messages))),
+            ("tools", JinjaValue::from(Serde(input.tools))),
             ("documents", JinjaValue::from(())),
             ("add_generation_prompt", JinjaValue::from(input.add_generation_prompt)),
             ("strftime_now", JinjaValue::from_function(move |format: &str| strftime(format, now))),
@@ -158,9 +159,8 @@ impl ChatTemplate {
             variables.extend(token.as_deref().map(|token| (name, JinjaValue::from(token))));
         }
         let extra = input.extra.into_iter().flatten();
-        variables.extend(extra.map(|(key, value)| (key.as_str(), JinjaValue::from_serialize(value))));
-        let variables: JinjaValue = variables.into_iter().collect();
-        template.render(context! { ..variables }).map_err(|error| render_error(&error))
+        variables.extend(extra.map(|(key, value)| (key.as_str(), JinjaValue::from(Serde(value)))));
+        template.render(JinjaValue::from_pairs(variables)).map_err(|error| render_error(&error))
     }
 }
 
@@ -193,9 +193,10 @@ fn token_text(value: &Value) -> Option<String> {
 }
 
 fn python_like_environment() -> Environment<'static> {
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    let syntax = syntax.expect("the delimiters are the default ones");
     let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
+    environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(pycompat::unknown_method_callback);
     environment

@@ -1,6 +1,14 @@
-//! The pure part of the worker: what a step is, which blocks exist, who runs next.
+//! The pure part of the worker: what a step is, which blocks exist, what they hold, who runs next.
 //!
 //! Knows no channels, HTTP, tokenizer or clock. Callers: the engine thread in `worker`, later the simulator.
 
+pub mod block_pool;
 pub mod sampling;
+pub mod scheduler;
+pub mod sequence;
 pub mod step;
+
+pub use block_pool::BlockPool;
+pub use sampling::SamplingParams;
+pub use scheduler::{Scheduler, SchedulerLimits};
+pub use sequence::Submission;

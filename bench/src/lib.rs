@@ -1,0 +1,18 @@
+//! Serving benchmarks in the format people already read: SGLang's and vLLM's tables, JSON keys and flags.
+//!
+//! The path of a run, in order: [`args`] → [`dataset`] → [`arrivals`] → [`run`] (over [`client`]) →
+//! [`record`] → [`statistics`] → [`report`]. Nothing here knows the router's or the worker's insides: it speaks
+//! HTTP like any client.
+
+pub mod args;
+pub mod arrivals;
+pub mod body;
+pub mod chunk;
+pub mod client;
+pub mod dataset;
+pub mod record;
+pub mod report;
+pub mod run;
+pub mod sse;
+pub mod statistics;
+pub mod tokens;

@@ -1,0 +1,169 @@
+//! What a reader of the table must know before believing it.
+
+use crate::statistics::{InputSource, Statistics};
+
+/// Token counts that differ by more than this share of the larger one are reported.
+const COUNT_TOLERANCE: f64 = 0.02;
+/// Mean TPOT and mean ITL that differ by more than this share of the larger one are reported.
+const PACE_TOLERANCE: f64 = 0.10;
+/// How many distinct failures are named.
+const NAMED_FAILURES: usize = 5;
+
+/// All warnings, one sentence or line each.
+pub fn warnings(stats: &Statistics) -> Vec<String> {
+    let mut warnings = failures(stats);
+    if stats.completed_requests == 0 {
+        return warnings;
+    }
+    warnings.extend(empty_answers(stats));
+    warnings.extend(output_counts(stats));
+    warnings.extend(input_counts(stats));
+    warnings.extend(pace(stats));
+    warnings
+}
+
+fn differ(a: f64, b: f64, tolerance: f64) -> bool {
+    (a - b).abs() > tolerance * a.max(b)
+}
+
+fn failures(stats: &Statistics) -> Vec<String> {
+    if stats.failed_requests == 0 {
+        return Vec::new();
+    }
+    let total = stats.failed_requests + stats.completed_requests;
+    let mut lines = vec![format!("{} of {total} requests failed", stats.failed_requests)];
+    lines.extend(
+        stats.failures.iter().take(NAMED_FAILURES).map(|(message, count)| format!("{count} × {message}")),
+    );
+    if let Some(more) = stats.failures.len().checked_sub(NAMED_FAILURES).filter(|more| *more > 0) {
+        lines.push(format!("and {more} more kinds of failure"));
+    }
+    lines
+}
+
+fn empty_answers(stats: &Statistics) -> Option<String> {
+    (stats.empty_requests > 0).then(|| {
+        format!(
+            "{} successful requests had no text: they have no TTFT and their latency runs to the stream's end",
+            stats.empty_requests
+        )
+    })
+}
+
+fn output_counts(stats: &Statistics) -> Option<String> {
+    let counts = &stats.output_counts;
+    let known: Vec<(&str, u64)> = [
+        ("requested", counts.requested),
+        ("usage", counts.usage),
+        ("chunks", Some(counts.chunks)),
+        ("retokenized", counts.retokenized),
+    ]
+    .into_iter()
+    .filter_map(|(name, count)| Some((name, count?)))
+    .collect();
+    let smallest = known.iter().map(|(_, count)| *count).min()?;
+    let largest = known.iter().map(|(_, count)| *count).max()?;
+    differ(smallest as f64, largest as f64, COUNT_TOLERANCE).then(|| {
+        let listed: Vec<String> = known.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        format!(
+            "counts of output tokens differ by more than 2 %: {}; fewer than requested means that answers ended \
+             early, fewer chunks than tokens that chunks carry several (ITL is then the gap between chunks)",
+            listed.join(", ")
+        )
+    })
+}
+
+fn input_counts(stats: &Statistics) -> Option<String> {
+    let usage = stats.usage_input_tokens?;
+    let dataset = stats.dataset_input_tokens;
+    let exact = stats.input_source == InputSource::Tokenizer;
+    (exact && differ(usage as f64, dataset as f64, COUNT_TOLERANCE)).then(|| {
+        format!(
+            "counts of input tokens differ by more than 2 %: dataset {dataset}, usage {usage}; the server adds its \
+             chat template, or its tokenizer is not the one given"
+        )
+    })
+}
+
+fn pace(stats: &Statistics) -> Option<String> {
+    let (tpot, itl) = (stats.tpot.mean_ms(), stats.itl.mean_ms());
+    let both = stats.tpot.count() > 0 && stats.itl.count() > 0;
+    (both && differ(tpot, itl, PACE_TOLERANCE)).then(|| {
+        format!(
+            "mean TPOT ({tpot:.2} ms, over requests) and mean ITL ({itl:.2} ms, over chunks) differ by more than \
+             10 %: requests of different lengths ran at different paces, or chunks are not tokens"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::record::{RequestRecord, Response, Usage};
+    use crate::statistics::DatasetCount;
+
+    fn record(itl_ms: u64, chunks: u64, usage_tokens: u64) -> RequestRecord {
+        let itls = vec![Duration::from_millis(itl_ms); chunks as usize - 1];
+        let ttft = Duration::from_millis(10);
+        let response = Response {
+            ttft: Some(ttft),
+            latency: ttft + itls.iter().sum::<Duration>(),
+            itls,
+            chunks,
+            usage: Some(Usage { prompt_tokens: 100, completion_tokens: usage_tokens, cached_tokens: None }),
+            ..Response::default()
+        };
+        RequestRecord {
+            response,
+            dataset_input_tokens: 100,
+            requested_output_tokens: Some(100),
+            ..RequestRecord::default()
+        }
+    }
+
+    fn warnings_of(records: &[RequestRecord]) -> Vec<String> {
+        warnings(&Statistics::of(records, Duration::from_secs(1), DatasetCount::Exact, None))
+    }
+
+    #[test]
+    fn a_consistent_run_has_none() {
+        assert_eq!(warnings_of(&[record(5, 100, 100), record(5, 99, 99)]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn counts_that_differ_by_more_than_two_percent_are_listed() {
+        let texts = warnings_of(&[record(5, 97, 97)]);
+        assert_eq!(texts.len(), 1, "{texts:?}");
+        assert!(texts[0].contains("requested 100, usage 97, chunks 97"), "{texts:?}");
+        let mut retokenized = record(5, 100, 100);
+        retokenized.retokenized_tokens = Some(500);
+        assert!(warnings_of(&[retokenized])[0].contains("retokenized 500"));
+    }
+
+    #[test]
+    fn pace_that_differs_between_requests_and_chunks_is_reported() {
+        let mut short = record(50, 2, 2);
+        short.requested_output_tokens = Some(2);
+        let texts = warnings_of(&[record(5, 100, 100), short]);
+        assert!(texts.iter().any(|text| text.contains("mean TPOT (27.50 ms")), "{texts:?}");
+    }
+
+    #[test]
+    fn a_template_that_adds_input_tokens_is_reported() {
+        let mut templated = record(5, 100, 100);
+        templated.dataset_input_tokens = 90;
+        assert!(warnings_of(&[templated])[0].contains("dataset 90, usage 100"));
+    }
+
+    #[test]
+    fn names_the_first_few_distinct_failures() {
+        let failed = |n: usize| RequestRecord { failure: Some(format!("e{n}")), ..RequestRecord::default() };
+        let texts = warnings_of(&(0..7).chain([3]).map(failed).collect::<Vec<_>>());
+        assert_eq!(texts[0], "8 of 8 requests failed");
+        assert_eq!(texts[1], "2 × e3");
+        assert_eq!(texts.len(), 1 + 5 + 1);
+        assert_eq!(texts[6], "and 2 more kinds of failure");
+    }
+}

@@ -1,0 +1,295 @@
+//! The turns of one conversation: each a request that carries what was really said before it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::HeaderValue;
+use indicatif::ProgressBar;
+use tokio::task::JoinSet;
+
+use crate::args::Api;
+use crate::arrivals::split_delay;
+use crate::body::{self, BodyWriter, Message};
+use crate::client::Client;
+use crate::client::exchange::Call;
+use crate::dataset::{Content, Conversation, Dataset, Turn};
+use crate::record::RequestRecord;
+
+/// Most output tokens of a warm-up request, as in SGLang.
+const WARM_UP_OUTPUT_TOKENS: u64 = 32;
+
+/// Everything that conversations share.
+#[derive(Debug)]
+pub struct Workload {
+    /// The connections.
+    pub client: Client,
+    /// The bodies.
+    pub writer: BodyWriter,
+    /// The endpoint of made prompts; recorded bodies bring their own.
+    pub api: Api,
+    /// What to say.
+    pub dataset: Dataset,
+    /// Pause before each later turn.
+    pub turn_delay: Duration,
+    /// `--send-session-id`.
+    pub sends_session_id: bool,
+    /// One step a request.
+    pub progress: ProgressBar,
+}
+
+/// Which conversation, and when it was to start. Offsets are from `run_start`.
+#[derive(Debug, Clone, Copy)]
+pub struct Due {
+    /// Index in the dataset.
+    pub index: usize,
+    /// Zero of all offsets.
+    pub run_start: Instant,
+    /// Its place in the schedule.
+    pub scheduled: Duration,
+    /// When the concurrency limit last opened for the line it stood in.
+    pub blocked_until: Duration,
+}
+
+impl Workload {
+    /// Sends all turns, one after another. After a failure the later turns cannot be sent and fail with it.
+    pub async fn converse(&self, due: Due) -> Vec<RequestRecord> {
+        let conversation = &self.dataset.conversations[due.index];
+        let mut history = History::new(self.api, conversation);
+        let mut records: Vec<RequestRecord> = Vec::with_capacity(conversation.turns.len());
+        let mut planned = due.scheduled;
+        for (number, turn) in conversation.turns.iter().enumerate() {
+            if number > 0 && !self.turn_delay.is_zero() {
+                tokio::time::sleep_until((due.run_start + planned).into()).await;
+            }
+            let mut record = self.say(&mut history, turn, due).await;
+            let delay = match number {
+                0 => split_delay(due.scheduled, due.blocked_until, record.start),
+                _ => split_delay(planned, Duration::ZERO, record.start),
+            };
+            (record.turn, record.queued, record.late) = (number, delay.queued, delay.late);
+            self.progress.inc(1);
+            planned = due.run_start.elapsed() + self.turn_delay;
+            let failed = !record.is_success();
+            records.push(record);
+            if failed {
+                records.extend(unsent(due.index, number + 1, conversation.turns.len()));
+                break;
+            }
+        }
+        records
+    }
+
+    async fn say<'a>(&self, history: &mut History<'a>, turn: &'a Turn, due: Due) -> RequestRecord {
+        let (api, body) = history.body(&self.writer, turn, turn.output_tokens);
+        let asked_for = match &turn.content {
+            Content::Body(body, _) => body::output_length(body),
+            Content::Text(_) => turn.output_tokens,
+        };
+        let call =
+            Call { api, body, streaming: self.writer.streaming(), session_id: self.session_id(due.index) };
+        let exchange = self.client.generate(call).await;
+        let mut record = RequestRecord {
+            session: due.index,
+            start: exchange.start - due.run_start,
+            response: exchange.response,
+            requested_output_tokens: self.writer.requested_output_tokens(asked_for),
+            failure: exchange.failure.map(|error| with_causes(&error)),
+            ..RequestRecord::default()
+        };
+        record.dataset_input_tokens = history.hear(turn, &record);
+        record
+    }
+
+    fn session_id(&self, index: usize) -> Option<HeaderValue> {
+        let id = || HeaderValue::from_str(&format!("bench-{index}")).expect("digits are a header value");
+        self.sends_session_id.then(id)
+    }
+
+    /// Sends the first turn of the first conversation `count` times at once; returns a failure if all failed.
+    pub async fn warm_up(self: &Arc<Self>, count: u32) -> Option<String> {
+        let mut tasks = JoinSet::new();
+        for _ in 0..count {
+            let workload = Arc::clone(self);
+            tasks.spawn(async move {
+                let conversation = workload.dataset.conversations.first()?;
+                let turn = conversation.turns.first()?;
+                let history = History::new(workload.api, conversation);
+                let tokens = turn.output_tokens.unwrap_or(WARM_UP_OUTPUT_TOKENS).min(WARM_UP_OUTPUT_TOKENS);
+                let (api, body) = history.body(&workload.writer, turn, Some(tokens));
+                let call = Call { api, body, streaming: workload.writer.streaming(), session_id: None };
+                workload.client.generate(call).await.failure.map(|error| with_causes(&error))
+            });
+        }
+        let mut failure = None;
+        while let Some(outcome) = tasks.join_next().await {
+            match outcome {
+                Ok(None) => return None,
+                Ok(failed) => failure = failed,
+                Err(broken) => failure = Some(broken.to_string()),
+            }
+        }
+        failure
+    }
+}
+
+/// Records of the turns from `first` on, which were never sent.
+fn unsent(session: usize, first: usize, turns: usize) -> impl Iterator<Item = RequestRecord> {
+    (first..turns).map(move |turn| RequestRecord {
+        session,
+        turn,
+        failure: Some("not sent: an earlier turn of the conversation failed".to_owned()),
+        ..RequestRecord::default()
+    })
+}
+
+/// An error and what caused it, in one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+/// What was said so far, in the shape of the endpoint.
+enum History<'a> {
+    Chat { messages: Vec<Message<'a>>, tokens: u64 },
+    Completions { text: String, tokens: u64 },
+}
+
+impl<'a> History<'a> {
+    fn new(api: Api, conversation: &'a Conversation) -> Self {
+        let system = conversation.system.as_ref();
+        let tokens = system.map_or(0, |system| system.tokens);
+        match api {
+            Api::Chat => {
+                let message = |text: &'a str| Message { role: "system", content: Cow::Borrowed(text) };
+                Self::Chat {
+                    messages: system.map(|system| message(&system.text)).into_iter().collect(),
+                    tokens,
+                }
+            }
+            Api::Completions => {
+                Self::Completions { text: system.map_or_else(String::new, |s| s.text.clone()), tokens }
+            }
+        }
+    }
+
+    /// The next request.
+    fn body(&self, writer: &BodyWriter, turn: &Turn, output_tokens: Option<u64>) -> (Api, Bytes) {
+        match (&turn.content, self) {
+            (Content::Body(recorded, _), _) => {
+                let api =
+                    body::api_of(recorded).expect("the dataset refuses bodies without messages or prompt");
+                (api, writer.recorded(recorded, output_tokens))
+            }
+            (Content::Text(said), Self::Chat { messages, .. }) => {
+                let next = Message { role: "user", content: Cow::Borrowed(said.text.as_str()) };
+                let messages: Vec<_> = messages.iter().map(Message::borrowed).chain([next]).collect();
+                (Api::Chat, writer.chat(&messages, output_tokens))
+            }
+            (Content::Text(said), Self::Completions { text, .. }) => {
+                (Api::Completions, writer.completion(&follow(text, &said.text), output_tokens))
+            }
+        }
+    }
+
+    /// Takes in what was said and answered; returns the input tokens of the request.
+    fn hear(&mut self, turn: &'a Turn, record: &RequestRecord) -> u64 {
+        let (Self::Chat { tokens, .. } | Self::Completions { tokens, .. }) = self;
+        let input_tokens = *tokens + turn.content.tokens();
+        *tokens = input_tokens + record.output_tokens();
+        let Content::Text(said) = &turn.content else {
+            return input_tokens;
+        };
+        match self {
+            Self::Chat { messages, .. } => {
+                messages.push(Message { role: "user", content: Cow::Borrowed(&said.text) });
+                messages
+                    .push(Message { role: "assistant", content: Cow::Owned(record.response.text.clone()) });
+            }
+            Self::Completions { text, .. } => {
+                *text = follow(text, &said.text).into_owned() + &record.response.text;
+            }
+        }
+        input_tokens
+    }
+}
+
+/// A completion prompt that goes on after an empty line.
+fn follow<'t>(before: &str, next: &'t str) -> Cow<'t, str> {
+    if before.is_empty() { Cow::Borrowed(next) } else { Cow::Owned(format!("{before}\n\n{next}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::dataset::Passage;
+    use crate::record::{Response, Usage};
+
+    fn passage(text: &str, tokens: u64) -> Passage {
+        Passage { text: text.to_owned(), tokens }
+    }
+
+    fn conversation() -> Conversation {
+        let turn = |text| Turn { content: Content::Text(passage(text, 2)), output_tokens: Some(5) };
+        Conversation { system: Some(passage("sys", 1)), turns: vec![turn("q1"), turn("q2")] }
+    }
+
+    fn writer() -> BodyWriter {
+        let Command::Serve(args) = Cli::try_parse_from(["bench", "serve"]).unwrap().command;
+        BodyWriter::new(&args, "m")
+    }
+
+    fn answer(text: &str) -> RequestRecord {
+        let usage = Some(Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: None });
+        let response = Response { text: text.to_owned(), usage, ..Response::default() };
+        RequestRecord { response, ..RequestRecord::default() }
+    }
+
+    fn bodies(api: Api) -> (Vec<Value>, Vec<u64>) {
+        let conversation = conversation();
+        let mut history = History::new(api, &conversation);
+        let mut bodies = Vec::new();
+        let mut tokens = Vec::new();
+        for turn in &conversation.turns {
+            let (_, body) = history.body(&writer(), turn, turn.output_tokens);
+            bodies.push(serde_json::from_slice(&body).unwrap());
+            tokens.push(history.hear(turn, &answer("a1")));
+        }
+        (bodies, tokens)
+    }
+
+    #[test]
+    fn later_turns_carry_the_real_replies() {
+        let (bodies, tokens) = bodies(Api::Chat);
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
+        assert_eq!(bodies[0]["messages"], json!([message("system", "sys"), message("user", "q1")]));
+        assert_eq!(
+            bodies[1]["messages"],
+            json!([
+                message("system", "sys"),
+                message("user", "q1"),
+                message("assistant", "a1"),
+                message("user", "q2")
+            ])
+        );
+        assert_eq!(tokens, [1 + 2, 1 + 2 + 4 + 2]);
+    }
+
+    #[test]
+    fn completions_carry_them_as_text() {
+        let (bodies, _) = bodies(Api::Completions);
+        assert_eq!(bodies[0]["prompt"], "sys\n\nq1");
+        assert_eq!(bodies[1]["prompt"], "sys\n\nq1a1\n\nq2");
+    }
+}

@@ -1,0 +1,85 @@
+//! One generation inside a worker.
+
+use std::sync::Arc;
+
+use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
+
+use crate::sampling::SamplingParams;
+use crate::step::{BlockId, SequenceId};
+
+/// What a request asks of the scheduler.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// The prompt, at least one token.
+    pub prompt: Vec<TokenId>,
+    /// How tokens are drawn.
+    pub params: Arc<SamplingParams>,
+    /// Tokens to generate at most, at least one.
+    pub max_tokens: usize,
+    /// Tokens that end the generation; they count as generated and carry no text.
+    pub end_tokens: Arc<[TokenId]>,
+}
+
+/// A sequence: its tokens, and how far their KV is computed.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    pub(crate) params: Arc<SamplingParams>,
+    /// Prompt, then what was generated.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) prompt_tokens: usize,
+    /// Tokens whose KV is in the blocks.
+    pub(crate) computed_tokens: usize,
+    /// Tokens of the prompt that were in the cache when it was first admitted; `None` before.
+    pub(crate) cached_tokens: Option<usize>,
+    pub(crate) table: Vec<BlockId>,
+    end_tokens: Arc<[TokenId]>,
+    max_tokens: usize,
+    chain: ChainHasher,
+    hashes: Vec<BlockHash>,
+}
+
+impl Sequence {
+    pub(crate) fn new(id: SequenceId, submission: Submission, root: ChainHasher) -> Self {
+        let Submission { prompt, params, max_tokens, end_tokens } = submission;
+        Self {
+            id,
+            params,
+            prompt_tokens: prompt.len(),
+            tokens: prompt,
+            computed_tokens: 0,
+            cached_tokens: None,
+            table: Vec::new(),
+            end_tokens,
+            max_tokens,
+            chain: root,
+            hashes: Vec::new(),
+        }
+    }
+
+    /// Tokens that have to go through the model before the next one can be drawn.
+    pub(crate) fn remaining_tokens(&self) -> usize {
+        self.tokens.len() - self.computed_tokens
+    }
+
+    pub(crate) fn generated_tokens(&self) -> usize {
+        self.tokens.len() - self.prompt_tokens
+    }
+
+    /// Chained hashes of all full blocks of its tokens.
+    pub(crate) fn hashes(&mut self, block_tokens: usize) -> &[BlockHash] {
+        for block in self.tokens.chunks_exact(block_tokens).skip(self.hashes.len()) {
+            self.hashes.push(self.chain.push_tokens(block));
+        }
+        &self.hashes
+    }
+
+    /// Adds a drawn token; says why the generation ends, if it does.
+    pub(crate) fn append(&mut self, token: TokenId) -> Option<FinishReason> {
+        self.tokens.push(token);
+        if self.end_tokens.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        (self.generated_tokens() >= self.max_tokens).then_some(FinishReason::Length)
+    }
+}

@@ -1,0 +1,187 @@
+//! Keys and values in blocks, laid out for the tile loop.
+//!
+//! Keys lie in tiles of [`LANES`] positions, `[head_dim][lane]`, like weights: scores need no horizontal sums. Values lie
+//! by position, `[position][head_dim]`, padded to whole vectors. Next: [`super::attention`] reads them.
+
+use super::activations::Activations;
+use super::aligned::AlignedBox;
+use super::simd::LANES;
+use crate::{KernelError, KvLayout, Span};
+
+/// Keys and values of all layers, f32, allocated once and backed by memory when first written.
+#[derive(Debug)]
+pub struct CpuKvPool {
+    layout: KvLayout,
+    keys: AlignedBox<f32>,
+    values: AlignedBox<f32>,
+}
+
+impl CpuKvPool {
+    /// Allocates the pool.
+    pub(crate) fn new(layout: KvLayout) -> Result<Self, KernelError> {
+        if layout.block_tokens == 0 || layout.kv_heads == 0 || layout.head_dim == 0 {
+            return Err(KernelError::Shape {
+                operation: "kv pool",
+                expected: "at least one position, head and dimension".into(),
+                found: format!("{layout:?}"),
+            });
+        }
+        let blocks = layout.layers.saturating_mul(layout.blocks).saturating_mul(layout.kv_heads);
+        let lanes = layout.block_tokens.next_multiple_of(LANES);
+        let keys = AlignedBox::zeroed(blocks.saturating_mul(lanes * layout.head_dim))?;
+        let values = AlignedBox::zeroed(blocks.saturating_mul(lanes * padded(layout.head_dim)))?;
+        Ok(Self { layout, keys, values })
+    }
+
+    /// Bytes that one block takes in all layers.
+    #[must_use]
+    pub fn block_bytes(layout: KvLayout) -> usize {
+        let lanes = layout.block_tokens.next_multiple_of(LANES);
+        layout.layers
+            * layout.kv_heads
+            * lanes
+            * (layout.head_dim + padded(layout.head_dim))
+            * size_of::<f32>()
+    }
+
+    /// Its shape.
+    #[must_use]
+    pub fn layout(&self) -> KvLayout {
+        self.layout
+    }
+
+    /// Lanes of a block: its positions, rounded up to whole tiles.
+    pub(crate) fn block_lanes(&self) -> usize {
+        self.layout.block_tokens.next_multiple_of(LANES)
+    }
+
+    /// Width of a value row, padded to whole vectors.
+    pub(crate) fn value_width(&self) -> usize {
+        padded(self.layout.head_dim)
+    }
+
+    /// Key tiles `[tile][head_dim][lane]` of one head in one block.
+    pub(crate) fn keys(&self, layer: usize, block: u32, head: usize) -> &[f32] {
+        let len = self.block_lanes() * self.layout.head_dim;
+        &self.keys[self.index(layer, block, head) * len..][..len]
+    }
+
+    /// Values `[position][value_width]` of one head in one block.
+    pub(crate) fn values(&self, layer: usize, block: u32, head: usize) -> &[f32] {
+        let len = self.block_lanes() * self.value_width();
+        &self.values[self.index(layer, block, head) * len..][..len]
+    }
+
+    fn index(&self, layer: usize, block: u32, head: usize) -> usize {
+        (layer * self.layout.blocks + block as usize) * self.layout.kv_heads + head
+    }
+
+    /// Writes keys and values of every row; they are the last `2 · kv_heads` heads of it.
+    pub(crate) fn store(
+        &mut self,
+        qkv: &Activations,
+        spans: &[Span<'_>],
+        layer: usize,
+    ) -> Result<(), KernelError> {
+        self.check(spans, qkv.rows(), layer)?;
+        let kv_width = self.layout.kv_heads * self.layout.head_dim;
+        let Some(first_column) = qkv.width().checked_sub(2 * kv_width) else {
+            return Err(mismatch(format!("rows of at least {}", 2 * kv_width), format!("{}", qkv.width())));
+        };
+        for span in spans {
+            for row in 0..span.rows {
+                let kv = &qkv.row(span.first_row + row)[first_column..];
+                self.store_row(kv, span, span.context_tokens + row, layer);
+            }
+        }
+        Ok(())
+    }
+
+    fn store_row(&mut self, kv: &[f32], span: &Span<'_>, position: usize, layer: usize) {
+        let KvLayout { kv_heads, head_dim, block_tokens, .. } = self.layout;
+        let (block, slot) = (span.blocks[position / block_tokens], position % block_tokens);
+        let (key_len, value_len) = (self.block_lanes() * head_dim, self.block_lanes() * self.value_width());
+        let value_width = self.value_width();
+        let (keys, values) = kv.split_at(kv_heads * head_dim);
+        for head in 0..kv_heads {
+            let index = self.index(layer, block, head);
+            let tile = index * key_len + slot / LANES * LANES * head_dim + slot % LANES;
+            let key = &keys[head * head_dim..][..head_dim];
+            for (to, from) in self.keys[tile..].iter_mut().step_by(LANES).zip(key) {
+                *to = *from;
+            }
+            let value = &values[head * head_dim..][..head_dim];
+            self.values[index * value_len + slot * value_width..][..head_dim].copy_from_slice(value);
+        }
+    }
+
+    /// Refuses spans that do not cover `rows` one behind another, or name blocks that are not there.
+    pub(crate) fn check(&self, spans: &[Span<'_>], rows: usize, layer: usize) -> Result<(), KernelError> {
+        if layer >= self.layout.layers {
+            return Err(mismatch(format!("a layer below {}", self.layout.layers), format!("{layer}")));
+        }
+        let mut next_row = 0;
+        for span in spans {
+            if span.first_row != next_row {
+                return Err(mismatch(
+                    format!("a span from row {next_row}"),
+                    format!("row {}", span.first_row),
+                ));
+            }
+            next_row += span.rows;
+            let needed = span.end().div_ceil(self.layout.block_tokens);
+            if span.blocks.len() < needed {
+                return Err(mismatch(format!("{needed} blocks"), format!("{}", span.blocks.len())));
+            }
+            if let Some(block) = span.blocks.iter().find(|&&block| block as usize >= self.layout.blocks) {
+                return Err(mismatch(format!("blocks below {}", self.layout.blocks), format!("{block}")));
+            }
+        }
+        if next_row != rows {
+            return Err(mismatch(format!("spans over {rows} rows"), format!("{next_row}")));
+        }
+        Ok(())
+    }
+}
+
+fn padded(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(LANES)
+}
+
+fn mismatch(expected: String, found: String) -> KernelError {
+    KernelError::Shape { operation: "kv", expected, found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool() -> CpuKvPool {
+        CpuKvPool::new(KvLayout { layers: 2, kv_heads: 1, head_dim: 8, block_tokens: 4, blocks: 3 }).unwrap()
+    }
+
+    #[test]
+    fn spans_that_do_not_fit_are_refused() {
+        let pool = pool();
+        let span = |first_row, rows, context_tokens, blocks| Span { first_row, rows, context_tokens, blocks };
+        assert!(pool.check(&[span(0, 2, 3, &[0, 2])], 2, 1).is_ok());
+        let wrong: [(&[Span<'_>], usize, &str); 5] = [
+            (&[span(0, 2, 3, &[0])], 0, "2 blocks"),
+            (&[span(0, 2, 3, &[0, 3])], 0, "blocks below 3"),
+            (&[span(1, 1, 0, &[0])], 0, "from row 0"),
+            (&[span(0, 1, 0, &[0])], 0, "over 2 rows"),
+            (&[span(0, 2, 0, &[0])], 2, "layer below 2"),
+        ];
+        for (spans, layer, reason) in wrong {
+            let error = pool.check(spans, 2, layer).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error} should say {reason}");
+        }
+    }
+
+    #[test]
+    fn a_block_takes_what_the_pool_allocates_for_it() {
+        let layout = pool().layout();
+        let allocated = size_of_val::<[f32]>(&pool().keys) + size_of_val::<[f32]>(&pool().values);
+        assert_eq!(allocated, CpuKvPool::block_bytes(layout) * layout.blocks);
+    }
+}

@@ -1,0 +1,244 @@
+//! The seam between a model and what computes it: [`Device`] owns memory, [`Kernels`] are the operations on it.
+//!
+//! Neither knows what a sequence, a request or a step is: only rows, heads, blocks.
+
+use std::borrow::Cow;
+
+use crate::WeightView;
+
+/// Memory of a device: activations, weights and the KV pool.
+pub trait Device: Send + Sync {
+    /// Activations `[rows, width]`, f32; the operation that writes it sets its rows.
+    type Buffer: Send + Sync;
+    /// A linear layer `[outputs, inputs]` with or without a bias, packed for this device.
+    type Linear: Send + Sync;
+    /// A vector of f32: a norm's weight.
+    type Vector: Send + Sync;
+    /// Keys and values of all layers, in blocks.
+    type KvPool: Send + Sync;
+
+    /// An empty buffer.
+    fn buffer(&self) -> Self::Buffer;
+
+    /// Replaces the contents of `buffer` with `rows`, each `width` wide.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when `rows` is no multiple of `width`.
+    fn write(&self, rows: &[f32], width: usize, buffer: &mut Self::Buffer) -> Result<(), KernelError>;
+
+    /// The contents of `buffer`, row-major.
+    ///
+    /// # Errors
+    /// [`KernelError::Device`] when the device failed.
+    fn read<'a>(&self, buffer: &'a Self::Buffer) -> Result<Cow<'a, [f32]>, KernelError>;
+
+    /// Packs `parts`, stacked along their rows, into one linear layer; `bias` is one row as long as all outputs.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when the parts differ in columns or the bias in length, [`KernelError::OutOfMemory`].
+    fn linear(&self, parts: &[WeightView<'_>], bias: &[WeightView<'_>]) -> Result<Self::Linear, KernelError>;
+
+    /// Takes a vector over, widened to f32.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    fn vector(&self, weight: WeightView<'_>) -> Result<Self::Vector, KernelError>;
+
+    /// Allocates the KV pool, once.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    fn kv_pool(&self, layout: KvLayout) -> Result<Self::KvPool, KernelError>;
+}
+
+/// The operations of a decoder. Each row's result depends on that row alone (and on its sequence's KV), bit for bit:
+/// not on how many rows there are, in what chunks they came, or on the number of threads.
+pub trait Kernels: Device {
+    /// Rows of an embedding table: `out[i] = table[tokens[i]]`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for a token outside of the table.
+    fn embed(&self, table: &Self::Linear, tokens: &[u32], out: &mut Self::Buffer) -> Result<(), KernelError>;
+
+    /// `out = x / sqrt(mean(x²) + eps) · weight`, row by row.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when `weight` is not as long as a row.
+    fn rms_norm(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError>;
+
+    /// `out = x · wᵀ (+ bias)`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when a row of `x` is not as long as the layer's inputs.
+    fn linear_into(
+        &self,
+        x: &Self::Buffer,
+        w: &Self::Linear,
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError>;
+
+    /// `out += x · wᵀ (+ bias)`: the way back into the residual stream.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when `x` or `out` do not fit the layer.
+    fn linear_add(
+        &self,
+        x: &Self::Buffer,
+        w: &Self::Linear,
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError>;
+
+    /// RMSNorm of each head on its own, in place (Qwen3's QK-norm).
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when the heads do not lie in `x` or `weight` is not as long as a head.
+    fn head_norm(
+        &self,
+        x: &mut Self::Buffer,
+        heads: HeadSpan,
+        weight: &Self::Vector,
+        eps: f32,
+    ) -> Result<(), KernelError>;
+
+    /// Rotary embedding in place, in Hugging Face's `rotate_half` order. Row i of `angles` holds `head_dim / 2` cosines
+    /// and then as many sines.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when heads or angles do not fit `x`.
+    fn rope(&self, x: &mut Self::Buffer, angles: &Self::Buffer, heads: HeadSpan) -> Result<(), KernelError>;
+
+    /// Writes keys and values of the rows of `qkv` into their blocks.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when spans, blocks and rows do not fit together.
+    fn store_kv(
+        &self,
+        qkv: &Self::Buffer,
+        spans: &[Span<'_>],
+        layer: usize,
+        pool: &mut Self::KvPool,
+    ) -> Result<(), KernelError>;
+
+    /// Causal attention of the queries in `qkv` over the KV in the pool, own rows included; `out` is
+    /// `[rows, heads · head_dim]`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when spans, blocks and rows do not fit together.
+    fn attention(
+        &self,
+        qkv: &Self::Buffer,
+        pool: &Self::KvPool,
+        shape: AttentionShape<'_>,
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError>;
+
+    /// `out = silu(gate) · up`, where a row of `gate_up` is the gate and then the up projection.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when rows are of odd width.
+    fn silu_mul(&self, gate_up: &Self::Buffer, out: &mut Self::Buffer) -> Result<(), KernelError>;
+
+    /// Copies chosen rows: the ones that sample.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for a row that `x` does not have.
+    fn select_rows(
+        &self,
+        x: &Self::Buffer,
+        rows: &[usize],
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError>;
+}
+
+/// Neighbouring heads in the rows of a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeadSpan {
+    /// Column where the first head begins.
+    pub first_column: usize,
+    /// How many heads.
+    pub heads: usize,
+    /// Numbers in a head.
+    pub head_dim: usize,
+}
+
+/// Rows of one sequence: row `first_row + i` has position `context_tokens + i`.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    /// Its first row; the spans of a call lie one behind another and cover all rows.
+    pub first_row: usize,
+    /// How many rows.
+    pub rows: usize,
+    /// Positions before the first row, whose KV is in the blocks.
+    pub context_tokens: usize,
+    /// Blocks of the sequence, in order of position.
+    pub blocks: &'a [u32],
+}
+
+impl Span<'_> {
+    /// Positions after this call.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        self.context_tokens + self.rows
+    }
+}
+
+/// What [`Kernels::attention`] computes.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape<'a> {
+    /// Layer of the pool.
+    pub layer: usize,
+    /// Query heads, a multiple of the pool's KV heads.
+    pub heads: usize,
+    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// The rows of each sequence.
+    pub spans: &'a [Span<'a>],
+}
+
+/// The shape of a KV pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvLayout {
+    /// Layers, each with keys and values.
+    pub layers: usize,
+    /// KV heads of a layer.
+    pub kv_heads: usize,
+    /// Numbers in a head.
+    pub head_dim: usize,
+    /// Positions in a block.
+    pub block_tokens: usize,
+    /// Blocks in the pool.
+    pub blocks: usize,
+}
+
+/// Why an operation could not be computed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum KernelError {
+    /// Operands that do not fit together; a bug in the caller.
+    #[error("{operation}: expected {expected}, found {found}")]
+    Shape {
+        /// Which operation refused.
+        operation: &'static str,
+        /// What would have been right.
+        expected: String,
+        /// What was there.
+        found: String,
+    },
+    /// Memory that could not be allocated.
+    #[error("cannot allocate {bytes} bytes")]
+    OutOfMemory {
+        /// How much was asked for.
+        bytes: usize,
+    },
+    /// A kind of processor asked for by name that is not this one.
+    #[error("this machine has no {0}")]
+    Unsupported(&'static str),
+    /// The device or its driver failed.
+    #[error("device failed: {0}")]
+    Device(String),
+}

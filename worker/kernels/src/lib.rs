@@ -1,0 +1,14 @@
+//! The operations models need, and the only crate with unsafe code.
+//!
+//! [`Kernels`] is the dozen operations, [`Device`] the memory they work on; [`cpu`] implements both. Knows rows, heads and
+//! blocks, never sequences' ids, scheduling or sampling. Caller: the model's forward pass in `worker`.
+
+pub mod cpu;
+mod device;
+mod mapped;
+mod weight;
+
+pub use cpu::CpuKernels;
+pub use device::{AttentionShape, Device, HeadSpan, KernelError, Kernels, KvLayout, Span};
+pub use mapped::MappedFile;
+pub use weight::{Dtype, WeightView};

@@ -1,0 +1,11 @@
+//! Backends: models that can be stepped, and the sampler that ends each step.
+//!
+//! [`CpuBackend`] implements the engine's `Backend` over the CPU kernels. Knows no requests, channels or text.
+
+mod batch;
+pub mod capacity;
+pub mod cpu;
+pub mod sample;
+
+pub use capacity::{kv_block_bytes, kv_capacity};
+pub use cpu::CpuBackend;

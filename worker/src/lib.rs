@@ -1,0 +1,24 @@
+//! An engine that serves one model over OpenAI HTTP: continuous batching, paged KV cache, prefix reuse.
+//!
+//! The path of a request: [`api`] routes it, [`openai`] reads it and renders its prompt, [`engine`] runs it step by step
+//! on a [`backend`], [`generation`] turns tokens back into text, and a [`WorkerBody`] streams that to the client.
+//! [`Worker::handle`] is the whole of it in one call; the TCP server and the router's embedded transport both use it.
+
+pub mod api;
+pub mod backend;
+pub mod body;
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod generation;
+pub mod metrics;
+pub mod model;
+pub mod openai;
+pub mod serve;
+mod worker;
+
+pub use body::WorkerBody;
+pub use config::{KvBudget, WorkerConfig};
+pub use error::WorkerError;
+pub use model::ModelSource;
+pub use worker::Worker;

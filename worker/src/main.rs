@@ -1,0 +1,133 @@
+//! The worker's command line.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use worker::model::ModelSource;
+use worker::{KvBudget, Worker, WorkerConfig, serve};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// An engine that serves one model over OpenAI HTTP.
+#[derive(Debug, clap::Parser)]
+#[command(name = "worker", version, max_term_width = 100)]
+struct Cli {
+    /// The model: a Hugging Face directory (Llama, Qwen2 or Qwen3), or `builtin`
+    #[arg(long, default_value = "builtin", value_name = "DIR|builtin")]
+    model: ModelSource,
+
+    /// Address to serve on. Loopback, until an operator decides who may reach it
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+
+    /// Port to serve on; 0 takes any free one
+    #[arg(long, default_value_t = 8_001)]
+    port: u16,
+
+    /// The id that clients name [default: builtin, or the directory's name]
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Option<String>,
+
+    /// Threads that compute [default: all cores]
+    #[arg(long)]
+    threads: Option<usize>,
+
+    /// Memory for KV, as in 512MiB [default: four full contexts within 1 GiB, and at least one]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "kv_blocks")]
+    kv_memory: Option<u64>,
+
+    /// Blocks of KV, 16 tokens each
+    #[arg(long, value_name = "N")]
+    kv_blocks: Option<usize>,
+
+    /// Longest prompt and answer together, in tokens [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    context_length: Option<usize>,
+
+    /// Sequences computed side by side
+    #[arg(long, default_value_t = WorkerConfig::MAX_RUNNING)]
+    max_running: usize,
+
+    /// Tokens of one step; bounds the pause that a long prompt causes others
+    #[arg(long, default_value_t = WorkerConfig::MAX_TOKENS_PER_STEP)]
+    max_tokens_per_step: usize,
+
+    /// Requests that may wait; one more is answered 429
+    #[arg(long, default_value_t = WorkerConfig::MAX_WAITING)]
+    max_waiting: usize,
+
+    /// Seconds for streams to finish after SIGTERM
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    grace_period: u64,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::INFO).init();
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("worker: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    let address = SocketAddr::new(cli.host, cli.port);
+    let grace = Duration::from_secs(cli.grace_period);
+    let worker = Worker::start(configuration(cli))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let listener =
+            TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+        println!(
+            "Roundhouse worker {} on http://{}: {}",
+            env!("CARGO_PKG_VERSION"),
+            listener.local_addr()?,
+            worker.describe()
+        );
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let stop = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        serve::serve(&worker, listener, grace, stop).await?;
+        Ok(())
+    });
+    worker.shutdown();
+    outcome
+}
+
+fn configuration(cli: Cli) -> WorkerConfig {
+    let mut config = WorkerConfig::new(cli.model);
+    config.served_model_name = cli.served_model_name;
+    config.threads = cli.threads.unwrap_or(config.threads);
+    config.kv = match (cli.kv_blocks, cli.kv_memory) {
+        (Some(blocks), _) => KvBudget::Blocks(blocks),
+        (None, Some(bytes)) => KvBudget::Bytes(bytes),
+        (None, None) => KvBudget::Auto,
+    };
+    config.context_tokens = cli.context_length;
+    config.max_running = cli.max_running;
+    config.max_tokens_per_step = cli.max_tokens_per_step;
+    config.max_waiting = cli.max_waiting;
+    config
+}
+
+/// `512MiB`, `2GiB`, or plain bytes.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u64); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+    let split = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let (number, factor) = split.unwrap_or((text, 1));
+    let bytes = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    bytes.ok_or_else(|| format!("{text:?} is no size; write 512MiB or 2GiB"))
+}

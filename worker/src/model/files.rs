@@ -1,0 +1,207 @@
+//! The files of a model, from a Hugging Face directory or from this program.
+//!
+//! Knows what the files are called, not what is in them. Next: [`super::config`] and [`super::weights`]; the tokenizer
+//! takes its texts from here too.
+
+use std::collections::{BTreeSet, HashMap};
+use std::convert::Infallible;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use worker_kernels::MappedFile;
+
+use super::ModelError;
+
+/// Where a model comes from.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ModelSource {
+    /// The small model compiled into the program.
+    Builtin,
+    /// A Hugging Face model directory.
+    Directory(PathBuf),
+}
+
+impl FromStr for ModelSource {
+    type Err = Infallible;
+
+    /// `builtin`, or a path; a directory of that name is `./builtin`.
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(if text == BUILTIN { Self::Builtin } else { Self::Directory(text.into()) })
+    }
+}
+
+impl fmt::Display for ModelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Builtin => f.write_str(BUILTIN),
+            Self::Directory(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Name of the model in this program.
+const BUILTIN: &str = "builtin";
+
+/// A model's files: texts read, weights mapped.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// The id it is served under: `builtin`, or the directory's name.
+    pub name: String,
+    /// `config.json`.
+    pub config: String,
+    /// `generation_config.json`, if there is one.
+    pub generation_config: Option<String>,
+    /// `tokenizer.json`, if there is one.
+    pub tokenizer: Option<String>,
+    /// `tokenizer_config.json`, if there is one.
+    pub tokenizer_config: Option<String>,
+    /// `chat_template.jinja`, if there is one; otherwise the template may be in `tokenizer_config`.
+    pub chat_template: Option<String>,
+    /// Its weight files.
+    pub(super) weights: Vec<WeightFile>,
+}
+
+/// A safetensors file.
+pub(super) struct WeightFile {
+    pub(super) name: String,
+    bytes: WeightBytes,
+}
+
+enum WeightBytes {
+    Compiled(&'static [u8]),
+    Mapped(MappedFile),
+}
+
+impl WeightFile {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            WeightBytes::Compiled(bytes) => bytes,
+            WeightBytes::Mapped(file) => file,
+        }
+    }
+}
+
+impl fmt::Debug for WeightFile {
+    /// Without the weights.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} bytes)", self.name, self.bytes().len())
+    }
+}
+
+impl ModelFiles {
+    /// Opens the files of `source`.
+    ///
+    /// # Errors
+    /// [`ModelError`] when the directory, its `config.json` or its weights cannot be read.
+    pub fn open(source: &ModelSource) -> Result<Self, ModelError> {
+        match source {
+            ModelSource::Builtin => Ok(Self::builtin()),
+            ModelSource::Directory(path) => Self::directory(path),
+        }
+    }
+
+    fn builtin() -> Self {
+        let text = |text: &str| Some(text.to_owned());
+        Self {
+            name: BUILTIN.to_owned(),
+            config: include_str!("../../models/builtin/config.json").to_owned(),
+            generation_config: text(include_str!("../../models/builtin/generation_config.json")),
+            tokenizer: text(include_str!("../../models/builtin/tokenizer.json")),
+            tokenizer_config: text(include_str!("../../models/builtin/tokenizer_config.json")),
+            chat_template: None,
+            weights: vec![WeightFile {
+                name: SINGLE.to_owned(),
+                bytes: WeightBytes::Compiled(include_bytes!("../../models/builtin/model.safetensors")),
+            }],
+        }
+    }
+
+    fn directory(path: &Path) -> Result<Self, ModelError> {
+        if !path.is_dir() {
+            return Err(ModelError::NoDirectory { path: path.to_owned() });
+        }
+        // `.` and `..` have no name of their own.
+        let full =
+            path.canonicalize().map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+        let name =
+            full.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
+        Ok(Self {
+            name,
+            config: read(&path.join("config.json"))?,
+            generation_config: read_if_there(&path.join("generation_config.json"))?,
+            tokenizer: read_if_there(&path.join("tokenizer.json"))?,
+            tokenizer_config: read_if_there(&path.join("tokenizer_config.json"))?,
+            chat_template: read_if_there(&path.join("chat_template.jinja"))?,
+            weights: weight_files(path)?,
+        })
+    }
+}
+
+/// Weights in one file.
+const SINGLE: &str = "model.safetensors";
+/// Names the files of weights in several.
+const INDEX: &str = "model.safetensors.index.json";
+
+#[derive(serde::Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+fn weight_files(directory: &Path) -> Result<Vec<WeightFile>, ModelError> {
+    let names = match read_if_there(&directory.join(INDEX))? {
+        None => BTreeSet::from([SINGLE.to_owned()]),
+        Some(text) => {
+            let index: Index =
+                serde_json::from_str(&text).map_err(|source| ModelError::Json { file: INDEX, source })?;
+            index.weight_map.into_values().collect()
+        }
+    };
+    let open = |name: String| {
+        let path = directory.join(&name);
+        let file = MappedFile::open(&path).map_err(|source| ModelError::Read { path, source })?;
+        Ok(WeightFile { name, bytes: WeightBytes::Mapped(file) })
+    };
+    names.into_iter().map(open).collect()
+}
+
+fn read(path: &Path) -> Result<String, ModelError> {
+    std::fs::read_to_string(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>, ModelError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ModelError::Read { path: path.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builtin_is_a_name_and_everything_else_a_path() {
+        assert_eq!("builtin".parse(), Ok(ModelSource::Builtin));
+        assert_eq!("./builtin".parse(), Ok(ModelSource::Directory("./builtin".into())));
+        assert_eq!(ModelSource::Builtin.to_string(), "builtin");
+    }
+
+    #[test]
+    fn what_is_no_model_directory_is_said() {
+        let missing = ModelFiles::open(&ModelSource::Directory("/no/such/place".into())).unwrap_err();
+        assert!(missing.to_string().contains("/no/such/place is not a model directory"), "{missing}");
+        let source = ModelSource::Directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+        let empty = ModelFiles::open(&source).unwrap_err();
+        assert!(empty.to_string().contains("config.json"), "{empty}");
+    }
+
+    #[test]
+    fn a_directory_is_served_under_its_name() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama/.");
+        let files = ModelFiles::open(&ModelSource::Directory(fixtures)).unwrap();
+        assert_eq!(files.name, "tiny-llama");
+        assert!(files.tokenizer.is_none());
+    }
+}
