@@ -4,7 +4,7 @@
     python worker/models/golden_hf.py builtin                       worker/tests/golden/builtin.json
     python worker/models/golden_hf.py smollm2 /work/models/smollm2  worker/tests/golden/smollm2.json
     python worker/models/golden_hf.py tiny                          worker/tests/fixtures/tiny-* and golden/tiny-*.json
-    python worker/models/golden_hf.py templates SMOLLM2_DIR QWEN3_NPM_DIR LLAMA31_NPM_DIR
+    python worker/models/golden_hf.py templates SMOLLM2_DIR QWEN3_NPM_DIR
                                                                     golden/templates.json and fixtures/templates/*.jinja
 
 The weights are the bfloat16 ones of each model's file, widened to float32. Each case has 32 greedy tokens, end tokens
@@ -295,14 +295,14 @@ BAD = [("role", m(("user", "Hi"), ("wizard", "Abracadabra")), "Unexpected role: 
        ("alternate", m(("user", "Hi"), ("user", "Hi again")), "Roles must alternate")]
 
 
-def templates(smollm2, qwen3, llama31):
+def templates(smollm2, qwen3):
     from transformers import AutoTokenizer
     from transformers.utils.chat_template_utils import render_jinja_template
     import jinja2
     folder = os.path.join(TESTS, "fixtures", "templates")
     os.makedirs(folder, exist_ok=True)
     sets = []
-    for name, at in [("builtin", os.path.join(HERE, "builtin")), ("smollm2", smollm2), ("qwen3", qwen3 + "/models"), ("llama3_1", llama31 + "/models")]:
+    for name, at in [("builtin", os.path.join(HERE, "builtin")), ("smollm2", smollm2), ("qwen3", qwen3 + "/models")]:
         with open(f"{at}/tokenizer_config.json", encoding="utf-8") as f:
             c = json.load(f)
         sets.append((name, c["chat_template"], c.get("bos_token"), c.get("eos_token"), AutoTokenizer.from_pretrained(at)))
@@ -349,7 +349,7 @@ def main():
                        os.path.join(golden, "smollm2.json"))
     elif a == ["tiny"]:
         tiny()
-    elif len(a) == 4 and a[0] == "templates":
+    elif len(a) == 3 and a[0] == "templates":
         templates(*a[1:])
     else:
         sys.exit(__doc__)

@@ -1,16 +1,16 @@
 //! What the worker answers at which path.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, header};
-use roundhouse_text::{ChatInput, ChatTemplate, SpecialTokenPolicy, Tokenizer};
+use roundhouse_text::{ChatInput, ChatTemplate, Detokenizer, SpecialTokenPolicy, Tokenizer};
 use serde_json::{Value, json};
 use worker_core::Submission;
 
 use crate::body::{ChunkSource, WorkerBody};
-use crate::engine::{Engine, Generation};
+use crate::engine::Engine;
 use crate::error::RequestError;
 use crate::generation::TextStream;
 use crate::metrics::Metrics;
@@ -44,7 +44,7 @@ pub struct Api {
     /// Runs generations.
     pub engine: Engine,
     /// Counters.
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     /// When the worker began.
     pub started: SystemTime,
 }
@@ -144,9 +144,8 @@ impl Api {
             if request.ignore_eos { Arc::new([]) } else { Arc::clone(&self.end_tokens) };
         let params = Arc::new(request.params);
         let generation = self.engine.submit(Submission { prompt: tokens, params, max_tokens, end_tokens })?;
-        self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
-        let generation = self.count(generation);
-        let stream = TextStream::new(generation, self.tokenizer.clone(), request.stop, prompt_tokens);
+        let detokenizer = Detokenizer::new(self.tokenizer.clone(), request.stop);
+        let stream = TextStream::new(generation, detokenizer, prompt_tokens, &self.metrics);
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let head = ReplyHead {
             kind,
@@ -231,37 +230,6 @@ impl Api {
             });
         }
         Ok(max_tokens)
-    }
-
-    /// Counts a generation's tokens as they go by.
-    fn count(self: &Arc<Self>, mut generation: Generation) -> Generation {
-        let (sender, events) = tokio::sync::mpsc::unbounded_channel();
-        let api = Arc::clone(self);
-        let submitted = Instant::now();
-        tokio::spawn(async move {
-            let mut first = true;
-            loop {
-                let event = tokio::select! {
-                    event = generation.events.recv() => event,
-                    // Whoever read has left: dropping the generation cancels it.
-                    () = sender.closed() => return,
-                };
-                let Some(event) = event else { return };
-                if let crate::engine::Event::Token { finished, .. } = &event {
-                    api.metrics.generation_tokens.inc();
-                    if std::mem::take(&mut first) {
-                        api.metrics.ttft_seconds.observe(submitted.elapsed().as_secs_f64());
-                    }
-                    if finished.is_some() {
-                        api.metrics.requests.inc();
-                    }
-                }
-                if sender.send(event).is_err() {
-                    return;
-                }
-            }
-        });
-        Generation { events }
     }
 }
 

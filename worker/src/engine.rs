@@ -89,14 +89,16 @@ impl Engine {
     /// When too many wait, or the engine has stopped.
     pub fn submit(&self, submission: Submission) -> Result<Generation, RequestError> {
         let queued = self.shared.queued.fetch_add(1, Ordering::Relaxed);
-        let waiting = self.stats().waiting.max(queued);
+        let waiting = self.stats().waiting + queued;
         if waiting >= self.max_waiting {
             self.shared.queued.fetch_sub(1, Ordering::Relaxed);
             return Err(RequestError::Busy { waiting });
         }
         let (sender, events) = mpsc::unbounded_channel();
-        let stopped = |_| RequestError::Engine("it has stopped".to_owned());
-        self.commands.send(Command::Submit(Box::new(submission), sender)).map_err(stopped)?;
+        if self.commands.send(Command::Submit(Box::new(submission), sender)).is_err() {
+            self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+            return Err(RequestError::Engine("it has stopped".to_owned()));
+        }
         Ok(Generation { events })
     }
 

@@ -2,13 +2,15 @@
 //!
 //! Next: [`openai::reply`](crate::openai::reply) puts them into OpenAI's words.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use roundhouse_text::detokenizer::{Detokenizer, Piece};
-use roundhouse_text::tokenizer::Tokenizer;
 use roundhouse_types::{FinishReason, Usage};
 
 use crate::engine::{Event, Generation};
+use crate::metrics::Metrics;
 
 /// What comes next in a generation's text.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,22 +28,25 @@ pub struct TextStream {
     generation: Generation,
     detokenizer: Detokenizer,
     usage: Usage,
+    metrics: Arc<Metrics>,
+    submitted: Instant,
     ended: bool,
 }
 
 impl TextStream {
-    /// The text of `generation`, up to the first of `stop`.
+    /// The text of `generation`, as `detokenizer` gives it out.
     #[must_use]
     pub fn new(
         generation: Generation,
-        tokenizer: Tokenizer,
-        stop: Vec<String>,
+        detokenizer: Detokenizer,
         prompt_tokens: usize,
+        metrics: &Arc<Metrics>,
     ) -> Self {
+        metrics.prompt_tokens.inc_by(prompt_tokens as u64);
         let usage =
             Usage { prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX), ..Usage::default() };
-        let detokenizer = Detokenizer::new(tokenizer, stop);
-        Self { generation, detokenizer, usage, ended: false }
+        let metrics = Arc::clone(metrics);
+        Self { generation, detokenizer, usage, metrics, submitted: Instant::now(), ended: false }
     }
 
     /// Tokens so far.
@@ -65,13 +70,20 @@ impl TextStream {
         let text = match event {
             Event::Failed(reason) => TextEvent::Failed(reason),
             Event::Token { token, cached_tokens, finished } => {
+                if self.usage.completion_tokens == 0 {
+                    self.metrics.ttft_seconds.observe(self.submitted.elapsed().as_secs_f64());
+                }
                 self.usage.completion_tokens += 1;
+                self.metrics.generation_tokens.inc();
                 self.usage.cached_tokens = u32::try_from(cached_tokens).unwrap_or(u32::MAX);
                 self.text_of(token, finished).unwrap_or_else(TextEvent::Failed)
             }
         };
         if !matches!(text, TextEvent::Text(_)) {
             self.ended = true;
+            if matches!(text, TextEvent::Finished(..)) {
+                self.metrics.requests.inc();
+            }
             // Nobody reads what may still come: the engine takes that for a cancel.
             self.generation.events.close();
         }

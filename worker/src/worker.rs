@@ -76,7 +76,7 @@ impl Worker {
             tokenizer: Tokenizer::from_json(tokenizer.as_bytes())?,
             template,
             engine: Engine::start(backend, limits, config.max_waiting)?,
-            metrics: Metrics::default(),
+            metrics: Arc::new(Metrics::default()),
             started: SystemTime::now(),
         };
         Ok(Self { api: Arc::new(api) })

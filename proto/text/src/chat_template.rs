@@ -79,6 +79,9 @@ pub struct ChatTemplate {
     special_tokens: SpecialTokens,
 }
 
+/// Steps that one rendering may take: a template that never ends is stopped.
+const FUEL: u64 = 5_000_000;
+
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
@@ -197,6 +200,7 @@ fn python_like_environment() -> Environment<'static> {
     let syntax = syntax.expect("the delimiters are the default ones");
     let mut environment = Environment::new();
     environment.set_syntax(syntax);
+    environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(pycompat::unknown_method_callback);
     environment
@@ -218,6 +222,7 @@ fn printed(value: &JinjaValue) -> String {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "minijinja hands filters their keyword arguments by value")]
 fn to_json(_state: &State, value: &JinjaValue, arguments: Kwargs) -> Result<JinjaValue, minijinja::Error> {
     if value.is_undefined() {
         return Err(minijinja::Error::new(ErrorKind::UndefinedError, "tojson of an undefined value"));

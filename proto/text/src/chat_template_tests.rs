@@ -71,3 +71,10 @@ fn says_what_is_wrong_with_the_files() {
     let syntax = ChatTemplate::from_files(None, Some("{% if %}")).unwrap_err();
     assert!(matches!(syntax, TemplateError::Syntax { .. }), "{syntax:?}");
 }
+
+#[test]
+fn a_template_that_never_ends_is_stopped() {
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}";
+    let error = render(endless, &chat(&[])).unwrap_err();
+    assert!(matches!(error, TemplateError::Render(_)), "{error:?}");
+}

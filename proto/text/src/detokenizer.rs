@@ -5,7 +5,7 @@
 use roundhouse_types::TokenId;
 
 use crate::stop_strings::StopStrings;
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use crate::tokenizer::{ByteRun, Tokenizer, TokenizerError};
 
 /// Turns one generation's tokens into text.
 ///
@@ -20,6 +20,8 @@ pub struct Detokenizer {
     given: String,
     /// How many tokens of `window` are given out.
     given_tokens: usize,
+    /// The last tokens are single bytes whose text later ones may change.
+    in_byte_run: bool,
     stops: StopStrings,
     stopped: bool,
 }
@@ -42,6 +44,7 @@ impl Detokenizer {
             window: Vec::new(),
             given: String::new(),
             given_tokens: 0,
+            in_byte_run: false,
             stops: StopStrings::new(stops),
             stopped: false,
         }
@@ -56,8 +59,12 @@ impl Detokenizer {
             return Ok(Piece { text: String::new(), stopped: true });
         }
         self.window.push(token);
-        // The decoder judges a run of byte tokens as a whole; until the run ends its text may change.
-        if self.tokenizer.is_fallback_byte(token) {
+        match self.tokenizer.effect_on_byte_run(token) {
+            ByteRun::GoesOn => self.in_byte_run = true,
+            ByteRun::Ends => self.in_byte_run = false,
+            ByteRun::Unchanged => {}
+        }
+        if self.in_byte_run {
             return Ok(Piece::default());
         }
         let text = self.tokenizer.decode(&self.window)?;

@@ -81,15 +81,32 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Whether `token` is one byte of a run that the decoder judges as a whole (`<0xE2>`): text from an unfinished run
-    /// may still change.
-    pub(crate) fn is_fallback_byte(&self, token: TokenId) -> bool {
-        self.byte_fallback
-            && self
-                .inner
-                .id_to_token(token)
-                .is_some_and(|text| text.len() == 6 && text.starts_with("<0x") && text.ends_with('>'))
+    /// What `token` does to a run of single bytes (`<0xE2>`), which the decoder judges as a whole: text from an unfinished
+    /// run may still change.
+    pub(crate) fn effect_on_byte_run(&self, token: TokenId) -> ByteRun {
+        if !self.byte_fallback {
+            return ByteRun::Ends;
+        }
+        match self.inner.id_to_token(token) {
+            Some(text) if self.inner.get_added_vocabulary().is_special_token(&text) => ByteRun::Unchanged,
+            Some(text) if text.len() == 6 && text.starts_with("<0x") && text.ends_with('>') => {
+                ByteRun::GoesOn
+            }
+            Some(_) => ByteRun::Ends,
+            None => ByteRun::Unchanged,
+        }
     }
+}
+
+/// What a token does to a run of single bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ByteRun {
+    /// It is a byte of the run.
+    GoesOn,
+    /// It has text of its own.
+    Ends,
+    /// The decoder never sees it.
+    Unchanged,
 }
 
 fn falls_back_to_bytes(decoder: &DecoderWrapper) -> bool {

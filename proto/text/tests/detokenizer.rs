@@ -1,4 +1,5 @@
 //! The detokenizer against decoding everything at once, with both families of decoders.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use proptest::prelude::*;
 use roundhouse_text::{Detokenizer, SpecialTokenPolicy, Tokenizer};
@@ -129,6 +130,14 @@ fn spaces_between_pieces_survive_a_special_token() {
     let tokens = [id("▁he"), id("llo"), id("</s>"), id("▁wor"), id("ld")];
     let (pieces, _) = pieces(&tokenizer, &tokens, &[]);
     assert_eq!(pieces, ["he", "llo", "", " wor", "ld", ""]);
+}
+
+#[test]
+fn a_run_of_bytes_goes_on_across_a_special_token() {
+    // The decoder never sees the special token, and judges the two bytes, no UTF-8 together, as one run.
+    let tokenizer = sentence_piece();
+    let tokens = ["<0x41>", "</s>", "<0xE2>", "."].map(|token| tokenizer.token_to_id(token).unwrap());
+    assert_eq!(pieces(&tokenizer, &tokens, &[]).0, ["", "", "", "\u{fffd}\u{fffd}.", ""]);
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! Chat templates against the renderings of Hugging Face transformers.
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 use std::path::Path;
 

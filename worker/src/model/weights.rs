@@ -162,15 +162,69 @@ mod tests {
         assert!(text.contains("model.layers.4."), "{text}");
     }
 
+    /// A directory of the built-in model that is gone at the end of the test.
+    struct Directory(std::path::PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("roundhouse-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            let directory = Self(path);
+            directory
+                .write("config.json", ModelFiles::open(&ModelSource::Builtin).unwrap().config.as_bytes());
+            directory
+        }
+
+        fn write(&self, file: &str, contents: &[u8]) {
+            std::fs::write(self.0.join(file), contents).unwrap();
+        }
+
+        fn open(&self) -> Result<Model, ModelError> {
+            Model::open(&ModelSource::Directory(self.0.clone()))
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn weights_in_several_files_are_found_through_their_index() {
+        let files = ModelFiles::open(&ModelSource::Builtin).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(files.weights[0].bytes()).unwrap();
+        let directory = Directory::new("sharded");
+        let mut places = serde_json::Map::new();
+        for (shard, file) in ["model-1.safetensors", "model-2.safetensors"].into_iter().enumerate() {
+            let of_shard = |name: &str| name.contains("mlp") == (shard == 1);
+            let part: Vec<_> = tensors.tensors().into_iter().filter(|(name, _)| of_shard(name)).collect();
+            places.extend(part.iter().map(|(name, _)| (name.clone(), file.into())));
+            directory.write(file, &safetensors::serialize(part, None).unwrap());
+        }
+        directory.write(
+            "model.safetensors.index.json",
+            serde_json::json!({ "weight_map": places }).to_string().as_bytes(),
+        );
+        assert_eq!(directory.open().unwrap().config().layers, 4);
+        places.retain(|_, file| file == "model-1.safetensors");
+        directory.write(
+            "model.safetensors.index.json",
+            serde_json::json!({ "weight_map": places }).to_string().as_bytes(),
+        );
+        assert!(
+            directory.open().unwrap_err().to_string().contains("mlp"),
+            "a shard that the index leaves out"
+        );
+        std::fs::remove_file(directory.0.join("model-1.safetensors")).unwrap();
+        assert!(directory.open().unwrap_err().to_string().contains("model-1.safetensors"));
+    }
+
     #[test]
     fn damaged_weights_are_said_to_be_that() {
-        let directory = std::env::temp_dir().join(format!("roundhouse-damaged-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let files = ModelFiles::open(&ModelSource::Builtin).unwrap();
-        std::fs::write(directory.join("config.json"), &files.config).unwrap();
-        std::fs::write(directory.join("model.safetensors"), b"no such thing").unwrap();
-        let error = Model::open(&ModelSource::Directory(directory.clone())).unwrap_err();
-        std::fs::remove_dir_all(&directory).unwrap();
+        let directory = Directory::new("damaged");
+        directory.write("model.safetensors", b"no such thing");
+        let error = directory.open().unwrap_err();
         assert!(error.to_string().contains("model.safetensors is not a safetensors file"), "{error}");
     }
 }
