@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use roundhouse_text::{Tokenizer, TokenizerError};
+use anyhow::Context as _;
+use roundhouse_text::{SpecialTokenPolicy, Tokenizer, TokenizerError};
 
 use crate::statistics::DatasetCount;
 
@@ -25,10 +26,13 @@ impl TokenCounter {
     ///
     /// # Errors
     /// A file that cannot be read or is no tokenizer.
-    pub fn load(path: Option<&Path>) -> Result<Self, TokenizerError> {
-        path.map_or(Ok(Self::Approximate), |path| {
-            Tokenizer::from_path(path).map(|found| Self::Exact(Box::new(found)))
-        })
+    pub fn load(path: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(path) = path else { return Ok(Self::Approximate) };
+        let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let json = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let tokenizer =
+            Tokenizer::from_json(&json).with_context(|| format!("cannot use {}", path.display()))?;
+        Ok(Self::Exact(Box::new(tokenizer)))
     }
 
     /// Tokens of a text, without special tokens.
@@ -37,7 +41,9 @@ impl TokenCounter {
     /// A text that the tokenizer's vocabulary cannot spell.
     pub fn count(&self, text: &str) -> Result<u64, TokenizerError> {
         match self {
-            Self::Exact(tokenizer) => tokenizer.encode(text).map(|tokens| tokens.len() as u64),
+            Self::Exact(tokenizer) => {
+                tokenizer.encode(text, SpecialTokenPolicy::Omit).map(|tokens| tokens.len() as u64)
+            }
             Self::Approximate => Ok(text.len().div_ceil(BYTES_A_TOKEN) as u64),
         }
     }

@@ -75,7 +75,7 @@ impl Engine {
     ) -> Result<Self, WorkerError> {
         let (commands, inbox) = std_mpsc::channel();
         let shared = Arc::new(Shared::default());
-        let scheduler = Scheduler::new(backend.kv_capacity(), limits);
+        let scheduler = Scheduler::new(backend.kv_capacity(), limits, rand::random());
         let mut run = Run { scheduler, backend, inbox, shared: Arc::clone(&shared), clients: HashMap::new() };
         run.publish();
         let thread = std::thread::Builder::new().name("engine".to_owned());

@@ -130,6 +130,15 @@ impl BlockPool {
         }
     }
 
+    /// Exchanges `block`, which the caller holds and has written nothing to, for the block that holds what `hash` names, if
+    /// there is one.
+    pub fn exchange(&mut self, block: BlockId, hash: BlockHash) -> Option<BlockId> {
+        let known = self.by_hash.get(&hash).copied().filter(|known| *known != block)?;
+        self.hold(known);
+        self.release(block);
+        Some(known)
+    }
+
     /// Lets go of `blocks`, in order of position; the last one goes to the queue first.
     pub fn release_all(&mut self, blocks: &[BlockId]) {
         for block in blocks.iter().rev() {

@@ -90,12 +90,13 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler over an empty pool.
+    /// A scheduler over an empty pool. `hash_seed` must not be known outside: blocks are found by their hash alone, and who
+    /// knew the seed could aim for another prompt's.
     ///
     /// # Panics
     /// When the capacity or a limit is zero.
     #[must_use]
-    pub fn new(capacity: KvCapacity, limits: SchedulerLimits) -> Self {
+    pub fn new(capacity: KvCapacity, limits: SchedulerLimits, hash_seed: u64) -> Self {
         assert!(capacity.block_tokens > 0 && capacity.blocks > 0, "a pool has blocks");
         assert!(limits.max_running > 0 && limits.max_tokens_per_step > 0, "a step has room for a token");
         Self {
@@ -105,7 +106,7 @@ impl Scheduler {
             running: Vec::new(),
             waiting: VecDeque::new(),
             next_id: 0,
-            root: ChainHasher::new(0),
+            root: ChainHasher::new(hash_seed),
             queried_tokens: 0,
             hit_tokens: 0,
             retractions: 0,
@@ -204,13 +205,38 @@ impl Scheduler {
     fn schedule_prefills(&mut self, batch: &mut Batch, budget: &mut usize) {
         let mut at = 0;
         while at < self.running.len() && *budget > 0 {
-            let chunk = self.running[at].remaining_tokens().min(*budget);
             let takes_part = batch.sequences.iter().any(|step| step.id == self.running[at].id);
+            if !takes_part {
+                self.adopt_computed_blocks(at);
+            }
+            let chunk = self.running[at].remaining_tokens().min(*budget);
             if !takes_part && self.make_room_without_retracting(at, chunk) {
                 batch.sequences.push(self.running[at].step(chunk));
                 *budget -= chunk;
             }
             at += 1;
+        }
+    }
+
+    /// Of prompts that begin alike and run side by side, one computes what they share, and the others take it over as it
+    /// becomes known.
+    fn adopt_computed_blocks(&mut self, at: usize) {
+        let block_tokens = self.block_tokens;
+        let sequence = &mut self.running[at];
+        let findable = (sequence.tokens.len() - 1) / block_tokens;
+        while sequence.computed_tokens.is_multiple_of(block_tokens) {
+            let index = sequence.computed_tokens / block_tokens;
+            if index >= findable.min(sequence.table.len()) {
+                return;
+            }
+            let hash = sequence.hashes(block_tokens)[index];
+            let Some(known) = self.pool.exchange(sequence.table[index], hash) else { return };
+            sequence.table[index] = known;
+            sequence.computed_tokens += block_tokens;
+            if sequence.generated_tokens() == 0 {
+                sequence.cached_tokens = sequence.cached_tokens.map(|tokens| tokens + block_tokens);
+                self.hit_tokens += block_tokens as u64;
+            }
         }
     }
 

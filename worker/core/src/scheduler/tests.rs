@@ -51,7 +51,7 @@ fn submission(prompt: &[TokenId], max_tokens: usize) -> Submission {
 
 fn scheduler(blocks: usize, max_running: usize, max_tokens_per_step: usize) -> Scheduler {
     let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks };
-    Scheduler::new(capacity, SchedulerLimits { max_running, max_tokens_per_step })
+    Scheduler::new(capacity, SchedulerLimits { max_running, max_tokens_per_step }, 5)
 }
 
 /// What a generation gives when nothing else runs.
@@ -143,6 +143,25 @@ fn a_repeated_prompt_is_found_but_for_its_last_token() {
     }
     let stats = scheduler.stats();
     assert_eq!((stats.cache_queried_tokens, stats.cache_hit_tokens), (32, 12));
+}
+
+#[test]
+fn of_equal_prompts_at_once_one_computes_for_all() {
+    let (mut scheduler, mut device) = (scheduler(40, 4, 8), Device::default());
+    let prompt: Vec<TokenId> = (0..33).collect();
+    for _ in 0..3 {
+        scheduler.submit(submission(&prompt, 1)).unwrap();
+    }
+    let mut computed = 0;
+    while !scheduler.is_idle() {
+        let batch = scheduler.schedule();
+        computed += batch.tokens();
+        let drawn = device.forward(&batch);
+        scheduler.commit(&batch, &drawn);
+        scheduler.check_invariants();
+    }
+    assert_eq!(computed, 33 + 2, "the second and the third compute their last token");
+    assert_eq!(scheduler.stats().cache_hit_tokens, 64);
 }
 
 #[test]
