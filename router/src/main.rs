@@ -91,6 +91,6 @@ fn introduce(app: &Arc<App>, addresses: Addresses) {
     );
     println!(
         "    -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \
-         \"In the beginning\"}}]}}'\n"
+         \"Who is Mr. Darcy?\"}}]}}'\n"
     );
 }
