@@ -174,7 +174,9 @@ async fn remove_worker(app: &Arc<App>, id: &str) -> Response<RelayBody> {
         let known: Vec<_> = specs.iter().map(|spec| spec.id.as_str()).collect();
         return error(StatusCode::NOT_FOUND, &format!("no worker {id:?}; there are {}", known.join(", ")));
     }
-    change(app, specs, StatusCode::OK, json!({ "id": id, "removed": true })).await
+    let response = change(app, specs, StatusCode::OK, json!({ "id": id, "removed": true })).await;
+    app.metrics.forget_worker(id);
+    response
 }
 
 async fn change(

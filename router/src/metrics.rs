@@ -17,6 +17,10 @@ const SECONDS: &[f64] = &[
     600.0,
 ];
 
+/// How an attempt at a worker can end: by the class of its status, without an answer, in the middle of it, or because the
+/// client left.
+pub const ATTEMPT_OUTCOMES: [&str; 8] = ["2xx", "3xx", "429", "4xx", "5xx", "failed", "broken", "cancelled"];
+
 /// All metrics of the router.
 pub struct Metrics {
     registry: Registry,
@@ -131,6 +135,14 @@ impl Metrics {
     /// An attempt at `worker` has ended.
     pub fn attempt(&self, worker: &str, outcome: &str) {
         self.attempts.with_label_values(&[worker, outcome]).inc();
+    }
+
+    /// `worker` has left: its series end, so that their number stays bounded while workers come and go.
+    pub fn forget_worker(&self, worker: &str) {
+        for outcome in ATTEMPT_OUTCOMES {
+            // Most workers have not seen every outcome.
+            let _ = self.attempts.remove_label_values(&[worker, outcome]);
+        }
     }
 
     /// A reply has reported its usage.

@@ -100,7 +100,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 _ = interrupt.recv() => {}
             }
         };
-        serve::serve(&worker, listener, grace, stop).await?;
+        serve::serve(&worker, listener, grace, stop).await;
         Ok(())
     });
     worker.shutdown();

@@ -23,15 +23,7 @@ const MAX_BODY_BYTES: usize = 64 << 20;
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Serves `worker` until `stop` resolves, then lets streams finish for at most `grace`.
-///
-/// # Errors
-/// Never at present; accepting goes on past failures.
-pub async fn serve(
-    worker: &Worker,
-    listener: TcpListener,
-    grace: Duration,
-    stop: impl Future<Output = ()>,
-) -> std::io::Result<()> {
+pub async fn serve(worker: &Worker, listener: TcpListener, grace: Duration, stop: impl Future<Output = ()>) {
     let (drain, draining) = watch::channel(false);
     let mut connections = JoinSet::new();
     tokio::pin!(stop);
@@ -57,7 +49,6 @@ pub async fn serve(
     if tokio::time::timeout(grace, finished).await.is_err() {
         tracing::warn!("grace period over, connections cut off");
     }
-    Ok(())
 }
 
 async fn serve_connection(worker: Worker, stream: TcpStream, mut draining: watch::Receiver<bool>) {

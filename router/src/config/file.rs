@@ -5,27 +5,36 @@ use std::path::Path;
 use clap::{CommandFactory, Parser};
 use serde_json::{Map, Value};
 
-use super::{Cli, ConfigErrors};
+use super::Cli;
 
 /// Keys that make no sense in a file.
 const NOT_IN_A_FILE: &[&str] = &["config", "help", "version"];
 
-/// Reads a file into arguments, `--key value` each.
-pub(super) fn arguments_of(path: &Path) -> Result<Vec<String>, ConfigErrors> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| ConfigErrors(vec![format!("{}: cannot be read: {error}", path.display())]))?;
-    arguments_of_text(&text).map_err(|errors| {
-        ConfigErrors(errors.into_iter().map(|error| format!("{}: {error}", path.display())).collect())
-    })
+/// Reads a file into arguments, `--key=value` each. Keys that are wrong are left out and told in `errors`.
+pub(super) fn arguments_of(path: &Path, errors: &mut Vec<String>) -> Vec<String> {
+    let mut found = Vec::new();
+    let arguments = match std::fs::read_to_string(path) {
+        Ok(text) => arguments_of_text(&text, &mut found),
+        Err(error) => {
+            found.push(format!("cannot be read: {error}"));
+            Vec::new()
+        }
+    };
+    errors.extend(found.into_iter().map(|error| format!("{}: {error}", path.display())));
+    arguments
 }
 
-fn arguments_of_text(text: &str) -> Result<Vec<String>, Vec<String>> {
-    let keys: Option<Map<String, Value>> = serde_yaml::from_str(text)
-        .map_err(|error| vec![format!("no YAML mapping of keys to values: {error}")])?;
+fn arguments_of_text(text: &str, errors: &mut Vec<String>) -> Vec<String> {
+    let keys = match serde_yaml::from_str::<Option<Map<String, Value>>>(text) {
+        Ok(keys) => keys.unwrap_or_default(),
+        Err(error) => {
+            errors.push(format!("no YAML mapping of keys to values: {error}"));
+            return Vec::new();
+        }
+    };
     let known = known_keys();
-    let mut errors = Vec::new();
     let mut arguments = Vec::new();
-    for (key, value) in keys.unwrap_or_default() {
+    for (key, value) in keys {
         let flag = key.replace('_', "-");
         if !known.contains(&flag) {
             errors.push(format!("unknown key {key:?}; there are {}", known.join(", ")));
@@ -43,7 +52,7 @@ fn arguments_of_text(text: &str) -> Result<Vec<String>, Vec<String>> {
             Err(wanted) => errors.push(format!("{key}: {wanted}")),
         }
     }
-    if errors.is_empty() { Ok(arguments) } else { Err(errors) }
+    arguments
 }
 
 fn known_keys() -> Vec<String> {
@@ -78,33 +87,39 @@ pub(super) fn reason(error: &clap::Error) -> String {
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> (Vec<String>, Vec<String>) {
+        let mut errors = Vec::new();
+        (arguments_of_text(text, &mut errors), errors)
+    }
+
     #[test]
     fn keys_are_flags_with_either_hyphen() {
-        let arguments =
-            arguments_of_text("workers: [a, 'b:9000']\nmax_retries: 5\nroute-headers: off\n").unwrap();
-        assert!(arguments.contains(&"--workers=a,b:9000".to_owned()));
-        assert!(arguments.contains(&"--max-retries=5".to_owned()));
-        assert!(arguments.contains(&"--route-headers=off".to_owned()));
+        let (arguments, errors) = read("workers: [a, 'b:9000']\nmax_retries: 5\nroute-headers: off\n");
+        assert_eq!(errors, Vec::<String>::new());
+        for expected in ["--workers=a,b:9000", "--max-retries=5", "--route-headers=off"] {
+            assert!(arguments.contains(&expected.to_owned()), "{arguments:?}");
+        }
     }
 
     #[test]
     fn all_errors_come_at_once_and_name_what_is_valid() {
-        let errors = arguments_of_text("wrokers: [a]\nport: many\nroute-headers: maybe\npolicy: {a: b}\n")
-            .unwrap_err();
+        let (arguments, errors) =
+            read("wrokers: [a]\nport: many\nroute-headers: maybe\npolicy: {a: b}\nhost: 127.0.0.1\n");
         assert_eq!(errors.len(), 4, "{errors:?}");
-        assert!(errors[0].contains("workers"), "{errors:?}");
-        assert!(errors[1].contains("many"), "{errors:?}");
-        assert!(errors[2].contains("on, off"), "{errors:?}");
+        for (error, expected) in errors.iter().zip(["workers", "many", "on, off", "single value"]) {
+            assert!(error.contains(expected), "{error}");
+        }
+        assert_eq!(arguments, ["--host=127.0.0.1"]);
     }
 
     #[test]
     fn an_empty_file_is_all_defaults() {
-        assert_eq!(arguments_of_text("# nothing\n").unwrap(), Vec::<String>::new());
+        assert_eq!(read("# nothing\n"), (Vec::new(), Vec::new()));
     }
 
     #[test]
     fn a_file_that_is_no_mapping_is_an_error() {
-        assert!(arguments_of_text("- a\n- b\n").is_err());
-        assert!(arguments_of_text("a: [").is_err());
+        assert_eq!(read("- a\n- b\n").1.len(), 1);
+        assert_eq!(read("a: [").1.len(), 1);
     }
 }

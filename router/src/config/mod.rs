@@ -262,19 +262,29 @@ impl Cli {
     /// All that is wrong with them.
     pub fn configure(arguments: &[String], file: Option<&std::path::Path>) -> Result<Config, ConfigErrors> {
         let mut all = vec!["router".to_owned()];
+        let mut errors = Vec::new();
         if let Some(path) = file {
             let given = |key: &str| {
                 let same = |argument: &String| argument.split('=').next() == Some(key);
                 arguments.iter().any(same)
             };
-            let of_file = file::arguments_of(path)?;
+            let of_file = file::arguments_of(path, &mut errors);
             // Flags win over the file.
             all.extend(of_file.into_iter().filter(|argument| !argument.split('=').next().is_some_and(given)));
         }
         all.extend_from_slice(arguments);
-        let cli = <Self as clap::Parser>::try_parse_from(all)
-            .map_err(|error| ConfigErrors(vec![file::reason(&error)]))?;
-        cli.settings.check()
+        let config = match <Self as clap::Parser>::try_parse_from(all) {
+            Ok(cli) => cli.settings.check(),
+            Err(error) => Err(ConfigErrors(vec![file::reason(&error)])),
+        };
+        match config {
+            Ok(config) if errors.is_empty() => Ok(config),
+            Ok(_) => Err(ConfigErrors(errors)),
+            Err(ConfigErrors(more)) => {
+                errors.extend(more);
+                Err(ConfigErrors(errors))
+            }
+        }
     }
 }
 

@@ -55,6 +55,18 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
+fn a_files_wrong_keys_and_wrong_values_come_at_once() {
+    let path = std::env::temp_dir().join(format!("router-config-errors-{}.yaml", std::process::id()));
+    std::fs::write(&path, "prot: 4000\npolicy: fastest\nworkers: [a, 'ftp://b']\n").unwrap();
+    let ConfigErrors(errors) = Cli::configure(&[], Some(&path)).unwrap_err();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(errors.len(), 3, "{errors:?}");
+    for (error, expected) in errors.iter().zip(["prot", "fastest", "ftp"]) {
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn the_admin_listener_can_be_off() {
     assert_eq!(configure(&["--workers=a", "--admin-listen", "off"]).unwrap().admin_listen, None);
     assert!(configure(&["--workers=a", "--port", "65535"]).is_err());

@@ -101,12 +101,16 @@ impl Recorder {
     pub fn piece(&mut self, piece: &[u8]) {
         let now = Instant::now();
         let metrics = &self.app.metrics;
+        let succeeds = self.status.is_some_and(|status| status.is_success());
         match self.last_piece {
             None => {
                 self.first_piece = Some(now);
-                metrics.ttft_seconds.observe((now - self.began).as_secs_f64());
+                if succeeds {
+                    metrics.ttft_seconds.observe((now - self.began).as_secs_f64());
+                }
             }
-            Some(last) => metrics.itl_seconds.observe((now - last).as_secs_f64()),
+            Some(last) if succeeds => metrics.itl_seconds.observe((now - last).as_secs_f64()),
+            Some(_) => {}
         }
         self.last_piece = Some(now);
         self.tail.push(piece);
