@@ -5,6 +5,7 @@
 pub mod admin;
 pub mod answers;
 pub mod app;
+pub mod client_stream;
 pub mod config;
 pub mod error;
 pub mod failure_logs;

@@ -58,7 +58,7 @@ pub struct Settings {
     #[arg(long, default_value_t = 65_536)]
     pub max_in_flight: usize,
 
-    /// Time for a client to send its request head, and again for its body
+    /// Time for a client to send its request head, again for its body, and to take the next bytes of a reply
     #[arg(long, default_value = "60s", value_parser = parse_duration, value_name = "TIME")]
     pub client_timeout: Duration,
 

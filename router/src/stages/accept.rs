@@ -22,6 +22,7 @@ use super::record::Recorder;
 use super::relay::{RelayBody, relay};
 use crate::answers;
 use crate::app::App;
+use crate::client_stream::ClientStream;
 use crate::error::RequestError;
 use crate::routes::Routes;
 
@@ -144,15 +145,15 @@ async fn serve_connection(app: Arc<App>, stream: std::net::TcpStream, mut draini
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "no TCP_NODELAY");
     }
-    let head_timeout = app.settings.client_timeout;
+    let client_timeout = app.settings.client_timeout;
     let service = service_fn(move |request| {
         let app = Arc::clone(&app);
         async move { Ok::<_, Infallible>(serve(&app, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(head_timeout)
-        .serve_connection(TokioIo::new(stream), service);
+        .header_read_timeout(client_timeout)
+        .serve_connection(TokioIo::new(ClientStream::new(stream, client_timeout)), service);
     tokio::pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,

@@ -201,3 +201,19 @@ async fn stopping_lets_streams_finish() {
     assert!(reply.whole && reply.text().ends_with("data: two\n\n"), "{}", reply.text());
     router.stopped().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_stops_reading_does_not_hold_its_worker_for_ever() {
+    // More than the sockets on the way can hold.
+    let flood = chunk(&"x".repeat(64 << 20));
+    let worker =
+        MockWorker::start(&["m"], move |_| vec![Act::Write(sse_head()), Act::Write(flood.clone())]).await;
+    let router = Router::start(&[&workers(&[&worker]), "--client-timeout=300ms"]).await;
+    let mut client = TcpStream::connect(router.address).await.unwrap();
+    let request = request_bytes("POST", "/v1/chat/completions", &[], chat("x").as_bytes());
+    client.write_all(&request).await.unwrap();
+    until("it streams", || async { !worker.seen().is_empty() }).await;
+    until("its place is free again", || async { router.metric("router_requests_in_flight").await == 0.0 })
+        .await;
+    drop(client);
+}
