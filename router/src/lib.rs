@@ -12,6 +12,7 @@ pub mod failure_logs;
 pub mod fleet;
 pub mod metrics;
 pub mod openai;
+pub mod payload;
 pub mod probes;
 pub mod routes;
 pub mod serve;

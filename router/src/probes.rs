@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::config::Settings;
 use crate::fleet::Upstream;
+use crate::payload::Payload;
 use crate::transport::{Transport, TransportError};
 
 /// Between two probes of a worker that is down: it serves again soon after it listens again.
@@ -91,7 +92,7 @@ fn entries_of(body: &[u8]) -> Option<Vec<Value>> {
 }
 
 async fn get(transport: &dyn Transport, path: &'static str) -> Result<(StatusCode, Bytes), ProbeError> {
-    let mut request = Request::new(Bytes::new());
+    let mut request = Request::new(Payload::default());
     *request.method_mut() = Method::GET;
     *request.uri_mut() = http::Uri::from_static(path);
     let (head, mut body) = transport.send(request).await?.into_parts();

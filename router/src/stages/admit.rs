@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
 use http::Request;
 use http::request::Parts;
 use http_body_util::BodyExt;
@@ -13,13 +12,14 @@ use hyper::body::{Body, Incoming};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::RequestError;
+use crate::payload::{Payload, PayloadBuilder};
 
 /// A request that has a place and its whole body.
 pub struct Admitted {
     /// Head.
     pub head: Parts,
     /// Body, as it came.
-    pub body: Bytes,
+    pub body: Payload,
     /// Its place among the requests in flight; free again when dropped.
     pub permit: OwnedSemaphorePermit,
 }
@@ -62,34 +62,19 @@ impl Admission {
         Ok(Admitted { head, body, permit })
     }
 
-    async fn read(&self, mut body: Incoming) -> Result<Bytes, RequestError> {
+    async fn read(&self, mut body: Incoming) -> Result<Payload, RequestError> {
         let limit_bytes = self.max_body_bytes;
-        let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        if announced > limit_bytes {
+        if body.size_hint().lower() > limit_bytes as u64 {
             return Err(RequestError::BodyTooLarge { limit_bytes });
         }
-        let mut first: Option<Bytes> = None;
-        let mut rest = BytesMut::new();
+        let mut payload = PayloadBuilder::default();
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(RequestError::BodyBroken)?.into_data() else { continue };
-            let Some(head) = &first else {
-                // Most bodies come in one piece, which then is never copied.
-                first = Some(data);
-                continue;
-            };
-            if rest.is_empty() {
-                // What was announced is trusted for a megabyte only: a client may announce and not send.
-                rest.reserve(
-                    announced.clamp(head.len() + data.len(), (1 << 20).max(head.len() + data.len())),
-                );
-                rest.extend_from_slice(head);
-            }
-            rest.extend_from_slice(&data);
-            if rest.len() > limit_bytes {
+            payload.push(data);
+            if payload.len() > limit_bytes {
                 return Err(RequestError::BodyTooLarge { limit_bytes });
             }
         }
-        let whole = if rest.is_empty() { first.unwrap_or_default() } else { rest.freeze() };
-        if whole.len() > limit_bytes { Err(RequestError::BodyTooLarge { limit_bytes }) } else { Ok(whole) }
+        Ok(payload.finish())
     }
 }

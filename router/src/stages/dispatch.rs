@@ -20,6 +20,7 @@ use super::pick::{Picked, pick};
 use super::record::Recorder;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::payload::Payload;
 use crate::transport::{TransportError, UpstreamBody};
 
 /// Header that names a request on its whole way.
@@ -168,7 +169,7 @@ async fn first_piece(
 }
 
 /// The client's request as a worker gets it: same method, path, headers and bytes, less what belongs to the connection.
-fn outgoing(parsed: &Parsed) -> Request<Bytes> {
+fn outgoing(parsed: &Parsed) -> Request<Payload> {
     let mut request = Request::new(parsed.body.clone());
     *request.method_mut() = parsed.head.method.clone();
     let path = parsed.head.uri.path_and_query().cloned();

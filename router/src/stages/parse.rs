@@ -2,7 +2,6 @@
 //!
 //! Next: [`pick`](super::pick).
 
-use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use roundhouse_types::{BlockHash, ChainHasher};
@@ -15,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::admit::Admitted;
 use crate::error::RequestError;
 use crate::openai::request::{BodyError, RequestBody};
+use crate::payload::Payload;
 
 /// Whether a body that is not JSON is an error, or passes as it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +45,7 @@ pub struct Parsed {
     /// Head.
     pub head: Parts,
     /// Body, as it came.
-    pub body: Bytes,
+    pub body: Payload,
     /// What was read of it.
     pub reading: Reading,
     /// Its place among the requests in flight.
@@ -90,7 +90,7 @@ impl Parser {
         ratios: &TokenRatios,
     ) -> Result<Parsed, RequestError> {
         let Admitted { head, body, permit } = admitted;
-        let reading = match self.read(&head.headers, &body, ratios) {
+        let reading = match self.read(&head.headers, &body.joined(), ratios) {
             Ok(reading) => reading,
             Err(_) if understanding == Understanding::BestEffort => Reading::default(),
             Err(error) => return Err(error),

@@ -1,9 +1,10 @@
 //! To a worker inside this process: a function call in place of a connection.
 #![cfg(feature = "embedded")]
 
-use bytes::Bytes;
 use http::Request;
 use worker::Worker;
+
+use crate::payload::Payload;
 
 use super::{Answer, Transport, UpstreamBody};
 
@@ -27,7 +28,9 @@ impl Drop for EmbeddedTransport {
 }
 
 impl Transport for EmbeddedTransport {
-    fn send(&self, request: Request<Bytes>) -> Answer<'_> {
-        Box::pin(async move { Ok(self.worker.handle(request).await.map(UpstreamBody::Embedded)) })
+    fn send(&self, request: Request<Payload>) -> Answer<'_> {
+        Box::pin(async move {
+            Ok(self.worker.handle(request.map(|body| body.joined())).await.map(UpstreamBody::Embedded))
+        })
     }
 }

@@ -15,11 +15,12 @@ use bytes::Bytes;
 use http::uri::Authority;
 use http::{HeaderValue, Request, Response, header};
 use http_body::{Body, Frame};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+
+use crate::payload::{Payload, PayloadBody};
 
 use super::{Answer, Transport, TransportError, UpstreamBody};
 
@@ -28,7 +29,7 @@ const MAX_IDLE: usize = 256;
 /// Idle connections are given up after this; uvicorn's own limit is 5 s.
 const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
-type Sender = SendRequest<Full<Bytes>>;
+type Sender = SendRequest<PayloadBody>;
 
 struct Idle {
     sender: Sender,
@@ -58,9 +59,9 @@ impl HttpTransport {
         Self { authority, host, connect_timeout, pool: POOL_IDS.fetch_add(1, Ordering::Relaxed) }
     }
 
-    async fn attempt(&self, mut request: Request<Bytes>) -> Result<Response<UpstreamBody>, TransportError> {
+    async fn attempt(&self, mut request: Request<Payload>) -> Result<Response<UpstreamBody>, TransportError> {
         request.headers_mut().insert(header::HOST, self.host.clone());
-        let mut request = request.map(Full::new);
+        let mut request = request.map(PayloadBody::from);
         while let Some(mut sender) = self.take_idle() {
             // Waits for the end of the last exchange, which has been read; fails at once on a closed connection.
             if sender.ready().await.is_err() {
@@ -138,7 +139,7 @@ impl HttpTransport {
 }
 
 impl Transport for HttpTransport {
-    fn send(&self, request: Request<Bytes>) -> Answer<'_> {
+    fn send(&self, request: Request<Payload>) -> Answer<'_> {
         Box::pin(self.attempt(request))
     }
 }

@@ -13,6 +13,8 @@ use ::http::{Request, Response};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 
+use crate::payload::Payload;
+
 #[cfg(feature = "embedded")]
 pub use embedded::EmbeddedTransport;
 pub use http::HttpTransport;
@@ -25,7 +27,7 @@ pub type Answer<'a> =
 pub trait Transport: Send + Sync {
     /// Sends `request`, whose URI is path and query, and waits for the head of the answer. Dropping the future, or the
     /// body it yields, cancels the request at the worker.
-    fn send(&self, request: Request<Bytes>) -> Answer<'_>;
+    fn send(&self, request: Request<Payload>) -> Answer<'_>;
 }
 
 /// Why an attempt failed.
