@@ -1,11 +1,15 @@
 //! What operators see. Labels are bounded: endpoints and outcomes are fixed sets, workers are those of the fleet.
 
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 use http::StatusCode;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
 use roundhouse_types::Usage;
+use router_core::{Worker, WorkerId};
 
 use crate::app::App;
 use crate::error::Blame;
@@ -17,16 +21,58 @@ const SECONDS: &[f64] = &[
     600.0,
 ];
 
-/// How an attempt at a worker can end: by the class of its status, without an answer, in the middle of it, or because the
-/// client left.
-pub const ATTEMPT_OUTCOMES: [&str; 8] = ["2xx", "3xx", "429", "4xx", "5xx", "failed", "broken", "cancelled"];
+/// How an attempt at a worker can end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttemptOutcome {
+    /// With an answer, by the class of its status.
+    Success,
+    /// 3xx.
+    Redirect,
+    /// 429.
+    Busy,
+    /// Another 4xx.
+    ClientError,
+    /// Anything else.
+    ServerError,
+    /// Without an answer.
+    Failed,
+    /// In the middle of its answer; it has been counted by its status as well.
+    Broken,
+    /// The client left.
+    Cancelled,
+}
+
+/// Label values of [`AttemptOutcome`], in its order.
+const OUTCOME_LABELS: [&str; 8] = ["2xx", "3xx", "429", "4xx", "5xx", "failed", "broken", "cancelled"];
+
+impl From<StatusCode> for AttemptOutcome {
+    fn from(status: StatusCode) -> Self {
+        match status.as_u16() {
+            200..=299 => Self::Success,
+            300..=399 => Self::Redirect,
+            429 => Self::Busy,
+            400..=499 => Self::ClientError,
+            _ => Self::ServerError,
+        }
+    }
+}
+
+/// One worker's attempt counters, so that a request does not look them up by their labels.
+struct WorkerCounters {
+    worker: WorkerId,
+    attempts: [IntCounter; OUTCOME_LABELS.len()],
+}
 
 /// All metrics of the router.
 pub struct Metrics {
     registry: Registry,
     requests: IntCounterVec,
+    /// The counters of [`Metrics::requests`] for status 200, by endpoint.
+    requests_ok: [IntCounter; Endpoint::ALL.len()],
     errors: IntCounterVec,
     attempts: IntCounterVec,
+    /// The counters of [`Metrics::attempts`], by worker slot.
+    worker_counters: ArcSwap<Vec<Option<Arc<WorkerCounters>>>>,
     /// Attempts after the first.
     pub retries: IntCounter,
     /// Time to the first piece of the reply.
@@ -74,12 +120,14 @@ impl Maker {
 impl Default for Metrics {
     fn default() -> Self {
         let maker = Maker(Registry::new());
+        let requests = maker.counters(
+            "router_requests_total",
+            "Requests by endpoint and status; 499: the client left.",
+            &["endpoint", "status"],
+        );
         Self {
-            requests: maker.counters(
-                "router_requests_total",
-                "Requests by endpoint and status; 499: the client left.",
-                &["endpoint", "status"],
-            ),
+            requests_ok: Endpoint::ALL.map(|endpoint| requests.with_label_values(&[endpoint.label(), "200"])),
+            requests,
             errors: maker.counters(
                 "router_errors_total",
                 "Failed requests by whose fault it was.",
@@ -90,6 +138,7 @@ impl Default for Metrics {
                 "Attempts by worker and how they ended.",
                 &["worker", "outcome"],
             ),
+            worker_counters: ArcSwap::default(),
             retries: maker.add(IntCounter::new("router_retries_total", "Attempts after a request's first.")),
             ttft_seconds: maker
                 .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply."),
@@ -124,7 +173,11 @@ impl Default for Metrics {
 impl Metrics {
     /// A request has been answered with `status`.
     pub fn request(&self, endpoint: Endpoint, status: StatusCode) {
-        self.requests.with_label_values(&[endpoint.label(), status.as_str()]).inc();
+        if status == StatusCode::OK {
+            self.requests_ok[endpoint as usize].inc();
+        } else {
+            self.requests.with_label_values(&[endpoint.label(), status.as_str()]).inc();
+        }
     }
 
     /// A request has failed.
@@ -133,14 +186,35 @@ impl Metrics {
     }
 
     /// An attempt at `worker` has ended.
-    pub fn attempt(&self, worker: &str, outcome: &str) {
-        self.attempts.with_label_values(&[worker, outcome]).inc();
+    pub fn attempt(&self, worker: &Worker, outcome: AttemptOutcome) {
+        let known = self.worker_counters.load();
+        match known.get(worker.slot.index()).and_then(Option::as_ref) {
+            Some(counters) if counters.worker == *worker.id() => counters.attempts[outcome as usize].inc(),
+            _ => self.add_worker(worker).attempts[outcome as usize].inc(),
+        }
+    }
+
+    fn add_worker(&self, worker: &Worker) -> Arc<WorkerCounters> {
+        let id = worker.id();
+        let attempts = OUTCOME_LABELS.map(|outcome| self.attempts.with_label_values(&[id.as_str(), outcome]));
+        let new = Arc::new(WorkerCounters { worker: id.clone(), attempts });
+        self.worker_counters.rcu(|known| {
+            let mut known = Vec::clone(known);
+            known.resize(known.len().max(worker.slot.index() + 1), None);
+            known[worker.slot.index()] = Some(Arc::clone(&new));
+            known
+        });
+        new
     }
 
     /// `worker` has left: its series end, so that their number stays bounded while workers come and go.
     pub fn forget_worker(&self, worker: &str) {
-        for outcome in ATTEMPT_OUTCOMES {
-            // Most workers have not seen every outcome.
+        self.worker_counters.rcu(|known| {
+            let is_other = |counters: &Arc<WorkerCounters>| counters.worker.as_str() != worker;
+            known.iter().map(|counters| counters.clone().filter(is_other)).collect::<Vec<_>>()
+        });
+        for outcome in OUTCOME_LABELS {
+            // A worker that was never asked has none.
             let _ = self.attempts.remove_label_values(&[worker, outcome]);
         }
     }

@@ -29,6 +29,19 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// All of them, in the order of their declaration.
+    pub const ALL: [Self; 9] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Relayed,
+        Self::Models,
+        Self::ServerInfo,
+        Self::ModelInfo,
+        Self::Live,
+        Self::Ready,
+        Self::Unknown,
+    ];
+
     /// The label's value; the set is fixed, whatever clients ask for.
     #[must_use]
     pub fn label(self) -> &'static str {
@@ -120,6 +133,11 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn endpoints_are_listed_in_their_order() {
+        assert!(Endpoint::ALL.iter().enumerate().all(|(at, endpoint)| *endpoint as usize == at));
+    }
 
     #[test]
     fn finds_the_longest_pattern_that_applies() {

@@ -28,9 +28,8 @@ impl ReplyTail {
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         const KEY: &[u8] = b"\"usage\":";
-        let starts = self.tail.windows(KEY.len()).enumerate().filter(|(_, window)| *window == KEY);
-        let starts: Vec<_> = starts.map(|(at, _)| at + KEY.len()).collect();
-        starts.into_iter().rev().find_map(|at| read_usage(&self.tail[at..]))
+        let starts = memchr::memmem::rfind_iter(&self.tail, KEY);
+        starts.map(|at| at + KEY.len()).find_map(|at| read_usage(&self.tail[at..]))
     }
 }
 

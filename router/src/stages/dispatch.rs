@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{self, HeaderName};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri};
+use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
 use router_core::{Lease, Worker, WorkerSlot};
 use tokio::sync::OwnedSemaphorePermit;
@@ -20,24 +20,12 @@ use super::pick::{Picked, pick};
 use super::record::Recorder;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::hop_by_hop;
 use crate::payload::Payload;
 use crate::transport::{TransportError, UpstreamBody};
 
 /// Header that names a request on its whole way.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Headers that belong to one connection and are not passed on.
-const HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
 
 /// An answer that has begun.
 pub struct Dispatched {
@@ -119,7 +107,7 @@ async fn attempt(
     recorder: &mut Recorder,
 ) -> Result<Begun, RequestError> {
     let Picked { decided, upstream } = picked;
-    recorder.attempt(decided.worker.id(), decided.hit_tokens);
+    recorder.attempt(&decided.worker, decided.hit_tokens);
     let exchange = async {
         let upstream = upstream.as_ref().ok_or(TransportError::Left)?;
         let response = upstream.transport.send(outgoing(parsed)).await?;
@@ -141,12 +129,12 @@ async fn attempt(
             } else {
                 app.decider.take_back(begun.worker.slot, &parsed.reading.blocks, decided.known_blocks);
             }
-            recorder.attempt_answered(begun.worker.id(), begun.response.status());
+            recorder.attempt_answered(&begun.worker, begun.response.status());
             Ok(begun)
         }
         Err(source) => {
             app.decider.take_back(decided.worker.slot, &parsed.reading.blocks, decided.known_blocks);
-            recorder.attempt_failed(decided.worker.id(), &source);
+            recorder.attempt_failed(&decided.worker, &source);
             if source.is_unreachable() {
                 app.fleet.report_unreachable(&decided.worker, &app.decider);
             }
@@ -174,50 +162,11 @@ fn outgoing(parsed: &Parsed) -> Request<Payload> {
     *request.method_mut() = parsed.head.method.clone();
     let path = parsed.head.uri.path_and_query().cloned();
     *request.uri_mut() = path.map_or_else(Uri::default, Uri::from);
-    *request.headers_mut() = end_to_end(&parsed.head.headers);
+    *request.headers_mut() = parsed.head.headers.clone();
     let headers = request.headers_mut();
+    hop_by_hop::strip(headers);
     headers.remove(header::HOST);
     headers.remove(header::EXPECT);
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(parsed.body.len()));
     request
-}
-
-/// Headers without those that belong to one connection: the known ones, and those that `Connection` names.
-#[must_use]
-pub fn end_to_end(headers: &HeaderMap) -> HeaderMap {
-    let mut kept = headers.clone();
-    for named in headers.get_all(header::CONNECTION) {
-        let names = named.to_str().unwrap_or_default().split(',');
-        names.filter_map(|name| HeaderName::try_from(name.trim()).ok()).for_each(|name| {
-            kept.remove(name);
-        });
-    }
-    for name in HOP_BY_HOP {
-        kept.remove(name);
-    }
-    kept
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_of_the_connection_stay_behind() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [
-            ("connection", "keep-alive, X-Private"),
-            ("x-private", "1"),
-            ("keep-alive", "timeout=5"),
-            ("te", "trailers"),
-            ("authorization", "Bearer k"),
-            ("x-custom", "kept"),
-        ] {
-            headers.insert(name, HeaderValue::from_static(value));
-        }
-        let kept = end_to_end(&headers);
-        let mut names: Vec<_> = kept.keys().map(HeaderName::as_str).collect();
-        names.sort_unstable();
-        assert_eq!(names, ["authorization", "x-custom"]);
-    }
 }

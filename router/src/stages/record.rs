@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Method, StatusCode};
-use router_core::WorkerId;
+use router_core::Worker;
 
 use super::parse::Reading;
 use crate::app::App;
 use crate::error::{Blame, RequestError};
+use crate::metrics::AttemptOutcome;
 use crate::openai::usage::ReplyTail;
 use crate::routes::Endpoint;
 use crate::transport::TransportError;
@@ -33,7 +34,7 @@ pub struct Recorder {
     request_id: Option<HeaderValue>,
     began: Instant,
     status: Option<StatusCode>,
-    worker: Option<WorkerId>,
+    worker: Option<Arc<Worker>>,
     hit_tokens: usize,
     attempts: usize,
     first_piece: Option<Instant>,
@@ -70,26 +71,26 @@ impl Recorder {
     }
 
     /// An attempt begins.
-    pub fn attempt(&mut self, worker: &WorkerId, hit_tokens: usize) {
+    pub fn attempt(&mut self, worker: &Arc<Worker>, hit_tokens: usize) {
         if self.attempts > 0 {
             self.app.metrics.retries.inc();
         }
         self.attempts += 1;
-        self.worker = Some(worker.clone());
+        self.worker = Some(Arc::clone(worker));
         self.hit_tokens = hit_tokens;
     }
 
     /// An attempt came to nothing.
-    pub fn attempt_failed(&self, worker: &WorkerId, error: &TransportError) {
-        self.app.metrics.attempt(worker.as_str(), "failed");
-        if self.app.failure_logs.allow(worker) {
-            tracing::warn!(%worker, %error, "attempt failed");
+    pub fn attempt_failed(&self, worker: &Worker, error: &TransportError) {
+        self.app.metrics.attempt(worker, AttemptOutcome::Failed);
+        if self.app.failure_logs.allow(worker.id()) {
+            tracing::warn!(worker = %worker.id(), %error, "attempt failed");
         }
     }
 
     /// A worker answered an attempt.
-    pub fn attempt_answered(&self, worker: &WorkerId, status: StatusCode) {
-        self.app.metrics.attempt(worker.as_str(), status_class(status));
+    pub fn attempt_answered(&self, worker: &Worker, status: StatusCode) {
+        self.app.metrics.attempt(worker, status.into());
     }
 
     /// The head of the answer is known.
@@ -139,8 +140,8 @@ impl Recorder {
             Outcome::Broken(error) => {
                 metrics.error(Blame::Worker);
                 if let Some(worker) = &self.worker {
-                    metrics.attempt(worker.as_str(), "broken");
-                    tracing::warn!(%worker, %error, "stream broke");
+                    metrics.attempt(worker, AttemptOutcome::Broken);
+                    tracing::warn!(worker = %worker.id(), %error, "stream broke");
                 }
                 self.record("broken", Some(usage));
             }
@@ -175,7 +176,7 @@ impl Recorder {
             endpoint = self.endpoint.label(),
             status = status.as_u16(),
             outcome,
-            worker = self.worker.as_ref().map_or("-", WorkerId::as_str),
+            worker = self.worker.as_ref().map_or("-", |worker| worker.id().as_str()),
             attempts = self.attempts,
             hit_tokens = self.hit_tokens,
             cached_tokens = usage.cached_tokens,
@@ -195,22 +196,12 @@ const CLIENT_CLOSED_REQUEST: StatusCode = match StatusCode::from_u16(499) {
     Err(_) => StatusCode::BAD_REQUEST,
 };
 
-fn status_class(status: StatusCode) -> &'static str {
-    match status.as_u16() {
-        200..=299 => "2xx",
-        300..=399 => "3xx",
-        429 => "429",
-        400..=499 => "4xx",
-        _ => "5xx",
-    }
-}
-
 impl Drop for Recorder {
     fn drop(&mut self) {
         if !self.recorded {
             self.app.metrics.error(Blame::Client);
             if let Some(worker) = &self.worker {
-                self.app.metrics.attempt(worker.as_str(), "cancelled");
+                self.app.metrics.attempt(worker, AttemptOutcome::Cancelled);
             }
             self.status = None;
             self.record("client_gone", None);

@@ -16,12 +16,13 @@ use router_core::Lease;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
-use super::dispatch::{Begun, Dispatched, REQUEST_ID, end_to_end};
+use super::dispatch::{Begun, Dispatched, REQUEST_ID};
 use super::parse::Reading;
 use super::record::{Outcome, Recorder};
 use crate::app::App;
 use crate::config::Switch;
 use crate::error::error_body;
+use crate::hop_by_hop;
 use crate::transport::{TransportError, UpstreamBody};
 
 /// Reply header: the id of the worker that answered.
@@ -72,9 +73,10 @@ enum Events {
     No,
 }
 
-/// Time limits of a reply. The timer is not moved with each piece, only looked at again when it fires.
+/// Time limits of a reply. The timer is made when there is something to wait for, and not moved with each piece: it is
+/// looked at again when it fires.
 struct Limits {
-    timer: Pin<Box<Sleep>>,
+    timer: Option<Pin<Box<Sleep>>>,
     idle: Duration,
     total: Duration,
     deadline: Instant,
@@ -83,14 +85,15 @@ struct Limits {
 
 impl Limits {
     fn new(idle: Duration, total: Duration, deadline: Instant) -> Self {
-        let now = Instant::now();
-        let timer = Box::pin(tokio::time::sleep_until(deadline.min(now + idle)));
-        Self { timer, idle, total, deadline, last_piece: now }
+        Self { timer: None, idle, total, deadline, last_piece: Instant::now() }
     }
 
     fn poll_exceeded(&mut self, cx: &mut Context<'_>) -> Poll<TransportError> {
+        let next = |last_piece: Instant| self.deadline.min(last_piece + self.idle);
+        let timer =
+            self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next(self.last_piece))));
         loop {
-            std::task::ready!(self.timer.as_mut().poll(cx));
+            std::task::ready!(timer.as_mut().poll(cx));
             let now = Instant::now();
             if now >= self.deadline {
                 return Poll::Ready(TransportError::Total { limit: self.total });
@@ -98,7 +101,7 @@ impl Limits {
             if now >= self.last_piece + self.idle {
                 return Poll::Ready(TransportError::Idle { limit: self.idle });
             }
-            self.timer.as_mut().reset(self.deadline.min(self.last_piece + self.idle));
+            timer.as_mut().reset(next(self.last_piece));
         }
     }
 }
@@ -109,7 +112,7 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
     let Dispatched { begun, deadline, reading, permit } = dispatched;
     let Begun { worker, lease, hit_tokens, response, first } = begun;
     let (mut head, upstream) = response.into_parts();
-    head.headers = end_to_end(&head.headers);
+    hop_by_hop::strip(&mut head.headers);
     if app.settings.route_headers == Switch::On {
         if let Ok(id) = HeaderValue::from_str(worker.id().as_str()) {
             head.headers.insert(ROUTER_WORKER, id);
