@@ -81,8 +81,10 @@ pub struct Metrics {
     pub itl_seconds: Histogram,
     /// Time to the end of the reply.
     pub e2e_seconds: Histogram,
-    tokens: IntCounterVec,
-    cached_tokens: IntCounterVec,
+    prompt_tokens: IntCounter,
+    completion_tokens: IntCounter,
+    predicted_cached_tokens: IntCounter,
+    reported_cached_tokens: IntCounter,
     in_flight: IntGauge,
     worker_in_flight: IntGaugeVec,
     worker_prefill_tokens: IntGaugeVec,
@@ -125,6 +127,12 @@ impl Default for Metrics {
             "Requests by endpoint and status; 499: the client left.",
             &["endpoint", "status"],
         );
+        let tokens = maker.counters("router_tokens_total", "Tokens as workers report them.", &["kind"]);
+        let cached_tokens = maker.counters(
+            "router_cached_tokens_total",
+            "Prompt tokens found in a prefix cache: as the router predicted, and as workers report.",
+            &["source"],
+        );
         Self {
             requests_ok: Endpoint::ALL.map(|endpoint| requests.with_label_values(&[endpoint.label(), "200"])),
             requests,
@@ -145,12 +153,10 @@ impl Default for Metrics {
             itl_seconds: maker.seconds("router_itl_seconds", "Between two pieces of one reply."),
             e2e_seconds: maker
                 .seconds("router_e2e_seconds", "From a request's arrival to the end of its reply."),
-            tokens: maker.counters("router_tokens_total", "Tokens as workers report them.", &["kind"]),
-            cached_tokens: maker.counters(
-                "router_cached_tokens_total",
-                "Prompt tokens found in a prefix cache: as the router predicted, and as workers report.",
-                &["source"],
-            ),
+            prompt_tokens: tokens.with_label_values(&["prompt"]),
+            completion_tokens: tokens.with_label_values(&["completion"]),
+            predicted_cached_tokens: cached_tokens.with_label_values(&["predicted"]),
+            reported_cached_tokens: cached_tokens.with_label_values(&["reported"]),
             in_flight: maker.gauge("router_requests_in_flight", "Requests in flight."),
             worker_in_flight: maker.gauges(
                 "router_worker_requests_in_flight",
@@ -221,10 +227,10 @@ impl Metrics {
 
     /// A reply has reported its usage.
     pub fn usage(&self, usage: &Usage, predicted_tokens: usize) {
-        self.tokens.with_label_values(&["prompt"]).inc_by(usage.prompt_tokens.into());
-        self.tokens.with_label_values(&["completion"]).inc_by(usage.completion_tokens.into());
-        self.cached_tokens.with_label_values(&["predicted"]).inc_by(predicted_tokens as u64);
-        self.cached_tokens.with_label_values(&["reported"]).inc_by(usage.cached_tokens.into());
+        self.prompt_tokens.inc_by(usage.prompt_tokens.into());
+        self.completion_tokens.inc_by(usage.completion_tokens.into());
+        self.predicted_cached_tokens.inc_by(predicted_tokens as u64);
+        self.reported_cached_tokens.inc_by(usage.cached_tokens.into());
     }
 
     /// Everything in Prometheus' text format.

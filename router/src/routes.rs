@@ -110,6 +110,12 @@ impl Routes {
     /// What is at `path`. A pattern that ends in `/` takes everything below it, any other itself alone.
     #[must_use]
     pub fn find(&self, path: &str) -> Endpoint {
+        // Nearly every request is one of these, and a walk down the trie costs ten times the comparison.
+        match path {
+            "/v1/chat/completions" => return Endpoint::Chat,
+            "/v1/completions" => return Endpoint::Completions,
+            _ => {}
+        }
         let mut asked = path;
         while let Some(entry) = self.table.get_ancestor(asked)
             && let (Some(pattern), Some(endpoint)) = (entry.key(), entry.value())

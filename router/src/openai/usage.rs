@@ -1,11 +1,16 @@
 //! Finds the usage in a reply without parsing the reply: engines put it last.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::FinderRev;
 use serde_json::value::RawValue;
 
 use roundhouse_types::Usage;
 
 /// How much of a reply's end is kept; a usage object is a few hundred bytes.
 const TAIL_BYTES: usize = 4_096;
+const KEY: &[u8] = b"\"usage\":";
+static LAST_KEY: LazyLock<FinderRev<'static>> = LazyLock::new(|| FinderRev::new(KEY));
 
 /// The end of a reply, as it went by.
 #[derive(Debug, Default)]
@@ -27,9 +32,14 @@ impl ReplyTail {
     /// The last usage in what was seen; `None` if the engine reported none.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
-        const KEY: &[u8] = b"\"usage\":";
-        let starts = memchr::memmem::rfind_iter(&self.tail, KEY);
-        starts.map(|at| at + KEY.len()).find_map(|at| read_usage(&self.tail[at..]))
+        let mut before = self.tail.len();
+        while let Some(at) = LAST_KEY.rfind(&self.tail[..before]) {
+            if let Some(usage) = read_usage(&self.tail[at + KEY.len()..]) {
+                return Some(usage);
+            }
+            before = at;
+        }
+        None
     }
 }
 

@@ -3,6 +3,7 @@
 //! [`blocks`] cuts a prompt into blocks and hashes them as a chain; [`tree`] remembers who holds each block. Neither
 //! knows text, headers or URLs. The next on the path is the decider, which hands hits to the policy as values.
 
+mod arena;
 pub mod blocks;
 pub mod tree;
 

@@ -4,11 +4,11 @@
 //! for the longest match relies on it, and eviction keeps it: each worker's blocks are in order of use, a path is
 //! refreshed from its end to its beginning, so that a child is always older than its parent and goes first.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
+use hashbrown::HashTable;
 use roundhouse_types::BlockHash;
+use smallvec::SmallVec;
 
+use super::arena::Arena;
 use crate::worker::WorkerSlot;
 
 const NONE: u32 = u32::MAX;
@@ -23,7 +23,7 @@ pub struct TreeLimits {
 }
 
 /// Memory of one block held by one worker: its node, its place in the map and its holding.
-pub const BYTES_PER_HOLDING: usize = 128;
+pub const BYTES_PER_HOLDING: usize = 80;
 
 impl TreeLimits {
     /// Limits that keep the tree within about `bytes` of memory, with no bound on a single worker.
@@ -51,29 +51,11 @@ impl PrefixHits {
     }
 }
 
-/// Hashes are random already; hashing them again would be waste.
-#[derive(Default)]
-pub struct PassThrough(u64);
-
-impl Hasher for PassThrough {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
-        }
-    }
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
-}
-
 struct Node {
     hash: BlockHash,
     parent: u32,
-    /// `(worker, holding)`, sorted by worker.
-    holders: Vec<(WorkerSlot, u32)>,
+    /// `(worker, holding)`, sorted by worker. Most blocks have one holder, which then needs no memory of its own.
+    holders: SmallVec<[(WorkerSlot, u32); 1]>,
 }
 
 /// One block in one worker's cache, and its place in that worker's order of use.
@@ -84,7 +66,8 @@ struct Holding {
     children: u32,
     newer: u32,
     older: u32,
-    used: u64,
+    /// The tree's clock when it was used last; wraps.
+    used: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -99,13 +82,12 @@ const EMPTY_LIST: WorkerList = WorkerList { newest: NONE, oldest: NONE, blocks: 
 /// Which worker holds which prefixes, bounded, with leaf-first eviction in order of use.
 pub struct PrefixTree {
     limits: TreeLimits,
-    map: HashMap<BlockHash, u32, BuildHasherDefault<PassThrough>>,
-    nodes: Vec<Node>,
-    free_nodes: Vec<u32>,
-    holdings: Vec<Holding>,
-    free_holdings: Vec<u32>,
+    /// Numbers of nodes by their hash, which only the node itself keeps.
+    map: HashTable<u32>,
+    nodes: Arena<Node>,
+    holdings: Arena<Holding>,
     workers: Vec<WorkerList>,
-    clock: u64,
+    clock: u32,
     held: usize,
 }
 
@@ -115,11 +97,9 @@ impl PrefixTree {
     pub fn new(limits: TreeLimits) -> Self {
         Self {
             limits,
-            map: HashMap::default(),
-            nodes: Vec::new(),
-            free_nodes: Vec::new(),
-            holdings: Vec::new(),
-            free_holdings: Vec::new(),
+            map: HashTable::new(),
+            nodes: Arena::default(),
+            holdings: Arena::default(),
             workers: Vec::new(),
             clock: 0,
             held: 0,
@@ -141,7 +121,7 @@ impl PrefixTree {
     /// How deep each worker holds `path`, the chained hashes of a prompt's blocks.
     #[must_use]
     pub fn hits(&self, path: &[BlockHash]) -> PrefixHits {
-        let depth = path.partition_point(|hash| self.map.contains_key(hash));
+        let depth = path.partition_point(|hash| self.find(*hash).is_some());
         let mut found: Vec<(WorkerSlot, usize)> = Vec::new();
         let mut deep = depth;
         // Holders only grow fewer with depth, so two depths with equally many holders have the same ones, and what
@@ -159,13 +139,13 @@ impl PrefixTree {
     }
 
     fn holders(&self, hash: BlockHash) -> &[(WorkerSlot, u32)] {
-        self.map.get(&hash).map_or(&[], |node| &self.nodes[*node as usize].holders)
+        self.find(hash).map_or(&[], |node| &self.nodes[node].holders)
     }
 
     /// Says that `worker` holds all of `path` and has just used it. Returns how many blocks it held already.
     pub fn insert(&mut self, worker: WorkerSlot, path: &[BlockHash]) -> usize {
         let path = &path[..path.len().min(self.limits.worker_blocks)];
-        self.clock += 1;
+        self.clock = self.clock.wrapping_add(1);
         if self.workers.len() <= worker.index() {
             self.workers.resize(worker.index() + 1, EMPTY_LIST);
         }
@@ -174,7 +154,7 @@ impl PrefixTree {
         let mut parent = NONE;
         for hash in path {
             let node = self.node(*hash, parent);
-            let holders = &self.nodes[node as usize].holders;
+            let holders = &self.nodes[node].holders;
             let holding = match holders.binary_search_by_key(&worker, |(slot, _)| *slot) {
                 Ok(at) => {
                     known += 1;
@@ -199,7 +179,7 @@ impl PrefixTree {
             let holders = self.holders(*hash);
             let Ok(at) = holders.binary_search_by_key(&worker, |(slot, _)| *slot) else { continue };
             let holding = holders[at].1;
-            if self.holdings[holding as usize].children > 0 {
+            if self.holdings[holding].children > 0 {
                 return;
             }
             self.remove(holding);
@@ -216,21 +196,25 @@ impl PrefixTree {
     }
 
     fn node(&mut self, hash: BlockHash, parent: u32) -> u32 {
-        if let Some(node) = self.map.get(&hash) {
-            return *node;
+        if let Some(node) = self.find(hash) {
+            return node;
         }
-        let new = Node { hash, parent, holders: Vec::new() };
-        let node = place(&mut self.nodes, &mut self.free_nodes, new);
-        self.map.insert(hash, node);
+        let node = self.nodes.place(Node { hash, parent, holders: SmallVec::new() });
+        self.map.insert_unique(hash.0, node, |node| self.nodes[*node].hash.0);
         node
+    }
+
+    fn find(&self, hash: BlockHash) -> Option<u32> {
+        // Block hashes are random already; hashing them again would be waste.
+        self.map.find(hash.0, |node| self.nodes[*node].hash == hash).copied()
     }
 
     fn add_holding(&mut self, node: u32, worker: WorkerSlot, at: usize, parent: Option<u32>) -> u32 {
         let new = Holding { node, worker, children: 0, newer: NONE, older: NONE, used: self.clock };
-        let holding = place(&mut self.holdings, &mut self.free_holdings, new);
-        self.nodes[node as usize].holders.insert(at, (worker, holding));
+        let holding = self.holdings.place(new);
+        self.nodes[node].holders.insert(at, (worker, holding));
         if let Some(parent) = parent {
-            self.holdings[parent as usize].children += 1;
+            self.holdings[parent].children += 1;
         }
         self.link_newest(holding);
         self.held += 1;
@@ -240,35 +224,35 @@ impl PrefixTree {
     fn touch(&mut self, holding: u32) {
         self.unlink(holding);
         self.link_newest(holding);
-        self.holdings[holding as usize].used = self.clock;
+        self.holdings[holding].used = self.clock;
     }
 
     fn link_newest(&mut self, holding: u32) {
-        let list = &mut self.workers[self.holdings[holding as usize].worker.index()];
+        let list = &mut self.workers[self.holdings[holding].worker.index()];
         let second = std::mem::replace(&mut list.newest, holding);
         list.blocks += 1;
         if second == NONE {
             list.oldest = holding;
         } else {
-            self.holdings[second as usize].newer = holding;
+            self.holdings[second].newer = holding;
         }
-        let entry = &mut self.holdings[holding as usize];
+        let entry = &mut self.holdings[holding];
         (entry.older, entry.newer) = (second, NONE);
     }
 
     fn unlink(&mut self, holding: u32) {
-        let Holding { worker, newer, older, .. } = self.holdings[holding as usize];
+        let Holding { worker, newer, older, .. } = self.holdings[holding];
         let list = &mut self.workers[worker.index()];
         list.blocks -= 1;
         if newer == NONE {
             list.newest = older;
         } else {
-            self.holdings[newer as usize].older = older;
+            self.holdings[newer].older = older;
         }
         if older == NONE {
             list.oldest = newer;
         } else {
-            self.holdings[older as usize].newer = newer;
+            self.holdings[older].newer = newer;
         }
     }
 
@@ -280,10 +264,10 @@ impl PrefixTree {
         while self.held > self.limits.total_blocks {
             // A batch at a time, because finding the worker costs a look at all of them.
             const BATCH_BLOCKS: usize = 64;
-            let oldest = |list: &&WorkerList| self.holdings[list.oldest as usize].used;
+            let age = |list: &&WorkerList| self.clock.wrapping_sub(self.holdings[list.oldest].used);
             let lists = self.workers.iter().filter(|list| list.oldest != NONE);
-            let Some(list) = lists.min_by_key(oldest) else { return };
-            let victim = self.holdings[list.oldest as usize].worker;
+            let Some(list) = lists.max_by_key(age) else { return };
+            let victim = self.holdings[list.oldest].worker;
             for _ in 0..BATCH_BLOCKS.min(self.held - self.limits.total_blocks) {
                 match self.workers[victim.index()].oldest {
                     NONE => break,
@@ -295,34 +279,25 @@ impl PrefixTree {
 
     fn remove(&mut self, holding: u32) {
         self.unlink(holding);
-        let Holding { node, worker, children, .. } = self.holdings[holding as usize];
+        let Holding { node, worker, children, .. } = self.holdings[holding];
         debug_assert_eq!(children, 0, "a child goes before its parent");
-        self.free_holdings.push(holding);
+        self.holdings.free(holding);
         self.held -= 1;
-        let Node { parent, hash, ref mut holders } = self.nodes[node as usize];
+        let Node { parent, hash, ref mut holders } = self.nodes[node];
         holders.retain(|(slot, _)| *slot != worker);
         if holders.is_empty() {
-            *holders = Vec::new();
-            self.map.remove(&hash);
-            self.free_nodes.push(node);
+            *holders = SmallVec::new();
+            if let Ok(entry) = self.map.find_entry(hash.0, |at| *at == node) {
+                entry.remove();
+            }
+            self.nodes.free(node);
         }
         if parent != NONE {
-            let above = &self.nodes[parent as usize].holders;
+            let above = &self.nodes[parent].holders;
             if let Ok(at) = above.binary_search_by_key(&worker, |(slot, _)| *slot) {
-                self.holdings[above[at].1 as usize].children -= 1;
+                self.holdings[above[at].1].children -= 1;
             }
         }
-    }
-}
-
-fn place<T>(slots: &mut Vec<T>, free: &mut Vec<u32>, new: T) -> u32 {
-    if let Some(at) = free.pop() {
-        slots[at as usize] = new;
-        at
-    } else {
-        slots.push(new);
-        // 4 billion entries would be 256 GiB: the limits end it long before.
-        u32::try_from(slots.len() - 1).expect("the limits keep the tree far below 2^32 entries")
     }
 }
 

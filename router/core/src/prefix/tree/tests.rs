@@ -13,7 +13,7 @@ impl PrefixTree {
             let mut count = 0;
             let mut newer = NONE;
             while at != NONE {
-                let holding = &self.holdings[at as usize];
+                let holding = &self.holdings[at];
                 assert_eq!(holding.worker.index(), index);
                 assert_eq!(holding.newer, newer);
                 self.check_parent(holding);
@@ -25,9 +25,9 @@ impl PrefixTree {
         }
         assert_eq!(held, self.held);
         assert!(held <= self.limits.total_blocks);
-        let by_node: usize = self.map.values().map(|node| self.nodes[*node as usize].holders.len()).sum();
+        let by_node: usize = self.map.iter().map(|node| self.nodes[*node].holders.len()).sum();
         assert_eq!(by_node, held);
-        for node in self.map.values().map(|node| &self.nodes[*node as usize]) {
+        for node in self.map.iter().map(|node| &self.nodes[*node]) {
             assert!(!node.holders.is_empty());
             assert!(node.holders.is_sorted_by_key(|(worker, _)| *worker));
         }
@@ -37,16 +37,14 @@ impl PrefixTree {
         let children = self
             .holdings
             .iter()
-            .enumerate()
-            .filter(|(at, _)| !self.free_holdings.contains(&u32::try_from(*at).unwrap()))
             .filter(|(_, other)| {
-                other.worker == holding.worker && self.nodes[other.node as usize].parent == holding.node
+                other.worker == holding.worker && self.nodes[other.node].parent == holding.node
             })
             .count();
         assert_eq!(children, holding.children as usize);
-        let parent = self.nodes[holding.node as usize].parent;
+        let parent = self.nodes[holding.node].parent;
         if parent != NONE {
-            let holders = &self.nodes[parent as usize].holders;
+            let holders = &self.nodes[parent].holders;
             assert!(holders.iter().any(|(worker, _)| *worker == holding.worker), "closed under prefixes");
         }
     }
