@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::arrivals::RequestRate;
+use crate::overhead::args::OverheadArgs;
 use crate::statistics::Goodput;
 
 /// The whole command line.
@@ -24,6 +25,8 @@ pub struct Cli {
 pub enum Command {
     /// Send a workload to an OpenAI-speaking server and print the result table
     Serve(Box<ServeArgs>),
+    /// Measure what a router costs: CPU, latency and memory, before mock workers of this program's own
+    Overhead(Box<OverheadArgs>),
 }
 
 /// Everything `bench serve` takes.
@@ -463,6 +466,7 @@ mod tests {
         let words = ["bench", "serve"].into_iter().chain(line.split_whitespace());
         Cli::try_parse_from(words).map(|cli| match cli.command {
             Command::Serve(args) => *args,
+            Command::Overhead(_) => panic!("parsed serve as overhead"),
         })
     }
 

@@ -1,7 +1,7 @@
 //! Serving benchmarks in the format people already read: SGLang's and vLLM's tables, JSON keys and flags.
 //!
 //! The path of a run, in order: [`args`] → [`dataset`] → [`arrivals`] → [`run`] (over [`client`]) →
-//! [`record`] → [`statistics`] → [`report`]. Nothing here knows the router's or the worker's insides: it speaks
+//! [`record`] → [`statistics`] → [`report`]. [`overhead`] is another measurement, of routers. Nothing here knows the router's or the worker's insides: it speaks
 //! HTTP like any client.
 
 pub mod args;
@@ -10,6 +10,7 @@ pub mod body;
 pub mod chunk;
 pub mod client;
 pub mod dataset;
+pub mod overhead;
 pub mod record;
 pub mod report;
 pub mod run;

@@ -7,11 +7,14 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Serve(args) => bench::run::serve(&args),
+        Command::Serve(args) => {
+            bench::run::serve(&args).map(|summary| summary.statistics.completed_requests > 0)
+        }
+        Command::Overhead(args) => bench::overhead::overhead(&args).map(|report| report.success_count() > 0),
     };
     match outcome {
-        Ok(summary) if summary.statistics.completed_requests > 0 => ExitCode::SUCCESS,
-        Ok(_) => {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
             eprintln!("error: no request succeeded");
             ExitCode::FAILURE
         }

@@ -1,0 +1,390 @@
+//! One HTTP/1 message, read from bytes in any cut: a request as a mock sees it, a response as the generator does.
+//!
+//! Knows framing and nothing else: the start line, the length, the chunks. It keeps no body; whoever feeds it is handed
+//! the pieces. Small on purpose, since every nanosecond here is one that the core of generator and mocks does not have.
+//! Next on the path: [`super::connection`] and [`super::mocks`].
+
+/// Largest head that is read.
+const HEAD_LIMIT_BYTES: usize = 64 << 10;
+
+/// Which of the two messages of an exchange it is: they differ in what a missing length means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Without a length there is no body.
+    Request,
+    /// Without a length the body would end with the connection, which cannot be told from a broken one.
+    Response,
+}
+
+/// How far a message is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// More bytes are to come.
+    Partial,
+    /// This was all of it.
+    Complete,
+}
+
+/// What is wrong with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Longer than [`HEAD_LIMIT_BYTES`].
+    #[error("head of more than {HEAD_LIMIT_BYTES} bytes")]
+    HeadTooLarge,
+    /// Not a request line or status line.
+    #[error("start line that is not one of HTTP/1")]
+    StartLine,
+    /// Not a number, or given with a transfer encoding.
+    #[error("content-length that is none")]
+    ContentLength,
+    /// A response that says nothing of where it ends.
+    #[error("response with neither content-length nor chunks")]
+    NoLength,
+    /// Not `SIZE CR LF DATA CR LF`.
+    #[error("chunk that is not framed as one")]
+    Chunk,
+    /// Bytes after the end: nothing is pipelined here.
+    #[error("bytes after the end of the message")]
+    Trailing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Head,
+    Body { left_bytes: u64 },
+    Chunked(Chunked),
+    Done,
+}
+
+/// Where in a chunked body the reader stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Chunked {
+    Size { bytes: u64, has_digit: bool, in_extension: bool },
+    Data { left_bytes: u64 },
+    DataEnd,
+    Trailer { line_bytes: usize },
+}
+
+const CHUNK_SIZE: Chunked = Chunked::Size { bytes: 0, has_digit: false, in_extension: false };
+
+/// Reads one message after the other from one connection.
+#[derive(Debug)]
+pub struct MessageReader {
+    side: Side,
+    phase: Phase,
+    /// The beginning of a head that came in pieces.
+    partial_head: Vec<u8>,
+    start_line: Vec<u8>,
+    closes: bool,
+}
+
+impl MessageReader {
+    /// A reader at the beginning of its first message.
+    pub fn new(side: Side) -> Self {
+        Self { side, phase: Phase::Head, partial_head: Vec::new(), start_line: Vec::new(), closes: false }
+    }
+
+    /// Gets ready for the next message.
+    pub fn reset(&mut self) {
+        self.phase = Phase::Head;
+        self.partial_head.clear();
+    }
+
+    /// Whether nothing of the message has come yet.
+    pub fn is_untouched(&self) -> bool {
+        self.phase == Phase::Head && self.partial_head.is_empty()
+    }
+
+    /// Whether the other side said that it closes the connection after this message.
+    pub fn closes(&self) -> bool {
+        self.closes
+    }
+
+    /// The status of a response; 0 before its head is read.
+    pub fn status(&self) -> u16 {
+        let digits = self.start_line.get(9..12).unwrap_or_default();
+        std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    }
+
+    /// The path of a request, without its query.
+    pub fn path(&self) -> &[u8] {
+        let target = self.start_line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+        target.split(|byte| *byte == b'?').next().unwrap_or_default()
+    }
+
+    /// Reads the next bytes and hands on the pieces of the body among them.
+    ///
+    /// # Errors
+    /// [`Malformed`], after which the connection is of no use.
+    pub fn feed(&mut self, bytes: &[u8], mut on_body: impl FnMut(&[u8])) -> Result<Progress, Malformed> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            rest = match self.phase {
+                Phase::Head => self.read_head(rest)?,
+                Phase::Body { left_bytes } => {
+                    let (piece, after) = split(rest, left_bytes);
+                    on_body(piece);
+                    let left_bytes = left_bytes - piece.len() as u64;
+                    self.phase = if left_bytes == 0 { Phase::Done } else { Phase::Body { left_bytes } };
+                    after
+                }
+                Phase::Chunked(chunked) => self.read_chunked(chunked, rest, &mut on_body)?,
+                Phase::Done => return Err(Malformed::Trailing),
+            };
+        }
+        Ok(if self.phase == Phase::Done { Progress::Complete } else { Progress::Partial })
+    }
+
+    fn read_head<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Malformed> {
+        if self.partial_head.is_empty()
+            && let Some(end) = head_end(bytes, 0)
+        {
+            self.parse_head(&bytes[..end])?;
+            return Ok(&bytes[end..]);
+        }
+        let before = self.partial_head.len();
+        self.partial_head.extend_from_slice(bytes);
+        let Some(end) = head_end(&self.partial_head, before.saturating_sub(3)) else {
+            return if self.partial_head.len() > HEAD_LIMIT_BYTES {
+                Err(Malformed::HeadTooLarge)
+            } else {
+                Ok(&[])
+            };
+        };
+        let head = std::mem::take(&mut self.partial_head);
+        self.parse_head(&head[..end])?;
+        Ok(&bytes[end - before..])
+    }
+
+    fn parse_head(&mut self, head: &[u8]) -> Result<(), Malformed> {
+        let mut lines = Lines(head);
+        let start = lines.next().ok_or(Malformed::StartLine)?;
+        let version = match self.side {
+            Side::Request => start.rsplit(|byte| *byte == b' ').next(),
+            Side::Response => start.get(..8),
+        };
+        self.closes = match version {
+            Some(b"HTTP/1.1") => false,
+            Some(b"HTTP/1.0") => true,
+            _ => return Err(Malformed::StartLine),
+        };
+        self.start_line.clear();
+        self.start_line.extend_from_slice(start);
+        let (mut length, mut is_chunked) = (None, false);
+        for line in lines {
+            // The length of a name decides first: most headers are passed over with one comparison.
+            match memchr::memchr(b':', line) {
+                Some(14) if line[..14].eq_ignore_ascii_case(b"content-length") => {
+                    length = Some(parse_length(line[15..].trim_ascii())?);
+                }
+                Some(17) if line[..17].eq_ignore_ascii_case(b"transfer-encoding") => {
+                    is_chunked = line[18..].trim_ascii().eq_ignore_ascii_case(b"chunked");
+                }
+                Some(10) if line[..10].eq_ignore_ascii_case(b"connection") => {
+                    let value = line[11..].trim_ascii();
+                    self.closes = value.eq_ignore_ascii_case(b"close")
+                        || (self.closes && !value.eq_ignore_ascii_case(b"keep-alive"));
+                }
+                _ => {}
+            }
+        }
+        self.phase = match (is_chunked, length, self.side) {
+            (true, Some(_), _) => return Err(Malformed::ContentLength),
+            (true, None, _) => Phase::Chunked(CHUNK_SIZE),
+            (false, Some(0), _) | (false, None, Side::Request) => Phase::Done,
+            (false, Some(left_bytes), _) => Phase::Body { left_bytes },
+            (false, None, Side::Response) => return Err(Malformed::NoLength),
+        };
+        Ok(())
+    }
+
+    fn read_chunked<'a>(
+        &mut self,
+        chunked: Chunked,
+        bytes: &'a [u8],
+        on_body: &mut impl FnMut(&[u8]),
+    ) -> Result<&'a [u8], Malformed> {
+        let (phase, rest) = match chunked {
+            Chunked::Data { left_bytes } => {
+                let (piece, rest) = split(bytes, left_bytes);
+                on_body(piece);
+                let left_bytes = left_bytes - piece.len() as u64;
+                let next = if left_bytes == 0 { Chunked::DataEnd } else { Chunked::Data { left_bytes } };
+                (Phase::Chunked(next), rest)
+            }
+            _ => (chunk_framing(chunked, bytes[0])?, &bytes[1..]),
+        };
+        self.phase = phase;
+        Ok(rest)
+    }
+}
+
+/// One byte of what stands between the data of two chunks.
+fn chunk_framing(chunked: Chunked, byte: u8) -> Result<Phase, Malformed> {
+    let next = match (chunked, byte) {
+        (Chunked::Size { has_digit: true, bytes: 0, .. }, b'\n') => Chunked::Trailer { line_bytes: 0 },
+        (Chunked::Size { has_digit: true, bytes, .. }, b'\n') => Chunked::Data { left_bytes: bytes },
+        (Chunked::Size { has_digit: true, bytes, .. }, b';') => {
+            Chunked::Size { bytes, has_digit: true, in_extension: true }
+        }
+        (Chunked::Size { has_digit: true, bytes, in_extension }, b'\r' | b' ') => {
+            Chunked::Size { bytes, has_digit: true, in_extension }
+        }
+        (size @ Chunked::Size { in_extension: true, .. }, _) => size,
+        (Chunked::Size { bytes, .. }, digit) => {
+            let digit = (digit as char).to_digit(16).ok_or(Malformed::Chunk)?;
+            let bytes = bytes.checked_mul(16).ok_or(Malformed::Chunk)? + u64::from(digit);
+            Chunked::Size { bytes, has_digit: true, in_extension: false }
+        }
+        (Chunked::DataEnd, b'\r') => Chunked::DataEnd,
+        (Chunked::DataEnd, b'\n') => CHUNK_SIZE,
+        (Chunked::Trailer { line_bytes: 0 }, b'\n') => return Ok(Phase::Done),
+        (Chunked::Trailer { .. }, b'\n') => Chunked::Trailer { line_bytes: 0 },
+        (trailer @ Chunked::Trailer { .. }, b'\r') => trailer,
+        (Chunked::Trailer { line_bytes }, _) => Chunked::Trailer { line_bytes: line_bytes + 1 },
+        (Chunked::DataEnd | Chunked::Data { .. }, _) => return Err(Malformed::Chunk),
+    };
+    Ok(Phase::Chunked(next))
+}
+
+/// The position after the empty line, looked for from `from` on.
+fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
+    let mut at = from;
+    while let Some(found) = memchr::memchr(b'\r', &bytes[at..]) {
+        at += found;
+        if bytes[at..].starts_with(b"\r\n\r\n") {
+            return Some(at + 4);
+        }
+        at += 1;
+    }
+    None
+}
+
+fn split(bytes: &[u8], at: u64) -> (&[u8], &[u8]) {
+    bytes.split_at(usize::try_from(at).map_or(bytes.len(), |at| at.min(bytes.len())))
+}
+
+fn parse_length(digits: &[u8]) -> Result<u64, Malformed> {
+    let text = std::str::from_utf8(digits).map_err(|_| Malformed::ContentLength)?;
+    text.parse().map_err(|_| Malformed::ContentLength)
+}
+
+/// The lines of a head without their ends; the empty one ends them.
+struct Lines<'a>(&'a [u8]);
+
+impl<'a> Iterator for Lines<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let end = memchr::memchr(b'\n', self.0)?;
+        let (line, rest) = self.0.split_at(end);
+        self.0 = &rest[1..];
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        (!line.is_empty()).then_some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Feeds the stream in the pieces that the cuts make; the body and how it ended.
+    fn read(side: Side, stream: &[u8], cuts: &[usize]) -> (Vec<u8>, Result<Progress, Malformed>) {
+        let mut reader = MessageReader::new(side);
+        let (mut body, mut from, mut last) = (Vec::new(), 0, Ok(Progress::Partial));
+        for cut in cuts.iter().copied().chain([stream.len()]) {
+            last = reader.feed(&stream[from..cut], |piece| body.extend_from_slice(piece));
+            if last.is_err() {
+                break;
+            }
+            from = cut;
+        }
+        (body, last)
+    }
+
+    fn of_response(text: &str) -> (String, Result<Progress, Malformed>) {
+        let (body, end) = read(Side::Response, text.as_bytes(), &[]);
+        (String::from_utf8(body).unwrap(), end)
+    }
+
+    #[test]
+    fn reads_start_lines_and_lengths() {
+        let mut reader = MessageReader::new(Side::Response);
+        assert!(reader.is_untouched());
+        let complete = reader.feed(b"HTTP/1.1 429 Too Many\r\nContent-Length:  3 \r\n\r\nabc", |_| {});
+        assert_eq!((complete, reader.status(), reader.closes()), (Ok(Progress::Complete), 429, false));
+        reader.reset();
+        let closing =
+            reader.feed(b"HTTP/1.1 200 OK\r\nconnection: Close\r\ncontent-length: 0\r\n\r\n", |_| {});
+        assert_eq!((closing, reader.closes()), (Ok(Progress::Complete), true));
+
+        let mut reader = MessageReader::new(Side::Request);
+        assert_eq!(
+            reader.feed(b"GET /health?x=1 HTTP/1.1\r\nhost: a\r\n\r\n", |_| {}),
+            Ok(Progress::Complete)
+        );
+        assert_eq!(reader.path(), b"/health");
+    }
+
+    #[test]
+    fn reads_chunks_with_extensions_and_trailers() {
+        let text = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
+                    5;name=v\r\nhello\r\nA\r\n0123456789\r\n0\r\nx-end: 1\r\n\r\n";
+        assert_eq!(of_response(text), ("hello0123456789".to_owned(), Ok(Progress::Complete)));
+    }
+
+    #[test]
+    fn names_what_is_malformed() {
+        let head = "HTTP/1.1 200 OK\r\n";
+        for (rest, expected) in [
+            ("\r\n", Malformed::NoLength),
+            ("content-length: x\r\n\r\n", Malformed::ContentLength),
+            ("content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", Malformed::ContentLength),
+            ("content-length: 1\r\n\r\nab", Malformed::Trailing),
+            ("transfer-encoding: chunked\r\n\r\nz\r\n", Malformed::Chunk),
+            ("transfer-encoding: chunked\r\n\r\n\r\n", Malformed::Chunk),
+            ("transfer-encoding: chunked\r\n\r\n1\r\nabc", Malformed::Chunk),
+            ("transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n", Malformed::Chunk),
+        ] {
+            assert_eq!(of_response(&format!("{head}{rest}")).1, Err(expected), "{rest:?}");
+        }
+        assert_eq!(of_response("SSH-2.0-x y\r\n\r\n").1, Err(Malformed::StartLine));
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_gives_the_chunks_that_were_written(
+            chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 0..12),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
+        ) {
+            let mut stream = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nx: y\r\n\r\n".to_vec();
+            for chunk in &chunks {
+                stream.extend_from_slice(format!("{:x}\r\n", chunk.len()).as_bytes());
+                stream.extend_from_slice(chunk);
+                stream.extend_from_slice(b"\r\n");
+            }
+            stream.extend_from_slice(b"0\r\n\r\n");
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
+            cuts.sort_unstable();
+            prop_assert_eq!(read(Side::Response, &stream, &cuts), (chunks.concat(), Ok(Progress::Complete)));
+            // One byte less is not the whole.
+            let short = &stream[..stream.len() - 1];
+            cuts.retain(|cut| *cut <= short.len());
+            prop_assert_eq!(read(Side::Response, short, &cuts).1, Ok(Progress::Partial));
+        }
+
+        #[test]
+        fn any_cut_gives_the_body_of_a_length(
+            body in prop::collection::vec(any::<u8>(), 0..200),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
+        ) {
+            let mut stream = format!("POST /v1/x HTTP/1.1\r\ncontent-length: {}\r\n\r\n", body.len()).into_bytes();
+            stream.extend_from_slice(&body);
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
+            cuts.sort_unstable();
+            prop_assert_eq!(read(Side::Request, &stream, &cuts), (body, Ok(Progress::Complete)));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What a mock says: all of it put together once, so that an answer is one write.
+//!
+//! The small answers are those that routers ask for when they start: models, health, SGLang's and vLLM's server facts.
+
+use serde_json::{Value, json};
+
+/// The kinds of paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// Everything that generates nothing.
+    Other,
+}
+
+impl Endpoint {
+    /// The kind of a path.
+    pub fn of(path: &[u8]) -> Self {
+        match path {
+            b"/v1/chat/completions" => Self::Chat,
+            b"/v1/completions" => Self::Completions,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// All answers, head included.
+#[derive(Debug)]
+pub struct Answers {
+    /// A chat completion of some 300 bytes with usage.
+    pub chat_completion: Vec<u8>,
+    /// The same for `/v1/completions`.
+    pub text_completion: Vec<u8>,
+    /// 404.
+    pub not_found: Vec<u8>,
+    /// The head of a stream.
+    pub stream_head: Vec<u8>,
+    /// One event of a stream, in its HTTP chunk.
+    pub chunk: Vec<u8>,
+    /// `[DONE]` and the end of the body.
+    pub stream_end: Vec<u8>,
+    facts: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Answers {
+    /// Writes them.
+    pub fn new() -> Self {
+        let usage = json!({"prompt_tokens": 200, "completion_tokens": 16, "total_tokens": 216});
+        let chat = json!({
+            "id": "chatcmpl-0123456789abcdef", "object": "chat.completion", "created": 1_795_000_000, "model": "mock",
+            "choices": [{"index": 0, "finish_reason": "stop", "message":
+                {"role": "assistant", "content": "Sixteen tokens that a mock has said so many times before, today."}}],
+            "usage": usage,
+        });
+        let text = json!({
+            "id": "cmpl-0123456789abcdef", "object": "text_completion", "created": 1_795_000_000, "model": "mock",
+            "choices": [{"index": 0, "finish_reason": "stop", "text": " sixteen tokens, said before."}],
+            "usage": usage,
+        });
+        let event = json!({
+            "id": "chatcmpl-0123456789abcdef", "object": "chat.completion.chunk", "created": 1_795_000_000,
+            "model": "mock", "choices": [{"index": 0, "delta": {"content": " token"}, "finish_reason": null}],
+        });
+        Self {
+            chat_completion: whole("200 OK", &chat),
+            text_completion: whole("200 OK", &text),
+            not_found: error(404),
+            stream_head: b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n\
+                           transfer-encoding: chunked\r\n\r\n"
+                .to_vec(),
+            chunk: http_chunk(&format!("data: {event}\n\n")),
+            stream_end: [http_chunk("data: [DONE]\n\n"), b"0\r\n\r\n".to_vec()].concat(),
+            facts: facts(),
+        }
+    }
+
+    /// The answer to a path that generates nothing, if a mock has one.
+    pub fn of(&self, path: &[u8]) -> Option<&Vec<u8>> {
+        self.facts.iter().find(|(known, _)| known.as_bytes() == path).map(|(_, answer)| answer)
+    }
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// An answer with this status and an error as OpenAI writes it.
+pub fn error(status: u16) -> Vec<u8> {
+    let line = format!("{status} {}", if status == 404 { "Not Found" } else { "Mock Error" });
+    whole(&line, &json!({"error": {"message": "a mock said so", "type": "mock_error", "code": status}}))
+}
+
+fn facts() -> Vec<(&'static str, Vec<u8>)> {
+    let model = json!({"id": "mock", "object": "model", "created": 1_795_000_000, "owned_by": "mock", "root": "mock",
+                       "max_model_len": 1_048_576});
+    let server = json!({"model_path": "mock", "served_model_name": "mock", "tokenizer_path": "mock", "tp_size": 1,
+                        "dp_size": 1, "version": "0", "max_total_num_tokens": 1_048_576, "load_format": "dummy"});
+    let about_model = json!({"model_path": "mock", "tokenizer_path": "mock", "is_generation": true,
+                             "served_model_name": "mock"});
+    let load = json!([{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}]);
+    let answers = [
+        ("/", json!({})),
+        ("/health", json!({})),
+        ("/health_generate", json!({})),
+        ("/v1/models", json!({"object": "list", "data": [model]})),
+        ("/get_server_info", server.clone()),
+        ("/server_info", server),
+        ("/get_model_info", about_model.clone()),
+        ("/model_info", about_model),
+        ("/get_load", load),
+        ("/version", json!({"version": "0"})),
+        ("/flush_cache", json!({})),
+    ];
+    answers.into_iter().map(|(path, body)| (path, whole("200 OK", &body))).collect()
+}
+
+fn whole(status: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
+}
+
+fn http_chunk(data: &str) -> Vec<u8> {
+    format!("{:x}\r\n{data}\r\n", data.len()).into_bytes()
+}

@@ -1,0 +1,175 @@
+//! What is printed and written: a row of the table that compares routers, what it leaves out, and a JSON line.
+//!
+//! Pure text from figures. Next on the path: nothing.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::latency::Latency;
+use super::machine::Machine;
+use super::memory::{AfterRequests, IdleStreams};
+use super::rates::Rate;
+use super::rig::Usage;
+use super::streams::Streams;
+
+/// Everything measured; what was not asked for, or cannot be known, is absent.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Figures {
+    /// Memory before any load, in MB.
+    pub rss_idle_mb: Option<f64>,
+    /// Memory after many 1-KB requests.
+    pub after_requests: Option<AfterRequests>,
+    /// By size.
+    pub rates: Vec<Rate>,
+    /// At a fixed rate.
+    pub latency: Option<Latency>,
+    /// Paced streams.
+    pub paced: Option<Streams>,
+    /// Flooding streams.
+    pub flood: Option<Streams>,
+    /// Memory after all of these, in MB.
+    pub rss_end_mb: Option<f64>,
+    /// Most memory that the processes ever had until then, in MB.
+    pub rss_peak_mb: Option<f64>,
+    /// Idle streams.
+    pub idle_streams: Option<IdleStreams>,
+}
+
+/// A result with all that is needed to make it again.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Name of the router.
+    pub router: String,
+    /// Its version, if one was given.
+    pub router_version: Option<String>,
+    /// Free text.
+    pub tag: Option<String>,
+    /// Seconds since 1970 at the beginning.
+    pub unix_time: u64,
+    /// Commit of the working directory.
+    pub commit: Option<String>,
+    /// Version of this program.
+    pub bench_version: &'static str,
+    /// How this program was called.
+    pub command_line: Vec<String>,
+    /// Where.
+    pub machine: Machine,
+    /// What came out.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Paths that no mock knew, and malformed requests.
+    pub unknown_to_mocks: Vec<String>,
+    /// What a reader of the figures has to know.
+    pub notes: Vec<String>,
+}
+
+const ABSENT: &str = "–";
+
+impl Report {
+    /// The row with its header.
+    pub fn table(&self) -> String {
+        let figures = &self.figures;
+        let mut header = vec!["router".to_owned()];
+        let mut row = vec![self.router.clone()];
+        let mut add = |name: String, value: String| {
+            header.push(name);
+            row.push(value);
+        };
+        for rate in &figures.rates {
+            add(format!("req/s {} KB", rate.kilobytes), format!("{:.0}", rate.requests_per_s));
+            add(format!("CPU µs {} KB", rate.kilobytes), digits(rate.cpu_us_per_request));
+            add(format!("hit % {} KB", rate.kilobytes), whole(rate.usage.hit_percent));
+        }
+        if let Some(latency) = &figures.latency {
+            let value = format!("{:.2}/{:.2}", latency.p50_ms, latency.p99_ms);
+            add(format!("p50/p99 ms at {}/s", latency.rate_per_s), value);
+        }
+        for (name, streams) in [("paced", &figures.paced), ("flooded", &figures.flood)] {
+            if let Some(streams) = streams {
+                add(format!("CPU µs a {name} SSE chunk"), digits(streams.cpu_us_per_chunk));
+            }
+        }
+        let after = figures.after_requests.as_ref();
+        let requests = after.map_or("n".to_owned(), |after| thousands(after.usage.requests));
+        let stages =
+            [figures.rss_idle_mb, after.and_then(|after| after.rss_mb), figures.rss_end_mb].map(whole);
+        add(format!("RSS MB idle → after {requests} requests → end"), stages.join(" → "));
+        if let Some(idle) = &figures.idle_streams {
+            let name = format!("RSS KB an idle stream of {}", idle.streams);
+            add(name, digits(idle.rss_kb_per_stream));
+        }
+        add("errors".to_owned(), self.error_count().to_string());
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let rule = format!("|{}\n", "---|".repeat(header.len()));
+        [line(&header), rule, line(&row)].concat()
+    }
+
+    /// What the row leaves out: errors by reason, and everything that makes a figure doubtful.
+    pub fn remarks(&self) -> String {
+        let mut text = String::new();
+        for (part, usage) in self.usages() {
+            for (error, count) in &usage.errors {
+                let _ = writeln!(text, "error: {part}: {count} × {error}");
+            }
+            if usage.untagged > 0 {
+                let _ =
+                    writeln!(text, "note: {part}: {} requests without their system prompt", usage.untagged);
+            }
+            let _ = writeln!(
+                text,
+                "{part}: generator and mocks took {:.0} % of their core",
+                usage.bench_busy_percent
+            );
+        }
+        if let Some(latency) = &self.figures.latency {
+            let _ = writeln!(
+                text,
+                "latency: 99 % of requests were sent within {:.3} ms of being due",
+                latency.lateness_p99_ms
+            );
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "note: {note}");
+        }
+        if !self.unknown_to_mocks.is_empty() {
+            let _ = writeln!(text, "note: the mocks did not know: {}", self.unknown_to_mocks.join(", "));
+        }
+        text
+    }
+
+    /// Failed requests of all parts.
+    pub fn error_count(&self) -> u64 {
+        self.usages().iter().map(|(_, usage)| usage.error_count()).sum()
+    }
+
+    /// Good answers and chunks of all parts: a run without any has measured nothing.
+    pub fn success_count(&self) -> u64 {
+        self.usages().iter().map(|(_, usage)| usage.requests + usage.chunks).sum()
+    }
+
+    fn usages(&self) -> Vec<(String, &Usage)> {
+        let figures = &self.figures;
+        let named = |name: &str, usage| (name.to_owned(), usage);
+        let mut usages = Vec::new();
+        usages.extend(figures.after_requests.iter().map(|part| named("rss", &part.usage)));
+        usages.extend(figures.rates.iter().map(|rate| (format!("{} KB", rate.kilobytes), &rate.usage)));
+        usages.extend(figures.latency.iter().map(|part| named("latency", &part.usage)));
+        usages.extend(figures.paced.iter().map(|part| named("paced", &part.usage)));
+        usages.extend(figures.flood.iter().map(|part| named("flood", &part.usage)));
+        usages.extend(figures.idle_streams.iter().map(|part| named("idle", &part.usage)));
+        usages
+    }
+}
+
+fn digits(value: Option<f64>) -> String {
+    value.map_or(ABSENT.to_owned(), |value| format!("{value:.1}"))
+}
+
+fn whole(value: Option<f64>) -> String {
+    value.map_or(ABSENT.to_owned(), |value| format!("{value:.0}"))
+}
+
+fn thousands(count: u64) -> String {
+    if count >= 10_000 { format!("{}k", count / 1000) } else { count.to_string() }
+}
