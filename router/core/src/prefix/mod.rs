@@ -6,5 +6,5 @@
 pub mod blocks;
 pub mod tree;
 
-pub use blocks::PromptHasher;
+pub use blocks::{PromptBlocks, PromptHasher};
 pub use tree::{PrefixHits, PrefixTree};
