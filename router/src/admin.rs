@@ -238,7 +238,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
             "policy": explanation.policy,
             "worker": picked.id().as_str(),
             "why": why,
-            "model": reading.model,
+            "model": reading.model.as_deref(),
             "prompt_bytes": reading.prompt_bytes,
             "prompt_tokens_estimated": reading.prompt_tokens,
             "candidates": candidates,

@@ -13,9 +13,10 @@ use crate::config::{Config, Settings};
 use crate::failure_logs::FailureLogs;
 use crate::fleet::{FleetError, FleetService};
 use crate::metrics::Metrics;
+use crate::openai::scan::ScanConfig;
 use crate::routes::Routes;
 use crate::stages::admit::Admission;
-use crate::stages::parse::Parser;
+use crate::stages::parse::{BodyLimits, Parser};
 
 /// What all requests share.
 pub struct App {
@@ -66,8 +67,10 @@ impl App {
         let settings = config.settings.clone();
         let policy =
             policy::by_name(&settings.policy).ok_or_else(|| AppError::Policy(settings.policy.clone()))?;
-        let limits = TreeLimits::within_bytes(settings.prefix_memory);
-        let decider = Arc::new(Decider::new(policy, limits, rand::random()));
+        let scan = ScanConfig { seed: rand::random(), prompt_use: policy.prompt_use() };
+        let limits = BodyLimits { max_bytes: settings.max_body_bytes, timeout: settings.client_timeout };
+        let tree_limits = TreeLimits::within_bytes(settings.prefix_memory);
+        let decider = Arc::new(Decider::new(policy, tree_limits, rand::random()));
         let session_header = HeaderName::try_from(&settings.session_header)
             .map_err(|_| AppError::SessionHeader(settings.session_header.clone()))?;
         let app = Arc::new(Self {
@@ -75,12 +78,8 @@ impl App {
             decider,
             ratios: TokenRatios::default(),
             metrics: Metrics::default(),
-            admission: Admission::new(
-                settings.max_in_flight,
-                settings.max_body_bytes,
-                settings.client_timeout,
-            ),
-            parser: Parser::new(rand::random(), session_header),
+            admission: Admission::new(settings.max_in_flight, settings.max_queue, settings.queue_timeout),
+            parser: Parser::new(scan, session_header, limits),
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),
             started: Instant::now(),

@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use router_core::{PickError, WorkerId};
 use serde_json::json;
 
+use crate::openai::scan::{BodyError, SyntaxError};
 use crate::stages::relay::RelayBody;
 use crate::transport::TransportError;
 
@@ -40,7 +41,7 @@ impl Blame {
 pub enum RequestError {
     /// The body is not JSON.
     #[error("request body is not valid JSON: {0}")]
-    BadJson(#[source] serde_json::Error),
+    BadJson(#[source] SyntaxError),
     /// The body is JSON, but no object.
     #[error("request body must be a JSON object, not {found}")]
     NotAnObject {
@@ -63,7 +64,7 @@ pub enum RequestError {
     },
     /// The client's connection broke while its body was read.
     #[error("request body could not be read: {0}")]
-    BodyBroken(#[source] hyper::Error),
+    BodyBroken(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Nothing is served at this path.
     #[error("no such endpoint: {path}; this router serves POST /v1/… and /generate, GET /v1/models, /health")]
     NotFound {
@@ -80,11 +81,22 @@ pub enum RequestError {
         /// What it takes.
         allowed: &'static str,
     },
-    /// More requests are in flight than allowed.
-    #[error("the router has reached its limit of {limit} requests in flight (--max-in-flight)")]
+    /// More requests are in flight than allowed, and as many wait.
+    #[error(
+        "the router has reached its limit of {limit} requests in flight (--max-in-flight) and {queue} waiting \
+         (--max-queue)"
+    )]
     Overloaded {
-        /// The limit.
+        /// The limit of requests in flight.
         limit: usize,
+        /// The limit of those that wait.
+        queue: usize,
+    },
+    /// No place became free in time.
+    #[error("no place among the requests in flight became free within {} s (--queue-timeout)", limit.as_secs_f64())]
+    QueueTimeout {
+        /// The limit.
+        limit: Duration,
     },
     /// No worker can take it.
     #[error(transparent)]
@@ -99,6 +111,15 @@ pub enum RequestError {
     },
 }
 
+impl From<BodyError> for RequestError {
+    fn from(error: BodyError) -> Self {
+        match error {
+            BodyError::Syntax(error) => Self::BadJson(error),
+            BodyError::NotAnObject { found } => Self::NotAnObject { found },
+        }
+    }
+}
+
 impl RequestError {
     /// The status that the client gets.
     #[must_use]
@@ -109,7 +130,7 @@ impl RequestError {
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Overloaded { .. } | Self::QueueTimeout { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -122,7 +143,7 @@ impl RequestError {
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Overloaded { .. } => Blame::Router,
+            Self::Overloaded { .. } | Self::QueueTimeout { .. } => Blame::Router,
             Self::Worker { .. } | Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
                 Blame::Worker
             }
@@ -134,7 +155,9 @@ impl RequestError {
     fn kind(&self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
-            Self::Overloaded { .. } => ("rate_limit_error", Some("router_overloaded")),
+            Self::Overloaded { .. } | Self::QueueTimeout { .. } => {
+                ("rate_limit_error", Some("router_overloaded"))
+            }
             Self::Pick(_) => ("service_unavailable_error", Some("no_worker_available")),
             Self::Worker { source, .. } if source.is_timeout() => ("server_error", Some("worker_timeout")),
             Self::Worker { .. } => ("server_error", Some("worker_failed")),
@@ -146,6 +169,7 @@ impl RequestError {
     fn retry_after(&self) -> Option<HeaderValue> {
         match self {
             Self::Overloaded { .. }
+            | Self::QueueTimeout { .. }
             | Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
                 Some(HeaderValue::from_static("1"))
             }

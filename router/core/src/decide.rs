@@ -9,10 +9,9 @@ use roundhouse_types::BlockHash;
 use crate::fleet::FleetSnapshot;
 use crate::ledger::Lease;
 use crate::policy::{Candidate, Choice, PickError, Policy};
-use crate::prefix::blocks::covered_bytes;
 use crate::prefix::tree::TreeLimits;
 use crate::prefix::{PrefixHits, PrefixTree};
-use crate::request::RequestView;
+use crate::request::{PromptUse, RequestView};
 use crate::worker::{Worker, WorkerSlot};
 
 /// Makes decisions. Pick, reservation and the entry in the tree happen together, so that of two requests at once the
@@ -90,7 +89,7 @@ impl Decider {
         let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
         let at = self.policy.pick(request, &choice, rng);
         let Candidate { slot, hit_tokens, .. } = candidates.list[at];
-        if self.policy.reads_prefixes() {
+        if self.reads_prefixes() {
             tree.insert(slot, request.blocks);
         }
         *picks += 1;
@@ -127,7 +126,7 @@ impl Decider {
 
     /// An attempt failed before its first byte: the worker does not hold what was entered for it.
     pub fn take_back(&self, slot: WorkerSlot, path: &[BlockHash], known_blocks: usize) {
-        if self.policy.reads_prefixes() {
+        if self.reads_prefixes() {
             self.lock().tree.take_back(slot, path, known_blocks);
         }
     }
@@ -149,7 +148,7 @@ impl Decider {
         request: &RequestView<'_>,
         candidates: &mut Candidates<'_>,
     ) -> PrefixHits {
-        if !self.policy.reads_prefixes() || request.prompt_bytes == 0 {
+        if !self.reads_prefixes() {
             return PrefixHits::default();
         }
         let hits = tree.hits(request.blocks);
@@ -162,11 +161,14 @@ impl Decider {
                 candidates.list.iter().position(|candidate| candidate.slot == slot)
             };
             if let Some(at) = found {
-                let tokens = covered_bytes(blocks) * request.prompt_tokens / request.prompt_bytes;
-                candidates.list[at].hit_tokens = tokens.min(request.prompt_tokens);
+                candidates.list[at].hit_tokens = request.covered_tokens(blocks);
             }
         }
         hits
+    }
+
+    fn reads_prefixes(&self) -> bool {
+        self.policy.prompt_use() == PromptUse::Whole
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -17,5 +17,5 @@ pub use decide::{Candidates, Decided, Decider, Explanation};
 pub use fleet::{Fleet, FleetSnapshot};
 pub use ledger::Lease;
 pub use policy::{PickError, Policy};
-pub use request::RequestView;
+pub use request::{PromptUse, RequestView};
 pub use worker::{Worker, WorkerId, WorkerSlot, WorkerSpec};

@@ -2,6 +2,34 @@
 
 use roundhouse_types::BlockHash;
 
+use crate::prefix::blocks::{MAX_BLOCKS, ToolsSegment};
+
+/// Blocks that say where a request belongs when it names no session: the first KiB.
+const FIRST_BLOCKS: usize = 16;
+
+/// How much of prompts a policy reads, so that no more is hashed than that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PromptUse {
+    /// Their length alone.
+    None,
+    /// The first KiB, by [`RequestView::affinity`].
+    FirstKib,
+    /// All of them: hits are looked up in the prefix tree, and routes entered there.
+    Whole,
+}
+
+impl PromptUse {
+    /// Blocks of a prompt that are hashed, at most.
+    #[must_use]
+    pub fn max_blocks(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::FirstKib => FIRST_BLOCKS,
+            Self::Whole => MAX_BLOCKS,
+        }
+    }
+}
+
 /// What was read of a request before it is routed; borrowed from the body's parse.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestView<'a> {
@@ -11,6 +39,8 @@ pub struct RequestView<'a> {
     pub session: Option<u64>,
     /// Chained hashes of the prompt's full blocks, first block first.
     pub blocks: &'a [BlockHash],
+    /// Which of the blocks are of tools.
+    pub tools: ToolsSegment,
     /// Length of the prompt in template order.
     pub prompt_bytes: usize,
     /// Estimated length of the prompt: bytes by the learned bytes a token of its model.
@@ -22,7 +52,14 @@ impl RequestView<'_> {
     /// is of it.
     #[must_use]
     pub fn affinity(&self) -> Option<u64> {
-        const FIRST_BLOCKS: usize = 16;
         self.session.or_else(|| self.blocks.iter().take(FIRST_BLOCKS).next_back().map(|block| block.0))
+    }
+
+    /// Estimated tokens in the first `blocks` blocks of the prompt.
+    #[must_use]
+    pub fn covered_tokens(&self, blocks: usize) -> usize {
+        let covered_bytes = self.tools.covered_bytes(blocks);
+        let tokens = (covered_bytes * self.prompt_tokens).checked_div(self.prompt_bytes);
+        tokens.unwrap_or(0).min(self.prompt_tokens)
     }
 }

@@ -54,9 +54,18 @@ pub struct Settings {
     #[arg(long, default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub max_body_bytes: usize,
 
-    /// Requests in flight at once; more are answered 429
+    /// Requests in flight at once; more wait in the queue, if there is one, or are answered 429
     #[arg(long, default_value_t = 65_536)]
     pub max_in_flight: usize,
+
+    /// Requests that may wait for a place among those in flight, first come first served. None unless told otherwise:
+    /// clients with another router to go to should hear at once
+    #[arg(long, default_value_t = 0)]
+    pub max_queue: usize,
+
+    /// Time that a request may wait in the queue before it is answered 429. Most clients give up soon after
+    #[arg(long, default_value = "10s", value_parser = parse_duration, value_name = "TIME")]
+    pub queue_timeout: Duration,
 
     /// Time for a client to send its request head, again for its body, and to take the next bytes of a reply
     #[arg(long, default_value = "60s", value_parser = parse_duration, value_name = "TIME")]

@@ -206,7 +206,7 @@ async fn forward(
     recorder: &mut Recorder,
 ) -> Result<super::dispatch::Dispatched, RequestError> {
     let admitted = app.admission.admit(request).await?;
-    let parsed = app.parser.parse(admitted, understanding, &app.ratios)?;
+    let parsed = app.parser.parse(admitted, understanding, &app.ratios).await?;
     dispatch(app, parsed, recorder).await
 }
 

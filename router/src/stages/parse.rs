@@ -1,20 +1,31 @@
-//! Stage 3: read what routing needs. The body itself stays as it came.
+//! Stage 3: read the body while it arrives, within limits, and of it what routing needs. The body itself stays as it came.
 //!
-//! Next: [`pick`](super::pick).
+//! Knows no JSON; [`scan`](crate::openai::scan) does. Next: [`pick`](super::pick).
 
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
-use roundhouse_types::{BlockHash, ChainHasher};
-use router_core::prefix::PromptHasher;
+use http_body::Body;
+use roundhouse_types::BlockHash;
+use router_core::prefix::blocks::ToolsSegment;
 use router_core::request::RequestView;
 use router_core::token_ratio::TokenRatios;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::admit::Admitted;
 use crate::error::RequestError;
-use crate::openai::request::{BodyError, RequestBody};
-use crate::payload::Payload;
+use crate::openai::scan::{BodyError, BodyScanner, Name, ScanConfig, Scanned};
+use crate::payload::{Payload, PayloadBuilder};
+
+/// After so much of a body others get their turn. The slowest JSON there is takes some 200 µs of it (`benches/parse.rs`).
+pub const TURN_BYTES: usize = 64 << 10;
 
 /// Whether a body that is not JSON is an error, or passes as it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,11 +40,13 @@ pub enum Understanding {
 #[derive(Debug, Default)]
 pub struct Reading {
     /// The model asked for.
-    pub model: Option<String>,
+    pub model: Option<Name>,
     /// Hash of what names the session.
     pub session: Option<u64>,
     /// Chained hashes of the prompt's full blocks.
     pub blocks: Vec<BlockHash>,
+    /// Which of them are of tools.
+    pub tools: ToolsSegment,
     /// Length of the prompt in template order.
     pub prompt_bytes: usize,
     /// The same in tokens, by what is known of the model's tokenizer.
@@ -52,10 +65,20 @@ pub struct Parsed {
     pub permit: OwnedSemaphorePermit,
 }
 
+/// Bounds of a body.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyLimits {
+    /// Length.
+    pub max_bytes: usize,
+    /// Time for it to arrive.
+    pub timeout: Duration,
+}
+
 /// Reads requests.
 pub struct Parser {
-    root: ChainHasher,
+    scan: ScanConfig,
     session_header: HeaderName,
+    limits: BodyLimits,
 }
 
 impl Reading {
@@ -66,6 +89,7 @@ impl Reading {
             model: self.model.as_deref(),
             session: self.session,
             blocks: &self.blocks,
+            tools: self.tools,
             prompt_bytes: self.prompt_bytes,
             prompt_tokens: self.prompt_tokens,
         }
@@ -73,32 +97,36 @@ impl Reading {
 }
 
 impl Parser {
-    /// A parser whose block hashes are seeded with `seed`, so that nobody outside can aim for collisions.
+    /// A parser of bodies within `limits`.
     #[must_use]
-    pub fn new(seed: u64, session_header: HeaderName) -> Self {
-        Self { root: ChainHasher::new(seed), session_header }
+    pub fn new(scan: ScanConfig, session_header: HeaderName, limits: BodyLimits) -> Self {
+        Self { scan, session_header, limits }
     }
 
-    /// Parses an admitted request.
+    /// Reads an admitted request.
     ///
     /// # Errors
-    /// When its body must be understood and is not a JSON object.
-    pub fn parse(
+    /// When its body is too large, too slow or broken, or must be understood and is not a JSON object.
+    pub async fn parse<B>(
         &self,
-        admitted: Admitted,
+        admitted: Admitted<B>,
         understanding: Understanding,
         ratios: &TokenRatios,
-    ) -> Result<Parsed, RequestError> {
+    ) -> Result<Parsed, RequestError>
+    where
+        B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Unpin,
+    {
         let Admitted { head, body, permit } = admitted;
-        let reading = match self.read(&head.headers, &body.joined(), ratios) {
-            Ok(reading) => reading,
-            Err(_) if understanding == Understanding::BestEffort => Reading::default(),
-            Err(error) => return Err(error),
+        let (body, scanned) = self.receive(body, understanding).await?;
+        let scanned = match scanned {
+            Err(error) if understanding == Understanding::Required => return Err(error.into()),
+            scanned => scanned.ok(),
         };
+        let reading = self.reading(&head.headers, scanned, ratios);
         Ok(Parsed { head, body, reading, permit })
     }
 
-    /// Reads a body.
+    /// Reads a body that is there as a whole.
     ///
     /// # Errors
     /// When it is not a JSON object.
@@ -108,36 +136,214 @@ impl Parser {
         body: &[u8],
         ratios: &TokenRatios,
     ) -> Result<Reading, RequestError> {
-        let body = RequestBody::parse(body).map_err(|error| match error {
-            BodyError::Syntax(error) => RequestError::BadJson(error),
-            BodyError::NotAnObject { found } => RequestError::NotAnObject { found },
-        })?;
-        let salt = |text: &Option<std::borrow::Cow<'_, str>>| {
-            text.as_deref().unwrap_or_default().as_bytes().to_vec()
+        let mut scanner = BodyScanner::new(self.scan);
+        scanner.push(body)?;
+        Ok(self.reading(headers, Some(scanner.finish()?), ratios))
+    }
+
+    /// Takes the whole body in. One that must be understood and cannot be is read on and thrown away, so that the client
+    /// hears of it on a connection that goes on.
+    async fn receive<B>(
+        &self,
+        mut body: B,
+        understanding: Understanding,
+    ) -> Result<(Payload, Result<Scanned, BodyError>), RequestError>
+    where
+        B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Unpin,
+    {
+        let limit_bytes = self.limits.max_bytes;
+        if body.size_hint().lower() > limit_bytes as u64 {
+            return Err(RequestError::BodyTooLarge { limit_bytes });
+        }
+        let mut scan = Ok(BodyScanner::new(self.scan));
+        let mut payload = PayloadBuilder::default();
+        let (mut came_bytes, mut turn_bytes, mut timer) = (0, 0, None);
+        while let Some(piece) = next_piece(&mut body, &mut timer, self.limits.timeout).await? {
+            came_bytes += piece.len();
+            if came_bytes > limit_bytes {
+                return Err(RequestError::BodyTooLarge { limit_bytes });
+            }
+            for part in piece.chunks(TURN_BYTES) {
+                if let Ok(scanner) = &mut scan
+                    && let Err(error) = scanner.push(part)
+                {
+                    scan = Err(error);
+                }
+                turn_bytes += part.len();
+                if turn_bytes >= TURN_BYTES {
+                    turn_bytes = 0;
+                    tokio::task::yield_now().await;
+                }
+            }
+            match (&scan, understanding) {
+                (Err(_), Understanding::Required) => payload = PayloadBuilder::default(),
+                _ => payload.push(piece),
+            }
+        }
+        Ok((payload.finish(), scan.and_then(BodyScanner::finish)))
+    }
+
+    fn reading(&self, headers: &HeaderMap, scanned: Option<Scanned>, ratios: &TokenRatios) -> Reading {
+        let (model, user, prompt) =
+            scanned.map(|scanned| (scanned.model, scanned.user, scanned.prompt)).unwrap_or_default();
+        let session = match headers.get(&self.session_header).map(http::HeaderValue::as_bytes) {
+            Some(header) => Some(header).filter(|name| !name.is_empty()).map(xxh3_64),
+            None => user,
         };
-        let mut hasher =
-            PromptHasher::new(self.root.salted(&salt(&body.model)).salted(&salt(&body.cache_salt)));
-        body.hash_prompt(&mut hasher);
-        let (blocks, prompt_bytes) = hasher.finish();
-        let header = headers.get(&self.session_header).map(http::HeaderValue::as_bytes);
-        let session = header.or(body.user.as_deref().map(str::as_bytes)).filter(|name| !name.is_empty());
-        Ok(Reading {
-            session: session.map(xxh3_64),
-            blocks,
-            prompt_bytes,
-            prompt_tokens: ratios.tokens(body.model.as_deref(), prompt_bytes),
-            model: body.model.map(std::borrow::Cow::into_owned),
-        })
+        Reading {
+            session,
+            blocks: prompt.hashes,
+            tools: prompt.tools,
+            prompt_bytes: prompt.prompt_bytes,
+            prompt_tokens: ratios.tokens(model.as_deref(), prompt.prompt_bytes),
+            model,
+        }
+    }
+}
+
+/// The next piece of `body`. The timer is started only if there is something to wait for, and not again after that.
+async fn next_piece<B>(
+    body: &mut B,
+    timer: &mut Option<Pin<Box<Sleep>>>,
+    limit: Duration,
+) -> Result<Option<Bytes>, RequestError>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Unpin,
+{
+    loop {
+        let frame = poll_fn(|cx| {
+            if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) {
+                return Poll::Ready(Ok(frame));
+            }
+            let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+            timer.as_mut().poll(cx).map(|()| Err(RequestError::BodyTimeout { limit }))
+        });
+        match frame.await? {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(RequestError::BodyBroken(error.into())),
+            Some(Ok(frame)) => {
+                if let Ok(piece) = frame.into_data() {
+                    return Ok(Some(piece));
+                }
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::collections::VecDeque;
+    use std::convert::Infallible;
+    use std::rc::Rc;
+    use std::task::Context;
+
+    use http::Request;
+    use http_body::Frame;
+    use router_core::PromptUse;
+
     use super::*;
+    use crate::stages::admit::Admission;
+
+    fn parser(max_bytes: usize, timeout: Duration) -> Parser {
+        let scan = ScanConfig { seed: 1, prompt_use: PromptUse::Whole };
+        Parser::new(scan, HeaderName::from_static("x-session-id"), BodyLimits { max_bytes, timeout })
+    }
 
     fn read(body: &str, headers: &HeaderMap) -> Reading {
-        let parser = Parser::new(1, HeaderName::from_static("x-session-id"));
+        let parser = parser(0, Duration::ZERO);
         parser.read(headers, body.as_bytes(), &TokenRatios::default()).unwrap()
+    }
+
+    /// A body of these pieces; `None` is one that never comes.
+    struct Pieces(VecDeque<Option<Bytes>>);
+
+    impl Body for Pieces {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            match self.0.pop_front() {
+                Some(None) => {
+                    self.0.push_front(None);
+                    Poll::Pending
+                }
+                piece => Poll::Ready(piece.flatten().map(|piece| Ok(Frame::data(piece)))),
+            }
+        }
+    }
+
+    async fn parse(
+        parser: &Parser,
+        pieces: &[Option<&str>],
+        understanding: Understanding,
+    ) -> Result<Parsed, RequestError> {
+        let pieces =
+            pieces.iter().map(|piece| piece.map(|piece| Bytes::copy_from_slice(piece.as_bytes()))).collect();
+        let admission = Admission::new(1, 0, Duration::ZERO);
+        let admitted = admission.admit(Request::new(Pieces(pieces))).await.unwrap();
+        parser.parse(admitted, understanding, &TokenRatios::default()).await
+    }
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn reads_a_body_while_it_comes() {
+        let parser = parser(1_000, MINUTE);
+        let parsed = parse(
+            &parser,
+            &[Some("{\"mod"), Some(""), Some("el\": \"m\", \"prompt\": \"a"), Some("bc\"}")],
+            Understanding::Required,
+        );
+        let parsed = parsed.await.unwrap();
+        assert_eq!(&parsed.body.joined()[..], b"{\"model\": \"m\", \"prompt\": \"abc\"}");
+        assert_eq!((parsed.reading.model.as_deref(), parsed.reading.prompt_bytes), (Some("m"), 3));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_not_json_is_an_error_only_where_it_must_be_understood() {
+        let (parser, pieces) = (parser(100, MINUTE), [Some("{\"a\": x"), Some("yz}")]);
+        let relayed = parse(&parser, &pieces, Understanding::BestEffort).await.unwrap();
+        assert_eq!(&relayed.body.joined()[..], b"{\"a\": xyz}");
+        let refused = parse(&parser, &pieces, Understanding::Required).await;
+        assert!(matches!(refused, Err(RequestError::BadJson(error)) if error.column == 7));
+        let endless = "x".repeat(60);
+        let refused = parse(&parser, &[Some(&endless), Some(&endless)], Understanding::Required).await;
+        assert!(
+            matches!(refused, Err(RequestError::BodyTooLarge { limit_bytes: 100 })),
+            "thrown away, but counted"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_given_up() {
+        let parser = parser(100, Duration::from_millis(10));
+        let refused = parse(&parser, &[Some("{"), None], Understanding::BestEffort).await;
+        assert!(matches!(refused, Err(RequestError::BodyTimeout { .. })));
+        let in_time = parse(&parser, &[Some("{}")], Understanding::BestEffort).await;
+        assert!(in_time.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_long_body_lets_others_have_their_turns() {
+        let parser = parser(usize::MAX, MINUTE);
+        let body = format!("{{\"prompt\": \"{}\"}}", "a".repeat(20 * TURN_BYTES));
+        let turns = Rc::new(Cell::new(0));
+        let others = async {
+            loop {
+                turns.set(turns.get() + 1);
+                tokio::task::yield_now().await;
+            }
+        };
+        let pieces = [Some(&*body)];
+        tokio::select! {
+            parsed = parse(&parser, &pieces, Understanding::Required) => assert!(parsed.is_ok()),
+            () = others => {}
+        }
+        assert!(turns.get() >= 20, "{}", turns.get());
     }
 
     #[test]
@@ -150,16 +356,5 @@ mod tests {
         assert_ne!(by_header.session, by_user.session);
         assert_eq!(by_header.session, read("{}", &headers).session);
         assert_eq!(read("{}", &HeaderMap::new()).session, None);
-    }
-
-    #[test]
-    fn models_and_salts_share_no_blocks() {
-        let body = |extra: &str| format!(r#"{{{extra} "prompt": "{}"}}"#, "p".repeat(500));
-        let blocks = |extra: &str| read(&body(extra), &HeaderMap::new()).blocks;
-        let plain = blocks("");
-        assert_eq!(plain.len(), 7);
-        assert_ne!(plain[0], blocks(r#""model": "m","#)[0]);
-        assert_ne!(plain[0], blocks(r#""cache_salt": "s","#)[0]);
-        assert_eq!(plain, blocks(r#""temperature": 1,"#));
     }
 }

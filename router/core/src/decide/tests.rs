@@ -5,7 +5,7 @@ use roundhouse_types::ChainHasher;
 use super::*;
 use crate::fleet::Fleet;
 use crate::policy::by_name;
-use crate::prefix::PromptHasher;
+use crate::prefix::{PromptBlocks, PromptHasher};
 use crate::worker::{WorkerId, WorkerSpec};
 
 fn fleet(count: usize) -> Arc<FleetSnapshot> {
@@ -25,17 +25,25 @@ fn decider(policy: &str) -> Decider {
     Decider::new(by_name(policy).unwrap(), TreeLimits::within_bytes(1 << 20), 1)
 }
 
-fn hashed(prompt: &str) -> (Vec<BlockHash>, usize) {
-    let mut hasher = PromptHasher::new(ChainHasher::new(3));
-    hasher.push(prompt.as_bytes());
-    hasher.finish()
+fn hashed(prompt: &str) -> PromptBlocks {
+    hashed_with_tools(None, prompt)
 }
 
-fn view<'a>((blocks, prompt_bytes): &'a (Vec<BlockHash>, usize)) -> RequestView<'a> {
+fn hashed_with_tools(tools: Option<&str>, prompt: &str) -> PromptBlocks {
+    let mut hasher = PromptHasher::new(ChainHasher::new(3), PromptUse::Whole);
+    if let Some(tools) = tools {
+        hasher.push_tools(tools.as_bytes());
+    }
+    hasher.push(prompt.as_bytes());
+    hasher.finish(ChainHasher::new(4))
+}
+
+fn view(prompt: &PromptBlocks) -> RequestView<'_> {
     RequestView {
-        blocks,
-        prompt_bytes: *prompt_bytes,
-        prompt_tokens: prompt_bytes / 4,
+        blocks: &prompt.hashes,
+        tools: prompt.tools,
+        prompt_bytes: prompt.prompt_bytes,
+        prompt_tokens: prompt.prompt_bytes / 4,
         ..RequestView::default()
     }
 }
@@ -51,6 +59,24 @@ fn a_repeated_prompt_goes_back_with_a_predicted_hit() {
     let again = decider.decide(&fleet, &view(&prompt), &[]).unwrap();
     assert_eq!(again.worker.slot, home);
     assert_eq!(again.hit_tokens, 1_984 / 4, "31 blocks of 64 bytes of the prompt's 2,000");
+}
+
+#[test]
+fn equal_tools_are_a_hit_for_another_conversation() {
+    let (fleet, decider) = (fleet(4), decider("prefix_aware"));
+    let tools = "a tool and its parameters ".repeat(100);
+    let first = hashed_with_tools(Some(&tools), &"how is the weather? ".repeat(40));
+    let home = decider.decide(&fleet, &view(&first), &[]).unwrap().worker.slot;
+    let again = decider.decide(&fleet, &view(&first), &[]).unwrap();
+    assert_eq!(
+        (again.worker.slot, again.hit_tokens),
+        (home, (2_600 + 768) / 4),
+        "all tools and 12 blocks of 64"
+    );
+    drop(again);
+    let other =
+        decider.decide(&fleet, &view(&hashed_with_tools(Some(&tools), &"x".repeat(800))), &[]).unwrap();
+    assert_eq!((other.worker.slot, other.hit_tokens), (home, 2_560 / 4), "32 blocks of 64 and 2 of 256");
 }
 
 #[test]
@@ -70,12 +96,12 @@ fn a_failed_attempt_leaves_no_trace() {
     let prompt = hashed(&"y".repeat(1_000));
     let failed = decider.decide(&fleet, &view(&prompt), &[]).unwrap();
     let slot = failed.worker.slot;
-    decider.take_back(slot, &prompt.0, failed.known_blocks);
+    decider.take_back(slot, &prompt.hashes, failed.known_blocks);
     drop(failed);
     let retried = decider.decide(&fleet, &view(&prompt), &[slot]).unwrap();
     assert_ne!(retried.worker.slot, slot);
     assert_eq!(retried.hit_tokens, 0);
-    assert_eq!(decider.tree_blocks(), prompt.0.len());
+    assert_eq!(decider.tree_blocks(), prompt.hashes.len());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A session stays where it is, unless that worker has more than its share.
 
 use super::{Choice, LeastLoad, Policy};
-use crate::request::RequestView;
+use crate::request::{PromptUse, RequestView};
 
 /// A worker may have this many times the mean number of requests before its sessions go on to the next on the ring
 /// (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2018).
@@ -15,6 +15,10 @@ pub struct ConsistentHash;
 impl Policy for ConsistentHash {
     fn name(&self) -> &'static str {
         "consistent_hash"
+    }
+
+    fn prompt_use(&self) -> PromptUse {
+        PromptUse::FirstKib
     }
 
     /// The unit is steps along the ring; workers at their bound come after all that are not.

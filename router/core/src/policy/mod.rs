@@ -14,7 +14,7 @@ use rand::Rng;
 
 use crate::fleet::Ring;
 use crate::ledger::LoadReading;
-use crate::request::RequestView;
+use crate::request::{PromptUse, RequestView};
 use crate::worker::WorkerSlot;
 
 pub use consistent_hash::ConsistentHash;
@@ -48,9 +48,9 @@ pub trait Policy: Send + Sync {
     /// The name in `--policy`.
     fn name(&self) -> &'static str;
 
-    /// Whether hits must be looked up for it, and its routes entered in the prefix tree.
-    fn reads_prefixes(&self) -> bool {
-        false
+    /// What it reads of prompts. If that is all, hits are looked up for it, and its routes entered in the prefix tree.
+    fn prompt_use(&self) -> PromptUse {
+        PromptUse::None
     }
 
     /// What each candidate would cost, in the policy's own unit, lower is better; `costs[i]` is that of

@@ -16,7 +16,7 @@
 //! counts in place of learned speeds.
 
 use super::{Choice, Policy};
-use crate::request::RequestView;
+use crate::request::{PromptUse, RequestView};
 
 /// ω: a second of decode delay against a second of first-token delay.
 const DECODE_WORTH: f64 = 0.1;
@@ -35,8 +35,8 @@ impl Policy for PrefixAware {
         "prefix_aware"
     }
 
-    fn reads_prefixes(&self) -> bool {
-        true
+    fn prompt_use(&self) -> PromptUse {
+        PromptUse::Whole
     }
 
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {

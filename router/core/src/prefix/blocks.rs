@@ -1,80 +1,211 @@
 //! Cuts prompts into blocks: small ones first, so that short shared prompts are told apart, larger ones after, so that
 //! long prompts stay cheap.
+//!
+//! Knows no JSON; whoever reads the request pushes the prompt's bytes as they go by. Next: [`tree`](super::tree).
 
 use roundhouse_types::{BlockHash, ChainHasher};
 
-/// Blocks of the first [`SMALL_BLOCKS`] are this long.
+use crate::request::PromptUse;
+
+/// Blocks of the first 2 KiB: system prompts differ there.
 const SMALL_BLOCK_BYTES: usize = 64;
-/// How many blocks are small: the first 2 KiB.
+/// Where medium blocks begin.
 const SMALL_BLOCKS: usize = 32;
-/// All later blocks are this long.
-const LARGE_BLOCK_BYTES: usize = 256;
+/// Blocks up to 256 KiB, which is some 64,000 tokens.
+const MEDIUM_BLOCK_BYTES: usize = 256;
+/// Where large blocks begin.
+const MEDIUM_BLOCKS: usize = SMALL_BLOCKS + 1_016;
+/// All later blocks: at most 1.6 % of what came before them. They are chained in steps of a medium block.
+const LARGE_BLOCK_BYTES: usize = 4_096;
+/// A prompt has no more blocks than this, 12 MiB of it: the tree takes them in one step, under its lock.
+pub const MAX_BLOCKS: usize = 4_096;
+/// What most short prompts have; room for them is taken at once.
+const USUAL_BLOCKS: usize = 32;
 
 /// Length of block number `index`.
 #[must_use]
 pub fn block_bytes(index: usize) -> usize {
-    if index < SMALL_BLOCKS { SMALL_BLOCK_BYTES } else { LARGE_BLOCK_BYTES }
+    match index {
+        0..SMALL_BLOCKS => SMALL_BLOCK_BYTES,
+        SMALL_BLOCKS..MEDIUM_BLOCKS => MEDIUM_BLOCK_BYTES,
+        _ => LARGE_BLOCK_BYTES,
+    }
 }
 
-/// Where block number `count` begins: the bytes that `count` blocks cover.
+/// Where block number `count` of a segment begins: the bytes that `count` blocks cover.
 #[must_use]
 pub fn covered_bytes(count: usize) -> usize {
-    let small = count.min(SMALL_BLOCKS);
-    small * SMALL_BLOCK_BYTES + (count - small) * LARGE_BLOCK_BYTES
+    let (small, medium) = (count.min(SMALL_BLOCKS), count.min(MEDIUM_BLOCKS));
+    small * SMALL_BLOCK_BYTES + (medium - small) * MEDIUM_BLOCK_BYTES + (count - medium) * LARGE_BLOCK_BYTES
 }
 
-/// Hashes a prompt that comes in pieces into the chained hashes of its full blocks.
+/// The blocks of a whole prompt: those of its tools, then those of its text, each segment cut anew from small blocks on.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PromptBlocks {
+    /// Chained hashes of the full blocks, first block first.
+    pub hashes: Vec<BlockHash>,
+    /// The segment that comes first.
+    pub tools: ToolsSegment,
+    /// Length of the prompt, tools and all.
+    pub prompt_bytes: usize,
+}
+
+/// Where in a list of blocks the tools end. Chat templates put tools before the messages, so requests with equal tools
+/// share these blocks whatever their messages are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ToolsSegment {
+    /// How many blocks are of tools.
+    pub blocks: usize,
+    /// Length of the tools, the end that fills no block included.
+    pub bytes: usize,
+}
+
+impl ToolsSegment {
+    /// The bytes of the prompt that its first `count` blocks cover. A block of text covers all of the tools, because
+    /// its hash does.
+    #[must_use]
+    pub fn covered_bytes(self, count: usize) -> usize {
+        match count.checked_sub(self.blocks) {
+            Some(text @ 1..) => self.bytes + covered_bytes(text),
+            _ => covered_bytes(count),
+        }
+    }
+}
+
+/// Hashes a prompt whose tools and text come in pieces, in any order, into the chained hashes of its full blocks.
 ///
-/// How the prompt is cut into pieces makes no difference to the hashes.
+/// How the prompt is cut into pieces makes no difference to the hashes. What it is salted with (model, cache salt) is
+/// known only at the end, since in a JSON object it may come last.
 #[derive(Debug)]
 pub struct PromptHasher {
-    chain: ChainHasher,
-    partial: [u8; LARGE_BLOCK_BYTES],
-    partial_bytes: usize,
-    blocks: Vec<BlockHash>,
-    total_bytes: usize,
+    seed: ChainHasher,
+    max_blocks: usize,
+    tools: Option<Segment>,
+    text: Segment,
 }
 
 impl PromptHasher {
-    /// Begins a prompt under `root`, which carries the process's seed, the model and whatever else must keep prompts
-    /// apart.
+    /// Begins a prompt under `seed`, which is the process's secret. Blocks beyond those that are read are not hashed,
+    /// only counted.
     #[must_use]
-    pub fn new(root: ChainHasher) -> Self {
+    pub fn new(seed: ChainHasher, prompt_use: PromptUse) -> Self {
+        let max_blocks = prompt_use.max_blocks();
+        Self { seed, max_blocks, tools: None, text: Segment::new(seed, max_blocks) }
+    }
+
+    /// Whether anything is hashed at all.
+    #[must_use]
+    pub fn hashes(&self) -> bool {
+        self.max_blocks > 0
+    }
+
+    /// Adds the next piece of text.
+    pub fn push(&mut self, piece: &[u8]) {
+        self.text.push(piece);
+    }
+
+    /// The tools begin. If there were others, these are instead of them.
+    pub fn begin_tools(&mut self) {
+        self.tools = Some(Segment::new(self.seed, self.max_blocks));
+    }
+
+    /// Adds the next piece of the tools.
+    pub fn push_tools(&mut self, piece: &[u8]) {
+        let (seed, max_blocks) = (self.seed, self.max_blocks);
+        self.tools.get_or_insert_with(|| Segment::new(seed, max_blocks)).push(piece);
+    }
+
+    /// The blocks, kept apart from those of other prompts by `salt`.
+    #[must_use]
+    pub fn finish(self, salt: ChainHasher) -> PromptBlocks {
+        let Self { max_blocks, tools, mut text, .. } = self;
+        let Some(mut tools) = tools else {
+            text.salt(salt);
+            let tools = ToolsSegment::default();
+            return PromptBlocks { prompt_bytes: text.bytes, hashes: text.blocks, tools };
+        };
+        let segment = ToolsSegment { blocks: tools.blocks.len(), bytes: tools.bytes };
+        text.salt(salt.salted(&tools.digest().0.to_le_bytes()));
+        tools.salt(salt);
+        let mut hashes = tools.blocks;
+        // If the tools were cut off at the limit their digest says too little to build upon, and there is no room left.
+        hashes.extend(text.blocks.into_iter().take(max_blocks - segment.blocks));
+        PromptBlocks { hashes, prompt_bytes: segment.bytes + text.bytes, tools: segment }
+    }
+}
+
+/// A stretch of a prompt, cut from small blocks on.
+#[derive(Debug)]
+struct Segment {
+    chain: ChainHasher,
+    partial: [u8; MEDIUM_BLOCK_BYTES],
+    partial_bytes: usize,
+    /// What of a large block is in the chain already.
+    chained_bytes: usize,
+    blocks: Vec<BlockHash>,
+    max_blocks: usize,
+    bytes: usize,
+}
+
+impl Segment {
+    fn new(seed: ChainHasher, max_blocks: usize) -> Self {
         Self {
-            chain: root,
-            partial: [0; LARGE_BLOCK_BYTES],
+            chain: seed,
+            partial: [0; MEDIUM_BLOCK_BYTES],
             partial_bytes: 0,
+            chained_bytes: 0,
             blocks: Vec::new(),
-            total_bytes: 0,
+            max_blocks,
+            bytes: 0,
         }
     }
 
-    /// Adds the next piece of the prompt.
-    pub fn push(&mut self, mut piece: &[u8]) {
-        self.total_bytes += piece.len();
-        while !piece.is_empty() {
-            let block_bytes = block_bytes(self.blocks.len());
-            if self.partial_bytes == 0 && piece.len() >= block_bytes {
-                let (block, rest) = piece.split_at(block_bytes);
-                self.blocks.push(self.chain.push_bytes(block));
+    fn push(&mut self, mut piece: &[u8]) {
+        self.bytes += piece.len();
+        while !piece.is_empty() && self.blocks.len() < self.max_blocks {
+            let step_bytes = block_bytes(self.blocks.len()).min(MEDIUM_BLOCK_BYTES);
+            if self.partial_bytes == 0 && piece.len() >= step_bytes {
+                let (step, rest) = piece.split_at(step_bytes);
+                self.chain.push_bytes(step);
+                self.step(step_bytes);
                 piece = rest;
                 continue;
             }
-            let (head, rest) = piece.split_at(piece.len().min(block_bytes - self.partial_bytes));
+            let (head, rest) = piece.split_at(piece.len().min(step_bytes - self.partial_bytes));
             self.partial[self.partial_bytes..self.partial_bytes + head.len()].copy_from_slice(head);
             self.partial_bytes += head.len();
             piece = rest;
-            if self.partial_bytes == block_bytes {
-                self.blocks.push(self.chain.push_bytes(&self.partial[..block_bytes]));
+            if self.partial_bytes == step_bytes {
+                self.chain.push_bytes(&self.partial[..step_bytes]);
                 self.partial_bytes = 0;
+                self.step(step_bytes);
             }
         }
     }
 
-    /// The hashes of the full blocks, and the length of the whole prompt.
-    #[must_use]
-    pub fn finish(self) -> (Vec<BlockHash>, usize) {
-        (self.blocks, self.total_bytes)
+    /// The chain has gone on by `step_bytes`; takes note if that fills a block.
+    fn step(&mut self, step_bytes: usize) {
+        self.chained_bytes += step_bytes;
+        if self.chained_bytes == block_bytes(self.blocks.len()) {
+            self.chained_bytes = 0;
+            if self.blocks.capacity() == 0 {
+                self.blocks.reserve(USUAL_BLOCKS.min(self.max_blocks));
+            }
+            self.blocks.push(self.chain.current());
+        }
+    }
+
+    /// Keeps the blocks apart from equal ones under another salt. Equal results still mean equal salts and paths.
+    fn salt(&mut self, salt: ChainHasher) {
+        for block in &mut self.blocks {
+            let mut salted = salt;
+            *block = salted.push_bytes(&block.0.to_le_bytes());
+        }
+    }
+
+    /// Stands for all of it, the end that fills no block included.
+    fn digest(&self) -> BlockHash {
+        self.chain.salted(&self.partial[..self.partial_bytes]).current()
     }
 }
 
@@ -84,10 +215,23 @@ mod tests {
 
     use super::*;
 
-    fn hash_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<BlockHash>, usize) {
-        let mut hasher = PromptHasher::new(ChainHasher::new(1));
+    const SEED: u64 = 1;
+
+    fn hash_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> PromptBlocks {
+        let mut hasher = PromptHasher::new(ChainHasher::new(SEED), PromptUse::Whole);
         pieces.into_iter().for_each(|piece| hasher.push(piece));
-        hasher.finish()
+        hasher.finish(ChainHasher::new(2))
+    }
+
+    fn hash_with_tools(tools: &str, text: &str, prompt_use: PromptUse) -> PromptBlocks {
+        let mut hasher = PromptHasher::new(ChainHasher::new(SEED), prompt_use);
+        hasher.push_tools(tools.as_bytes());
+        hasher.push(text.as_bytes());
+        hasher.finish(ChainHasher::new(2))
+    }
+
+    fn shared(one: &PromptBlocks, two: &PromptBlocks) -> usize {
+        one.hashes.iter().zip(&two.hashes).take_while(|(one, two)| one == two).count()
     }
 
     proptest! {
@@ -97,23 +241,93 @@ mod tests {
         }
 
         #[test]
-        fn covers_all_full_blocks(len in 0usize..9_000) {
+        fn covers_all_full_blocks(len in prop_oneof![0usize..9_000, 250_000usize..300_000]) {
             let prompt = vec![b'x'; len];
-            let (blocks, bytes) = hash_pieces([&prompt[..]]);
-            prop_assert_eq!(bytes, len);
-            prop_assert!(covered_bytes(blocks.len()) <= len);
-            prop_assert!(covered_bytes(blocks.len() + 1) > len);
+            let blocks = hash_pieces([&prompt[..]]);
+            prop_assert_eq!(blocks.prompt_bytes, len);
+            prop_assert!(covered_bytes(blocks.hashes.len()) <= len);
+            prop_assert!(covered_bytes(blocks.hashes.len() + 1) > len);
+        }
+
+        #[test]
+        fn tools_and_text_may_come_in_any_order(tools in ".{0,400}", text in ".{0,400}", cut in 1usize..100) {
+            let mut turned = PromptHasher::new(ChainHasher::new(SEED), PromptUse::Whole);
+            text.as_bytes().chunks(cut).for_each(|piece| turned.push(piece));
+            tools.as_bytes().chunks(cut).for_each(|piece| turned.push_tools(piece));
+            if tools.is_empty() {
+                turned.begin_tools();
+            }
+            let turned = turned.finish(ChainHasher::new(2));
+            prop_assert_eq!(hash_with_tools(&tools, &text, PromptUse::Whole), turned);
         }
     }
 
     #[test]
     fn prompts_share_blocks_up_to_where_they_part() {
         let mut other = vec![b'a'; 4_096];
-        let (first, _) = hash_pieces([&other[..]]);
+        let first = hash_pieces([&other[..]]);
         other[2_500] = b'b';
-        let (second, _) = hash_pieces([&other[..]]);
-        let shared = first.iter().zip(&second).take_while(|(one, two)| one == two).count();
+        let second = hash_pieces([&other[..]]);
+        let shared = shared(&first, &second);
         assert_eq!(shared, 33, "2,048 bytes in small blocks and one of 256 bytes");
         assert!(covered_bytes(shared) <= 2_500);
+    }
+
+    #[test]
+    fn every_byte_of_a_large_block_counts() {
+        let mut prompt = vec![b'a'; 300 << 10];
+        let first = hash_pieces([&prompt[..]]);
+        let last_block = covered_bytes(first.hashes.len() - 1);
+        for at in [last_block, last_block + 300, last_block + 4_095] {
+            prompt[at] = b'b';
+            let second = hash_pieces([&prompt[..]]);
+            assert_eq!(shared(&first, &second), first.hashes.len() - 1, "byte {at}");
+            prompt[at] = b'a';
+        }
+    }
+
+    #[test]
+    fn equal_tools_are_shared_by_different_conversations() {
+        let tools = "t".repeat(330);
+        let one = hash_with_tools(&tools, &"a".repeat(200), PromptUse::Whole);
+        let two = hash_with_tools(&tools, &"b".repeat(200), PromptUse::Whole);
+        assert_eq!(one.tools, ToolsSegment { blocks: 5, bytes: 330 });
+        assert_eq!((shared(&one, &two), one.hashes.len()), (5, 8));
+        let covered: Vec<_> = [0, 5, 6, 8].map(|count| one.tools.covered_bytes(count)).into();
+        assert_eq!(covered, [0, 320, 330 + 64, 330 + 192]);
+    }
+
+    #[test]
+    fn tools_that_differ_past_their_last_block_share_no_text() {
+        let text = "a".repeat(200);
+        let one = hash_with_tools(&("t".repeat(320) + "x"), &text, PromptUse::Whole);
+        let two = hash_with_tools(&("t".repeat(320) + "y"), &text, PromptUse::Whole);
+        assert_eq!(shared(&one, &two), 5);
+        assert_ne!(hash_with_tools("", &text, PromptUse::Whole), hash_pieces([text.as_bytes()]));
+    }
+
+    #[test]
+    fn salts_share_nothing() {
+        let of_salt = |salt| {
+            let mut hasher = PromptHasher::new(ChainHasher::new(SEED), PromptUse::Whole);
+            hasher.push(&[b'p'; 500]);
+            hasher.finish(ChainHasher::new(salt))
+        };
+        assert_eq!(shared(&of_salt(3), &of_salt(4)), 0);
+        assert_eq!(shared(&of_salt(3), &of_salt(3)), 7);
+    }
+
+    #[test]
+    fn no_more_is_hashed_than_is_read() {
+        let text = "a".repeat(5_000);
+        let (none, first) =
+            (hash_with_tools("", &text, PromptUse::None), hash_with_tools("", &text, PromptUse::FirstKib));
+        assert_eq!((none.hashes.len(), none.prompt_bytes), (0, 5_000));
+        assert_eq!((first.hashes.len(), first.prompt_bytes), (16, 5_000));
+        let whole = hash_with_tools("", &text, PromptUse::Whole);
+        assert_eq!(first.hashes, whole.hashes[..16]);
+        let endless = hash_with_tools(&"t".repeat(13 << 20), &text, PromptUse::Whole);
+        assert_eq!(endless.hashes.len(), MAX_BLOCKS);
+        assert_eq!(endless.tools.blocks, MAX_BLOCKS);
     }
 }

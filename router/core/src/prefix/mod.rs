@@ -7,5 +7,5 @@ mod arena;
 pub mod blocks;
 pub mod tree;
 
-pub use blocks::PromptHasher;
+pub use blocks::{PromptBlocks, PromptHasher};
 pub use tree::{PrefixHits, PrefixTree};
