@@ -17,6 +17,7 @@ use crate::openai::scan::ScanConfig;
 use crate::routes::Routes;
 use crate::stages::admit::Admission;
 use crate::stages::parse::{BodyLimits, Parser};
+use crate::transport::Connector;
 
 /// What all requests share.
 pub struct App {
@@ -74,7 +75,10 @@ impl App {
         let session_header = HeaderName::try_from(&settings.session_header)
             .map_err(|_| AppError::SessionHeader(settings.session_header.clone()))?;
         let app = Arc::new(Self {
-            fleet: FleetService::new(&settings),
+            fleet: FleetService::new(
+                &settings,
+                Connector::new(settings.connect_timeout, config.worker_authorities.clone()),
+            ),
             decider,
             ratios: TokenRatios::default(),
             metrics: Metrics::default(),

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use arc_swap::{ArcSwap, Guard};
-use http::Uri;
 use router_core::{Decider, Fleet, FleetSnapshot, Worker, WorkerSpec};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -12,7 +11,7 @@ use tokio::task::AbortHandle;
 
 use crate::config::Settings;
 use crate::probes;
-use crate::transport::{HttpTransport, Transport};
+use crate::transport::{AddressError, Connector, Transport};
 
 /// A worker and the way to it.
 pub struct Upstream {
@@ -53,12 +52,12 @@ impl Roster {
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
     /// Its address is none.
-    #[error("worker {id}: {address:?} is no address")]
+    #[error("worker {id}: {source}")]
     Address {
         /// Its name.
         id: String,
-        /// What was given.
-        address: String,
+        /// What is wrong.
+        source: AddressError,
     },
     /// The embedded worker did not start.
     #[cfg(feature = "embedded")]
@@ -81,6 +80,7 @@ pub enum FleetError {
 /// Owns the fleet.
 pub struct FleetService {
     settings: Settings,
+    connector: Connector,
     roster: ArcSwap<Roster>,
     /// Changes come one after the other.
     change: Mutex<Change>,
@@ -95,8 +95,8 @@ struct Change {
 impl FleetService {
     /// A fleet without workers.
     #[must_use]
-    pub fn new(settings: &Settings) -> Self {
-        Self { settings: settings.clone(), roster: ArcSwap::default(), change: Mutex::default() }
+    pub fn new(settings: &Settings, connector: Connector) -> Self {
+        Self { settings: settings.clone(), connector, roster: ArcSwap::default(), change: Mutex::default() }
     }
 
     /// The workers as they are now; read without a lock.
@@ -168,11 +168,10 @@ impl FleetService {
         if embedded(spec) {
             return start_embedded(spec, desired.iter().filter(|spec| embedded(spec)).count());
         }
-        let uri: Option<Uri> = spec.address.parse().ok();
-        let authority = uri
-            .and_then(|uri| uri.authority().cloned())
-            .ok_or_else(|| FleetError::Address { id: spec.id.to_string(), address: spec.address.clone() })?;
-        Ok(Arc::new(HttpTransport::new(authority, self.settings.connect_timeout)))
+        match self.connector.transport(&spec.address, None) {
+            Ok(transport) => Ok(Arc::new(transport)),
+            Err(source) => Err(FleetError::Address { id: spec.id.to_string(), source }),
+        }
     }
 }
 

@@ -89,6 +89,7 @@ pub struct Metrics {
     worker_in_flight: IntGaugeVec,
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
+    worker_connections: IntGaugeVec,
     tree_blocks: IntGauge,
 }
 
@@ -158,6 +159,11 @@ impl Default for Metrics {
             predicted_cached_tokens: cached_tokens.with_label_values(&["predicted"]),
             reported_cached_tokens: cached_tokens.with_label_values(&["reported"]),
             in_flight: maker.gauge("router_requests_in_flight", "Requests in flight."),
+            worker_connections: maker.gauges(
+                "router_worker_connections",
+                "Connections to a worker, by whether they carry a request.",
+                &["worker", "state"],
+            ),
             worker_in_flight: maker.gauges(
                 "router_worker_requests_in_flight",
                 "The same by worker.",
@@ -249,11 +255,20 @@ impl Metrics {
         let gauge = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         self.in_flight.set(gauge(app.admission.in_flight()));
         self.tree_blocks.set(gauge(app.decider.tree_blocks()));
-        for gauges in [&self.worker_in_flight, &self.worker_prefill_tokens, &self.worker_up] {
+        for gauges in
+            [&self.worker_in_flight, &self.worker_prefill_tokens, &self.worker_up, &self.worker_connections]
+        {
             // Workers that have left are not shown any more.
             gauges.reset();
         }
-        for worker in app.fleet.roster().snapshot.workers() {
+        let roster = app.fleet.roster();
+        for upstream in roster.upstreams() {
+            let (id, connections) = (upstream.worker.id().as_str(), upstream.transport.connections());
+            for (state, count) in [("idle", connections.idle), ("busy", connections.busy)] {
+                self.worker_connections.with_label_values(&[id, state]).set(gauge(count));
+            }
+        }
+        for worker in roster.snapshot.workers() {
             let (id, load) = ([worker.id().as_str()], worker.load.read());
             self.worker_in_flight.with_label_values(&id).set(gauge(load.requests));
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens));

@@ -134,7 +134,7 @@ impl PayloadBuilder {
 }
 
 /// A payload on its way to a worker. Lets others of its thread run after each [`TURN_BYTES`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PayloadBody {
     left: VecDeque<Bytes>,
     left_bytes: usize,

@@ -10,15 +10,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use router_core::{WorkerSpec, policy};
+use rustls::pki_types::CertificateDer;
 
 use units::{parse_bytes, parse_duration};
 pub use workers::parse_worker;
 
+use crate::transport::read_certificates;
+
 /// All knobs of the router.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// Workers, separated by commas: URLs, hosts (http, port 8000), host:port, or embedded:MODEL; `id=` in front names
-    /// one. Without any, two embedded workers run the built-in model
+    /// Workers, separated by commas: http://, https:// or h2c:// URLs, hosts (http, port 8000), host:port, or
+    /// embedded:MODEL; `id=` in front names one. Without any, two embedded workers run the built-in model
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub workers: Vec<String>,
 
@@ -74,6 +77,10 @@ pub struct Settings {
     /// Time for a connection to a worker to be made. A worker that takes longer is as good as gone
     #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
     pub connect_timeout: Duration,
+
+    /// PEM file with certificate authorities to trust for https:// workers, besides the system's
+    #[arg(long, value_name = "FILE")]
+    pub worker_ca: Option<PathBuf>,
 
     /// Time that a reply may stand still between two pieces of it. Long, since an engine under load may retract
     #[arg(long, default_value = "300s", value_parser = parse_duration, value_name = "TIME")]
@@ -180,6 +187,8 @@ pub struct Config {
     pub workers: Vec<WorkerSpec>,
     /// Where the admin listener goes, if anywhere.
     pub admin_listen: Option<SocketAddr>,
+    /// Who may sign workers' certificates, besides whom the system trusts.
+    pub worker_authorities: Vec<CertificateDer<'static>>,
 }
 
 impl Settings {
@@ -201,6 +210,11 @@ impl Settings {
         }
         let workers = workers::parse_workers(&self.workers, &mut errors);
         let admin_listen = self.check_listeners(&mut errors);
+        let worker_authorities = self.worker_ca.as_deref().map(read_authorities).transpose();
+        let worker_authorities = worker_authorities.unwrap_or_else(|error| {
+            errors.push(error);
+            None
+        });
         for (name, value) in [("threads", self.threads), ("max-in-flight", Some(self.max_in_flight))] {
             if value == Some(0) {
                 errors.push(format!("{name}: must be at least 1"));
@@ -216,7 +230,12 @@ impl Settings {
             ));
         }
         if errors.is_empty() {
-            Ok(Config { settings: self, workers, admin_listen })
+            Ok(Config {
+                settings: self,
+                workers,
+                admin_listen,
+                worker_authorities: worker_authorities.unwrap_or_default(),
+            })
         } else {
             Err(ConfigErrors(errors))
         }
@@ -262,6 +281,12 @@ impl Settings {
         }
         admin
     }
+}
+
+fn read_authorities(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = std::fs::read(path).map_err(|error| format!("cannot be read: {error}"));
+    let found = read.and_then(|pem| read_certificates(&pem));
+    found.map_err(|error| format!("worker-ca: {} {error}", path.display()))
 }
 
 impl Cli {

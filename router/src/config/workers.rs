@@ -5,6 +5,8 @@ use router_core::{WorkerId, WorkerSpec};
 
 /// Where engines listen unless told otherwise.
 const DEFAULT_PORT: u16 = 8_000;
+/// Schemes and the ports they mean: a URL without one means its scheme's own, a bare host an engine's.
+const SCHEMES: [(&str, u16); 4] = [("", DEFAULT_PORT), ("http", 80), ("https", 443), ("h2c", 80)];
 /// What runs when no worker is named.
 const DEFAULT_WORKERS: [&str; 2] = ["embedded:builtin", "embedded:builtin"];
 
@@ -25,7 +27,8 @@ pub(super) fn parse_workers(list: &[String], errors: &mut Vec<String>) -> Vec<Wo
     workers
 }
 
-/// Reads one worker: `[ID=]http://host[:port]`, `[ID=]host[:port]` or `[ID=]embedded:MODEL`.
+/// Reads one worker: `[ID=]SCHEME://host[:port]` with `http`, `https` or `h2c` (HTTP/2 in plain text), `[ID=]host[:port]` or
+/// `[ID=]embedded:MODEL`.
 ///
 /// # Errors
 /// What is wrong, and what would be right.
@@ -54,15 +57,16 @@ fn normalise(address: &str) -> Result<String, String> {
         }
         return Ok(address.to_owned());
     }
-    let wrong =
-        |why: &str| format!("{address:?} {why}; write http://host:port, host, host:port or embedded:MODEL");
-    if address.starts_with("https://") || address.starts_with("grpc://") {
-        return Err(wrong("has a scheme that this version does not speak"));
-    }
-    let rest = address.strip_prefix("http://").unwrap_or(address);
-    if rest.contains("://") {
+    let wrong = |why: &str| {
+        format!(
+            "{address:?} {why}; write http://host:port, https://host:port, h2c://host:port, host, host:port or \
+             embedded:MODEL"
+        )
+    };
+    let (scheme, rest) = address.split_once("://").unwrap_or(("", address));
+    let Some((_, url_port)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
         return Err(wrong("has an unknown scheme"));
-    }
+    };
     let uri: Uri = format!("http://{rest}").parse().map_err(|_| wrong("is no address"))?;
     let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| wrong("has no host"))?;
     if !matches!(uri.path(), "" | "/") || uri.query().is_some() || rest.contains('@') {
@@ -71,17 +75,11 @@ fn normalise(address: &str) -> Result<String, String> {
     let authority = uri.authority().map_or("", http::uri::Authority::as_str);
     let port = match uri.port_u16() {
         Some(port) if port != 0 => port,
-        // A URL without a port means HTTP's own, a bare host an engine's.
-        None if authority == host => {
-            if address.starts_with("http://") {
-                80
-            } else {
-                DEFAULT_PORT
-            }
-        }
+        None if authority == host => *url_port,
         _ => return Err(wrong("has no valid port")),
     };
-    Ok(format!("http://{host}:{port}"))
+    let scheme = if scheme.is_empty() { "http" } else { scheme };
+    Ok(format!("{scheme}://{host}:{port}"))
 }
 
 #[cfg(test)]
@@ -99,6 +97,9 @@ mod tests {
             ("w1:9000", "http://w1:9000"),
             ("http://w1:9000/", "http://w1:9000"),
             ("http://w1", "http://w1:80"),
+            ("https://w1", "https://w1:443"),
+            ("https://w1:8443/", "https://w1:8443"),
+            ("h2c://w1:9000", "h2c://w1:9000"),
             ("10.0.0.1", "http://10.0.0.1:8000"),
             ("[::1]:9000", "http://[::1]:9000"),
             ("[::1]", "http://[::1]:8000"),
@@ -118,7 +119,8 @@ mod tests {
 
     #[test]
     fn errors_name_the_valid_forms() {
-        for bad in ["", "http://", "ftp://a", "https://a", "a:0", "a:99999", "a:", "a/b", "http://a?b", "u@a"]
+        for bad in
+            ["", "http://", "ftp://a", "grpc://a:1", "a:0", "a:99999", "a:", "a/b", "http://a?b", "u@a"]
         {
             let error = address(bad).unwrap_err();
             assert!(error.contains("embedded:MODEL"), "{bad}: {error}");

@@ -2,12 +2,12 @@
 //! back. It knows nothing of policies, admission or the client's connection.
 
 mod embedded;
+mod error;
 mod http;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use ::http::{Request, Response};
 use bytes::Bytes;
@@ -17,7 +17,9 @@ use crate::payload::Payload;
 
 #[cfg(feature = "embedded")]
 pub use embedded::EmbeddedTransport;
-pub use http::HttpTransport;
+pub use error::TransportError;
+pub use http::tls::read_certificates;
+pub use http::{AddressError, Connector, HttpTransport};
 
 /// A future of one attempt's answer.
 pub type Answer<'a> =
@@ -28,73 +30,28 @@ pub trait Transport: Send + Sync {
     /// Sends `request`, whose URI is path and query, and waits for the head of the answer. Dropping the future, or the
     /// body it yields, cancels the request at the worker.
     fn send(&self, request: Request<Payload>) -> Answer<'_>;
+
+    /// Connections to the worker, over all threads; none where a call is no connection.
+    fn connections(&self) -> Connections {
+        Connections::default()
+    }
 }
 
-/// Why an attempt failed.
-#[derive(Debug, thiserror::Error)]
-pub enum TransportError {
-    /// The worker's host name has no address.
-    #[error("{host} cannot be resolved")]
-    Resolve {
-        /// The name.
-        host: String,
-        /// What the resolver said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// Nobody listens there.
-    #[error("no connection to {address}")]
-    Connect {
-        /// Where.
-        address: String,
-        /// What the system said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The connection took too long.
-    #[error("no connection within {} s", limit.as_secs_f64())]
-    ConnectTimeout {
-        /// The limit.
-        limit: Duration,
-    },
-    /// The connection broke.
-    #[error("connection broke: {0}")]
-    Broken(#[source] hyper::Error),
-    /// The reply stood still for too long.
-    #[error("nothing came for {} s", limit.as_secs_f64())]
-    Idle {
-        /// The limit.
-        limit: Duration,
-    },
-    /// The request as a whole took too long.
-    #[error("not answered within {} s", limit.as_secs_f64())]
-    Total {
-        /// The limit.
-        limit: Duration,
-    },
-    /// The worker left the fleet between pick and dispatch.
-    #[error("the worker has left")]
-    Left,
-}
-
-impl TransportError {
-    /// Whether it was a limit that ran out.
-    #[must_use]
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::ConnectTimeout { .. } | Self::Idle { .. } | Self::Total { .. })
-    }
-
-    /// Whether it means that the worker is not there at all.
-    #[must_use]
-    pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Resolve { .. } | Self::Connect { .. } | Self::ConnectTimeout { .. })
-    }
+/// How many connections there are to a worker at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Connections {
+    /// That wait for a request.
+    pub idle: usize,
+    /// That carry at least one.
+    pub busy: usize,
 }
 
 /// The body of a worker's answer.
 pub enum UpstreamBody {
-    /// From an HTTP connection, which goes back to its pool at the end.
-    Http(http::PooledBody),
+    /// From an HTTP/1 connection, which goes back to its pool at the end.
+    Http1(http::LinkBody),
+    /// One stream of an HTTP/2 connection.
+    Http2(http::MuxBody),
     /// From a worker in this process.
     #[cfg(feature = "embedded")]
     Embedded(worker::WorkerBody),
@@ -109,7 +66,8 @@ impl Body for UpstreamBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
         match self.get_mut() {
-            Self::Http(body) => Pin::new(body).poll_frame(cx),
+            Self::Http1(body) => Pin::new(body).poll_frame(cx),
+            Self::Http2(body) => Pin::new(body).poll_frame(cx),
             #[cfg(feature = "embedded")]
             Self::Embedded(body) => Pin::new(body)
                 .poll_frame(cx)
@@ -119,7 +77,8 @@ impl Body for UpstreamBody {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Http(body) => body.is_end_stream(),
+            Self::Http1(body) => body.is_end_stream(),
+            Self::Http2(body) => body.is_end_stream(),
             #[cfg(feature = "embedded")]
             Self::Embedded(body) => body.is_end_stream(),
         }

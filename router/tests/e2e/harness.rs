@@ -296,7 +296,7 @@ async fn play(mut stream: TcpStream, models: &[&str], script: Script, log: Arc<M
     }
 }
 
-fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
+pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
     if path == "/v1/models" {
         let entries: Vec<_> =
             models.iter().map(|id| serde_json::json!({"id": id, "object": "model"})).collect();
@@ -305,7 +305,7 @@ fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
     json_reply(200, "")
 }
 
-async fn read_request(stream: &mut TcpStream, raw: &mut Vec<u8>) -> Option<Seen> {
+pub(crate) async fn read_request(stream: &mut TcpStream, raw: &mut Vec<u8>) -> Option<Seen> {
     let head_end = loop {
         if let Some(at) = find(raw, b"\r\n\r\n") {
             break at;

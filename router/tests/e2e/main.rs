@@ -6,3 +6,5 @@ mod faults;
 mod harness;
 mod proxy;
 mod routing;
+mod upstream;
+mod upstream_h2;

@@ -1,0 +1,90 @@
+//! Why an attempt at a worker failed. Who is to blame and what is tried next is decided by those who asked.
+
+use std::time::Duration;
+
+/// Why an attempt failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The worker's host name has no address.
+    #[error("{host} cannot be resolved: {source}")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Nobody listens there.
+    #[error("no connection to {address}: {source}")]
+    Connect {
+        /// Where.
+        address: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The connection took too long, its TLS handshake included.
+    #[error("no connection within {} s", limit.as_secs_f64())]
+    ConnectTimeout {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The TLS handshake failed: a certificate that is not trusted, or something that does not speak TLS.
+    #[error("no TLS with {address}: {source}")]
+    Tls {
+        /// Where.
+        address: String,
+        /// What rustls said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The connection broke.
+    #[error("connection broke: {0}")]
+    Broken(#[source] hyper::Error),
+    /// A connection that had served before was closed as the request was written, and not one byte of an answer came.
+    /// Most likely the worker closed it for being idle at that very moment. It may have seen the request, so it is not
+    /// sent there again; another worker may be asked, and the worker's health should not suffer.
+    #[error("a reused connection was closed before an answer began: {0}")]
+    Stale(#[source] hyper::Error),
+    /// An HTTP/2 worker said that it has not processed the request, on a second connection as well. Safe to send elsewhere.
+    #[error("the worker refused the stream: {0}")]
+    Refused(#[source] hyper::Error),
+    /// The answer's head breaks the rules in a way that leaves open where its body ends.
+    #[error("the worker's answer {what}")]
+    Protocol {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The reply stood still for too long.
+    #[error("nothing came for {} s", limit.as_secs_f64())]
+    Idle {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The request as a whole took too long.
+    #[error("not answered within {} s", limit.as_secs_f64())]
+    Total {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The worker left the fleet between pick and dispatch.
+    #[error("the worker has left")]
+    Left,
+}
+
+impl TransportError {
+    /// Whether it was a limit that ran out.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::ConnectTimeout { .. } | Self::Idle { .. } | Self::Total { .. })
+    }
+
+    /// Whether it means that the worker is not there at all.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        matches!(
+            self,
+            Self::Resolve { .. } | Self::Connect { .. } | Self::ConnectTimeout { .. } | Self::Tls { .. }
+        )
+    }
+}

@@ -1,0 +1,224 @@
+//! To any OpenAI-speaking engine over HTTP: 1.1 or 2, plain or TLS.
+//!
+//! A request takes a connection of its own thread's pool, or makes one. What has certainly not been processed is sent again
+//! on another connection; whatever else fails is reported, and the stages decide. Knows no policies and no clients.
+
+mod connect;
+mod link;
+mod mux;
+mod pool;
+mod signal;
+mod socket;
+pub(super) mod tls;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use rustls::ClientConfig;
+use rustls::pki_types::CertificateDer;
+
+use self::connect::Origin;
+use self::link::Link;
+use self::mux::Mux;
+use self::pool::{Alive, Line, Pool, Protocol};
+use super::{Answer, Connections, Transport, TransportError, UpstreamBody};
+use crate::payload::{Payload, PayloadBody};
+
+pub use connect::AddressError;
+pub(super) use link::LinkBody;
+pub(super) use mux::MuxBody;
+
+/// Times that a request is sent again to the same worker, after an HTTP/2 connection said that it was not processed.
+const MAX_REFUSALS: usize = 2;
+
+/// What all ways to workers share.
+pub struct Connector {
+    connect_timeout: Duration,
+    authorities: Vec<CertificateDer<'static>>,
+    /// Made for the first `https` worker: reading the system's authorities takes milliseconds.
+    tls: OnceLock<Arc<ClientConfig>>,
+}
+
+impl Connector {
+    /// Gives up connecting after `connect_timeout`; trusts `authorities` besides the system's.
+    #[must_use]
+    pub fn new(connect_timeout: Duration, authorities: Vec<CertificateDer<'static>>) -> Self {
+        Self { connect_timeout, authorities, tls: OnceLock::new() }
+    }
+
+    /// A way to `address`: `http://host:port`, `https://host:port` or `h2c://host:port`. Requests that carry no
+    /// `authorization` get `authorization`.
+    ///
+    /// # Errors
+    /// When it is no such address.
+    pub fn transport(
+        &self,
+        address: &str,
+        authorization: Option<HeaderValue>,
+    ) -> Result<HttpTransport, AddressError> {
+        let tls = || Arc::clone(self.tls.get_or_init(|| tls::client_config(&self.authorities)));
+        let origin = Origin::parse(address, tls)?;
+        let (pool, alive) = Pool::new();
+        Ok(HttpTransport {
+            origin,
+            authorization,
+            connect_timeout: self.connect_timeout,
+            pool,
+            _alive: alive,
+        })
+    }
+}
+
+/// HTTP to one address.
+pub struct HttpTransport {
+    origin: Origin,
+    authorization: Option<HeaderValue>,
+    connect_timeout: Duration,
+    pool: Arc<Pool>,
+    /// Closes idle connections when the transport is dropped.
+    _alive: Alive,
+}
+
+/// What became of one try on one connection.
+enum Tried {
+    Answered(Response<UpstreamBody>),
+    /// Not processed: may be tried again.
+    Unsent(Request<PayloadBody>, TransportError),
+    Failed(TransportError),
+}
+
+/// Whether a connection has served before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Age {
+    New,
+    Used,
+}
+
+impl HttpTransport {
+    async fn attempt(&self, mut request: Request<Payload>) -> Result<Response<UpstreamBody>, TransportError> {
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().entry(header::AUTHORIZATION).or_insert_with(|| authorization.clone());
+        }
+        let mut request = request.map(PayloadBody::from);
+        let mut refusals = 0;
+        loop {
+            let (line, age) = match self.pool.take() {
+                Some(line) => (line, Age::Used),
+                None => (self.connect().await?, Age::New),
+            };
+            let multiplexed = matches!(line, Line::Mux(_));
+            let tried = match line {
+                Line::Link(link) => self.over_http1(link, age, request).await,
+                Line::Mux(mux) => self.over_http2(mux, request).await,
+            };
+            match tried {
+                Tried::Answered(response) => return checked(response),
+                Tried::Failed(error) => return Err(error),
+                // A used HTTP/1 connection costs nothing to give up, and there are only so many of them.
+                Tried::Unsent(unsent, _) if age == Age::Used && !multiplexed => request = unsent,
+                Tried::Unsent(unsent, _) if multiplexed && refusals < MAX_REFUSALS => {
+                    (request, refusals) = (unsent, refusals + 1);
+                }
+                Tried::Unsent(_, error) => return Err(error),
+            }
+        }
+    }
+
+    async fn over_http1(&self, link: Box<Link>, age: Age, mut request: Request<PayloadBody>) -> Tried {
+        request.headers_mut().insert(header::HOST, self.origin.host.clone());
+        match link.exchange(request, Arc::clone(&self.pool)).await {
+            Ok(response) => Tried::Answered(response.map(UpstreamBody::Http1)),
+            Err(link::Failed::Unsent(request, error)) => {
+                Tried::Unsent(*request, TransportError::Broken(error))
+            }
+            Err(link::Failed::Silent(error)) if age == Age::Used => {
+                Tried::Failed(TransportError::Stale(error))
+            }
+            Err(link::Failed::Silent(error) | link::Failed::Broken(error)) => {
+                Tried::Failed(TransportError::Broken(error))
+            }
+        }
+    }
+
+    async fn over_http2(&self, mux: Mux, request: Request<PayloadBody>) -> Tried {
+        let mut sent = request.clone();
+        *sent.uri_mut() = mux::absolute(&self.origin.parts, request.uri());
+        *sent.version_mut() = Version::HTTP_2;
+        mux::without_host(sent.headers_mut());
+        match mux.clone().exchange(sent).await {
+            Ok(response) => Tried::Answered(response.map(UpstreamBody::Http2)),
+            Err(mux::Failed::Refused(error)) => {
+                self.pool.abandon(&mux);
+                Tried::Unsent(request, TransportError::Refused(error))
+            }
+            Err(mux::Failed::Broken(error)) => Tried::Failed(TransportError::Broken(error)),
+        }
+    }
+
+    /// A new connection, or one that another request of this thread has made meanwhile.
+    async fn connect(&self) -> Result<Line, TransportError> {
+        let limit = self.connect_timeout;
+        let protocol = self.origin.protocol().or_else(|| self.pool.protocol());
+        let connecting = async {
+            if protocol == Some(Protocol::Http1) {
+                return self.open().await;
+            }
+            // Others wait, since they can share what comes of it.
+            let permit = self.pool.connecting().acquire_owned().await;
+            let line = match self.pool.take() {
+                Some(line) => line,
+                None => self.open().await?,
+            };
+            drop(permit);
+            Ok(line)
+        };
+        tokio::time::timeout(limit, connecting).await.map_err(|_| TransportError::ConnectTimeout { limit })?
+    }
+
+    async fn open(&self) -> Result<Line, TransportError> {
+        let (stream, protocol) = self.origin.connect(&self.pool).await?;
+        self.pool.learn(protocol);
+        let counts = self.pool.counts();
+        Ok(match protocol {
+            Protocol::Http1 => Line::Link(Link::open(stream, counts).await?),
+            Protocol::Http2 => {
+                let mux = Mux::open(stream, counts).await?;
+                self.pool.share(&mux);
+                Line::Mux(mux)
+            }
+        })
+    }
+}
+
+/// Refuses an answer whose end could be taken for another place than the one hyper takes it for.
+fn checked(mut response: Response<UpstreamBody>) -> Result<Response<UpstreamBody>, TransportError> {
+    let wrong = |what| Err(TransportError::Protocol { what });
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return wrong("switches protocols, which nobody asked for");
+    }
+    let headers = response.headers();
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        if headers.contains_key(header::CONTENT_LENGTH) {
+            return wrong("has both transfer-encoding and content-length");
+        }
+        let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+        let only = codings.next().filter(|_| codings.next().is_none());
+        if !only.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+            return wrong("has a transfer-encoding other than chunked");
+        }
+    }
+    // What the client is answered in is its own connection's business.
+    *response.version_mut() = Version::HTTP_11;
+    Ok(response)
+}
+
+impl Transport for HttpTransport {
+    fn send(&self, request: Request<Payload>) -> Answer<'_> {
+        Box::pin(self.attempt(request))
+    }
+
+    fn connections(&self) -> Connections {
+        self.pool.connections()
+    }
+}
