@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use router_core::{BreakerState, Worker};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tower::{Service, ServiceBuilder, ServiceExt};
@@ -87,13 +88,17 @@ async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Res
         (&Method::DELETE, path) if path.starts_with("/workers/") => {
             remove_worker(app, path.trim_start_matches("/workers/")).await
         }
+        (&Method::POST, path) if path.starts_with("/workers/") => {
+            drain_worker(app, path.trim_start_matches("/workers/"))
+        }
         (&Method::POST, "/explain") => match read(app, body).await {
             Ok(body) => explain(app, &head.headers, &body),
             Err(response) => response,
         },
         _ => error(
             StatusCode::NOT_FOUND,
-            "the admin listener serves GET /metrics, GET and POST /workers, DELETE /workers/ID and POST /explain",
+            "the admin listener serves GET /metrics, GET and POST /workers, DELETE /workers/ID, POST /workers/ID/drain, \
+             POST /workers/ID/undrain and POST /explain",
         ),
     }
 }
@@ -115,25 +120,54 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Response<RelayBody>> {
 
 fn workers(app: &App) -> Value {
     let roster = app.fleet.roster();
-    let workers: Vec<_> = roster
-        .snapshot
-        .workers()
-        .iter()
-        .map(|worker| {
-            let load = worker.load.read();
-            json!({
-                "id": worker.id().as_str(),
-                "address": worker.spec.address,
-                "usable": worker.is_usable(),
-                "models": worker.models().map(|models| models.to_vec()),
-                "requests_in_flight": load.requests,
-                "prefilling": load.prefilling,
-                "prefill_tokens": load.prefill_tokens,
-                "context_tokens": load.context_tokens,
-            })
-        })
-        .collect();
+    let workers: Vec<_> =
+        roster.snapshot.workers().iter().map(|worker| worker_state(worker, app.now())).collect();
     json!({ "workers": workers })
+}
+
+fn worker_state(worker: &Worker, now: Duration) -> Value {
+    let load = worker.load.read();
+    let breaker = match worker.health.breaker(now) {
+        BreakerState::Closed => "closed",
+        BreakerState::HalfOpen => "half_open",
+        BreakerState::Open => "open",
+    };
+    json!({
+        "id": worker.id().as_str(),
+        "address": worker.spec.address,
+        "usable": worker.is_usable(),
+        "up": worker.is_up(),
+        "draining": worker.is_draining(),
+        "breaker": breaker,
+        "cooling_s": worker.health.cooling(now).unwrap_or_default().as_secs_f64(),
+        "warming_share": worker.health.warming_share(now).unwrap_or(1.0),
+        "models": worker.models().map(|models| models.to_vec()),
+        "requests_in_flight": load.requests,
+        "prefilling": load.prefilling,
+        "prefill_tokens": load.prefill_tokens,
+        "context_tokens": load.context_tokens,
+    })
+}
+
+/// Takes `ID/drain` and `ID/undrain`. A worker that is drained has no requests in flight any more.
+fn drain_worker(app: &App, path: &str) -> Response<RelayBody> {
+    let Some((id, change)) =
+        path.rsplit_once('/').filter(|(_, change)| ["drain", "undrain"].contains(change))
+    else {
+        return error(StatusCode::NOT_FOUND, "POST /workers/ID/drain or /workers/ID/undrain");
+    };
+    let roster = app.fleet.roster();
+    let Some(worker) = roster.snapshot.find(id) else {
+        let known: Vec<_> = roster.snapshot.workers().iter().map(|worker| worker.id().as_str()).collect();
+        return error(StatusCode::NOT_FOUND, &format!("no worker {id:?}; there are {}", known.join(", ")));
+    };
+    if change == "drain" {
+        worker.drain();
+    } else {
+        worker.undrain();
+    }
+    tracing::info!(worker = id, change, "an operator changed a worker");
+    json_response(StatusCode::OK, &worker_state(worker, app.now()))
 }
 
 /// Takes `{"url": "…", "id": "…"}`; the id may be left out.
@@ -201,7 +235,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
         Err(reason) => return reason.response(),
     };
     let roster = app.fleet.roster();
-    let explanation = match app.decider.explain(&roster.snapshot, &reading.view()) {
+    let explanation = match app.decider.explain(&roster.snapshot, &reading.view(), app.now()) {
         Ok(explanation) => explanation,
         Err(reason) => return crate::error::RequestError::from(reason).response(),
     };

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::HeaderName;
 use router_core::prefix::tree::TreeLimits;
 use router_core::token_ratio::TokenRatios;
-use router_core::{Decider, policy};
+use router_core::{Decider, RetryBudget, policy};
 
 use crate::config::{Config, Settings};
 use crate::failure_logs::FailureLogs;
@@ -17,6 +17,7 @@ use crate::openai::scan::ScanConfig;
 use crate::routes::Routes;
 use crate::stages::admit::Admission;
 use crate::stages::parse::{BodyLimits, Parser};
+use crate::time_limits::TimeLimitTable;
 use crate::transport::Connector;
 
 /// What all requests share.
@@ -33,6 +34,10 @@ pub struct App {
     pub metrics: Metrics,
     /// Stage 2.
     pub admission: Admission,
+    /// How long a request may take.
+    pub time_limits: TimeLimitTable,
+    /// How much may be tried again.
+    pub retry_budget: RetryBudget,
     /// Stage 3.
     pub parser: Parser,
     /// What is served where.
@@ -74,24 +79,34 @@ impl App {
         let decider = Arc::new(Decider::new(policy, tree_limits, rand::random()));
         let session_header = HeaderName::try_from(&settings.session_header)
             .map_err(|_| AppError::SessionHeader(settings.session_header.clone()))?;
+        let started = Instant::now();
         let app = Arc::new(Self {
             fleet: FleetService::new(
                 &settings,
                 Connector::new(settings.connect_timeout, config.worker_authorities.clone()),
+                started,
             ),
             decider,
             ratios: TokenRatios::default(),
             metrics: Metrics::default(),
             admission: Admission::new(settings.max_in_flight, settings.max_queue, settings.queue_timeout),
+            time_limits: TimeLimitTable::new(config),
+            retry_budget: RetryBudget::new(settings.retry_budget.share()),
             parser: Parser::new(scan, session_header, limits),
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),
-            started: Instant::now(),
+            started,
             draining: AtomicBool::new(false),
             settings,
         });
         app.fleet.set(&config.workers, &app.decider)?;
         Ok(app)
+    }
+
+    /// A reading of the clock that workers' health and the retry budget go by.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// Whether the router is on its way out.

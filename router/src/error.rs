@@ -101,6 +101,16 @@ pub enum RequestError {
     /// No worker can take it.
     #[error(transparent)]
     Pick(#[from] PickError),
+    /// No worker could be reached; nothing was processed anywhere.
+    #[error("no worker can be reached: {attempts} attempts, the last one at {worker}: {source}")]
+    Unreachable {
+        /// How often it was tried.
+        attempts: usize,
+        /// The worker of the last attempt.
+        worker: WorkerId,
+        /// What happened there.
+        source: TransportError,
+    },
     /// Every attempt failed; the last one like this.
     #[error("worker {worker} failed: {source}")]
     Worker {
@@ -131,9 +141,7 @@ impl RequestError {
             Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Overloaded { .. } | Self::QueueTimeout { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::Pick(_) | Self::Unreachable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Worker { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::Worker { .. } => StatusCode::BAD_GATEWAY,
         }
@@ -144,9 +152,8 @@ impl RequestError {
     pub fn blame(&self) -> Blame {
         match self {
             Self::Overloaded { .. } | Self::QueueTimeout { .. } => Blame::Router,
-            Self::Worker { .. } | Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
-                Blame::Worker
-            }
+            Self::Pick(PickError::UnknownModel { .. }) => Blame::Client,
+            Self::Worker { .. } | Self::Unreachable { .. } | Self::Pick(_) => Blame::Worker,
             _ => Blame::Client,
         }
     }
@@ -158,7 +165,9 @@ impl RequestError {
             Self::Overloaded { .. } | Self::QueueTimeout { .. } => {
                 ("rate_limit_error", Some("router_overloaded"))
             }
-            Self::Pick(_) => ("service_unavailable_error", Some("no_worker_available")),
+            Self::Pick(_) | Self::Unreachable { .. } => {
+                ("service_unavailable_error", Some("no_worker_available"))
+            }
             Self::Worker { source, .. } if source.is_timeout() => ("server_error", Some("worker_timeout")),
             Self::Worker { .. } => ("server_error", Some("worker_failed")),
             _ => ("invalid_request_error", None),
@@ -168,11 +177,11 @@ impl RequestError {
     /// Seconds after which trying again makes sense.
     fn retry_after(&self) -> Option<HeaderValue> {
         match self {
+            Self::Pick(PickError::UnknownModel { .. }) => None,
             Self::Overloaded { .. }
             | Self::QueueTimeout { .. }
-            | Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
-                Some(HeaderValue::from_static("1"))
-            }
+            | Self::Pick(_)
+            | Self::Unreachable { .. } => Some(HeaderValue::from_static("1")),
             _ => None,
         }
     }
@@ -212,13 +221,22 @@ mod tests {
 
     #[test]
     fn statuses_and_retry_after() {
-        let down = RequestError::from(PickError::NoneUsable { down: 2, total: 2 });
+        let down = RequestError::from(PickError::NoneUsable { down: 2, draining: 0, total: 2 });
         assert_eq!(down.response().status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(down.response().headers()[header::RETRY_AFTER], "1");
         let unknown =
             RequestError::from(PickError::UnknownModel { model: "x".into(), known: vec!["y".into()] });
         assert_eq!(unknown.status(), StatusCode::NOT_FOUND);
         assert_eq!(unknown.blame(), Blame::Client);
+        let model_down = RequestError::from(PickError::ModelDown { model: "m".into() });
+        let source = TransportError::ConnectTimeout { limit: Duration::from_secs(1) };
+        let unreachable = RequestError::Unreachable { attempts: 4, worker: WorkerId::new("w"), source };
+        for error in [model_down, unreachable] {
+            assert_eq!(error.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(error.blame(), Blame::Worker);
+            assert!(error.response().headers().contains_key(header::RETRY_AFTER));
+            assert_eq!(error.kind().1, Some("no_worker_available"));
+        }
         let source = TransportError::ConnectTimeout { limit: Duration::from_secs(1) };
         let timeout = RequestError::Worker { worker: WorkerId::new("w"), source };
         assert_eq!(timeout.status(), StatusCode::GATEWAY_TIMEOUT);

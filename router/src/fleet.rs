@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
 use router_core::{Decider, Fleet, FleetSnapshot, Worker, WorkerSpec};
@@ -10,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::config::Settings;
-use crate::probes;
+use crate::probes::Prober;
 use crate::transport::{AddressError, Connector, Transport};
 
 /// A worker and the way to it.
@@ -81,6 +82,8 @@ pub enum FleetError {
 pub struct FleetService {
     settings: Settings,
     connector: Connector,
+    /// Where the clock of workers' health begins.
+    started: Instant,
     roster: ArcSwap<Roster>,
     /// Changes come one after the other.
     change: Mutex<Change>,
@@ -93,10 +96,16 @@ struct Change {
 }
 
 impl FleetService {
-    /// A fleet without workers.
+    /// A fleet without workers, whose health goes by the time since `started`.
     #[must_use]
-    pub fn new(settings: &Settings, connector: Connector) -> Self {
-        Self { settings: settings.clone(), connector, roster: ArcSwap::default(), change: Mutex::default() }
+    pub fn new(settings: &Settings, connector: Connector, started: Instant) -> Self {
+        Self {
+            settings: settings.clone(),
+            connector,
+            started,
+            roster: ArcSwap::default(),
+            change: Mutex::default(),
+        }
     }
 
     /// The workers as they are now; read without a lock.
@@ -144,9 +153,9 @@ impl FleetService {
             });
             upstreams.resize(upstreams.len().max(worker.slot.index() + 1), None);
             upstreams[worker.slot.index()] = Some(Arc::clone(&upstream));
-            let prober =
-                tokio::spawn(probes::keep_probing(upstream, Arc::clone(decider), self.settings.clone()));
-            change.probers.insert(worker.id().clone(), prober.abort_handle());
+            let prober = Prober::new(upstream, Arc::clone(decider), &self.settings, self.started);
+            let probing = tokio::spawn(prober.run());
+            change.probers.insert(worker.id().clone(), probing.abort_handle());
         }
         self.roster.store(Arc::new(Roster { snapshot, upstreams }));
         Ok(())

@@ -9,7 +9,7 @@ use prometheus::{
     TextEncoder,
 };
 use roundhouse_types::Usage;
-use router_core::{Worker, WorkerId};
+use router_core::{BreakerState, Worker, WorkerId};
 
 use crate::app::App;
 use crate::error::Blame;
@@ -75,6 +75,8 @@ pub struct Metrics {
     worker_counters: ArcSwap<Vec<Option<Arc<WorkerCounters>>>>,
     /// Attempts after the first.
     pub retries: IntCounter,
+    /// Retries that the budget did not allow.
+    pub retries_refused: IntCounter,
     /// Time to the first piece of the reply.
     pub ttft_seconds: Histogram,
     /// Time between two pieces of a reply.
@@ -90,6 +92,8 @@ pub struct Metrics {
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
     worker_connections: IntGaugeVec,
+    worker_breaker: IntGaugeVec,
+    worker_draining: IntGaugeVec,
     tree_blocks: IntGauge,
 }
 
@@ -149,6 +153,10 @@ impl Default for Metrics {
             ),
             worker_counters: ArcSwap::default(),
             retries: maker.add(IntCounter::new("router_retries_total", "Attempts after a request's first.")),
+            retries_refused: maker.add(IntCounter::new(
+                "router_retries_refused_total",
+                "Failures relayed because the retry budget was used up.",
+            )),
             ttft_seconds: maker
                 .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply."),
             itl_seconds: maker.seconds("router_itl_seconds", "Between two pieces of one reply."),
@@ -174,7 +182,21 @@ impl Default for Metrics {
                 "Uncached prompt tokens of requests without a first token, by worker.",
                 &["worker"],
             ),
-            worker_up: maker.gauges("router_worker_up", "1 if requests may go to the worker.", &["worker"]),
+            worker_up: maker.gauges(
+                "router_worker_up",
+                "1 if the worker can be reached and is well.",
+                &["worker"],
+            ),
+            worker_breaker: maker.gauges(
+                "router_worker_breaker",
+                "The worker's circuit breaker. 0: closed, 1: half-open, 2: open.",
+                &["worker"],
+            ),
+            worker_draining: maker.gauges(
+                "router_worker_draining",
+                "1 if an operator wants the worker to get no new requests.",
+                &["worker"],
+            ),
             tree_blocks: maker
                 .gauge("router_prefix_tree_blocks", "Blocks held in the prefix tree, over all workers."),
             registry: maker.0,
@@ -255,9 +277,14 @@ impl Metrics {
         let gauge = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         self.in_flight.set(gauge(app.admission.in_flight()));
         self.tree_blocks.set(gauge(app.decider.tree_blocks()));
-        for gauges in
-            [&self.worker_in_flight, &self.worker_prefill_tokens, &self.worker_up, &self.worker_connections]
-        {
+        for gauges in [
+            &self.worker_in_flight,
+            &self.worker_prefill_tokens,
+            &self.worker_up,
+            &self.worker_connections,
+            &self.worker_breaker,
+            &self.worker_draining,
+        ] {
             // Workers that have left are not shown any more.
             gauges.reset();
         }
@@ -272,7 +299,14 @@ impl Metrics {
             let (id, load) = ([worker.id().as_str()], worker.load.read());
             self.worker_in_flight.with_label_values(&id).set(gauge(load.requests));
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens));
-            self.worker_up.with_label_values(&id).set(i64::from(worker.is_usable()));
+            self.worker_up.with_label_values(&id).set(i64::from(worker.is_up()));
+            self.worker_draining.with_label_values(&id).set(i64::from(worker.is_draining()));
+            let breaker = match worker.health.breaker(app.now()) {
+                BreakerState::Closed => 0,
+                BreakerState::HalfOpen => 1,
+                BreakerState::Open => 2,
+            };
+            self.worker_breaker.with_label_values(&id).set(breaker);
         }
     }
 }

@@ -1,56 +1,142 @@
 //! Asks each worker whether it is well and what it serves.
+//!
+//! A worker that is down is asked again and again without waiting for earlier answers: a connection that is lost on the
+//! way to a host that is just coming up would hold back all probes behind it for seconds.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, Request, StatusCode};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use http::{Method, Request, StatusCode, Uri};
 use http_body_util::BodyExt;
-use router_core::Decider;
+use router_core::{Arrival, Decider};
 use serde_json::Value;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::config::Settings;
 use crate::fleet::Upstream;
 use crate::payload::Payload;
 use crate::transport::{Transport, TransportError};
 
-/// Between two probes of a worker that is down: it serves again soon after it listens again.
-const DOWN_INTERVAL: Duration = Duration::from_millis(250);
 /// Probes that must fail, one after the other, to take out a worker that was up.
 const FAILURES_TO_DOWN: usize = 2;
 /// Models are asked for on the way up, and then with every so many-th probe.
 const PROBES_PER_MODEL_LIST: usize = 5;
 /// Most of a probe's answer that is read.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
+/// Probes of one worker on their way at once. Each ends with its time limit; this bounds them whatever the knobs.
+const MAX_RUNNING: usize = 32;
 
-/// Probes `upstream` until the task is aborted.
-pub async fn keep_probing(upstream: Arc<Upstream>, decider: Arc<Decider>, settings: Settings) {
-    let (mut failures, mut passed) = (0, 0);
-    loop {
-        let list_models = !upstream.worker.is_usable() || passed % PROBES_PER_MODEL_LIST == 0;
-        let probe = probe(&upstream, list_models);
-        match tokio::time::timeout(settings.probe_timeout, probe).await {
-            Ok(Ok(())) => {
-                (failures, passed) = (0, passed + 1);
-                if upstream.worker.mark_up() {
-                    let models = upstream.worker.models();
-                    tracing::info!(worker = %upstream.worker.id(), ?models, "worker is up");
+/// Probes one worker.
+pub struct Prober {
+    upstream: Arc<Upstream>,
+    decider: Arc<Decider>,
+    /// Where the clock of workers' health begins.
+    started: std::time::Instant,
+    path: Uri,
+    limit: Duration,
+    interval: Duration,
+    interval_down: Duration,
+    slow_start: Option<Duration>,
+    /// Since the last that passed.
+    failures: usize,
+    /// Since the last that failed.
+    passed: usize,
+}
+
+/// A probe's end: how often the worker had been down when it began, and what came of it.
+type Probe = Pin<Box<dyn Future<Output = (u32, Result<(), ProbeError>)> + Send>>;
+
+impl Prober {
+    /// A prober of `upstream`. What it finds out goes to the worker's state; `decider` forgets a worker that is down.
+    #[must_use]
+    pub fn new(
+        upstream: Arc<Upstream>,
+        decider: Arc<Decider>,
+        settings: &Settings,
+        started: std::time::Instant,
+    ) -> Self {
+        Self {
+            upstream,
+            decider,
+            started,
+            path: settings.probe_path.parse().unwrap_or_else(|_| Uri::from_static("/health")),
+            limit: settings.probe_timeout,
+            interval: settings.probe_interval,
+            interval_down: settings.probe_interval_down,
+            slow_start: settings.slow_start.limit(),
+            failures: 0,
+            passed: 0,
+        }
+    }
+
+    /// Probes until the task is aborted.
+    pub async fn run(mut self) {
+        let upstream = Arc::clone(&self.upstream);
+        let mut running = FuturesUnordered::new();
+        let mut last = Instant::now();
+        let mut next = last;
+        loop {
+            tokio::select! {
+                () = sleep_until(next) => {
+                    if running.len() < MAX_RUNNING {
+                        running.push(self.probe());
+                    }
+                    last = Instant::now();
+                    next = last + self.pause();
                 }
-            }
-            outcome => {
-                (failures, passed) = (failures + 1, 0);
-                if failures >= FAILURES_TO_DOWN && upstream.worker.mark_down() {
-                    let reason = outcome.err().map_or("refused", |_| "no answer in time");
-                    tracing::warn!(worker = %upstream.worker.id(), reason, "worker is down");
-                    decider.forget(upstream.worker.slot);
+                Some((downs, outcome)) = running.next() => {
+                    self.judge(downs, outcome);
+                    next = next.min(last + self.pause());
                 }
+                // Somebody could not connect: looks at once, but no more often than at a worker that is down.
+                () = upstream.probe_now.notified() => next = next.min(last + self.interval_down),
             }
         }
-        let well = upstream.worker.is_usable() && failures == 0;
-        let wait = if well { settings.probe_interval } else { DOWN_INTERVAL };
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            () = upstream.probe_now.notified() => {}
+    }
+
+    fn pause(&self) -> Duration {
+        let well = self.upstream.worker.is_up() && self.failures == 0;
+        if well { self.interval } else { self.interval_down }
+    }
+
+    fn probe(&self) -> Probe {
+        let worker = &self.upstream.worker;
+        let list_models = !worker.is_up() || self.passed.is_multiple_of(PROBES_PER_MODEL_LIST);
+        let (upstream, path, limit) = (Arc::clone(&self.upstream), self.path.clone(), self.limit);
+        let downs = worker.downs();
+        Box::pin(async move {
+            let outcome = timeout(limit, probe(&upstream, path, list_models)).await;
+            (downs, outcome.unwrap_or(Err(ProbeError::TooLate { limit })))
+        })
+    }
+
+    fn judge(&mut self, downs: u32, outcome: Result<(), ProbeError>) {
+        let worker = &self.upstream.worker;
+        match outcome {
+            // It began before somebody found the worker gone.
+            Ok(()) if downs != worker.downs() => {}
+            Ok(()) => {
+                (self.failures, self.passed) = (0, self.passed + 1);
+                let arrival = worker.mark_up();
+                if arrival == Some(Arrival::Back) {
+                    worker.health.come_back(self.started.elapsed(), self.slow_start);
+                }
+                if arrival.is_some() {
+                    tracing::info!(worker = %worker.id(), models = ?worker.models(), "worker is up");
+                }
+            }
+            Err(reason) => {
+                (self.failures, self.passed) = (self.failures + 1, 0);
+                if self.failures >= FAILURES_TO_DOWN && worker.is_up() && worker.mark_down() {
+                    tracing::warn!(worker = %worker.id(), %reason, "worker is down");
+                    self.decider.forget(worker.slot);
+                }
+            }
         }
     }
 }
@@ -62,19 +148,21 @@ enum ProbeError {
     Transport(#[from] TransportError),
     #[error("answered {0}")]
     Status(StatusCode),
+    #[error("no answer within {} s", limit.as_secs_f64())]
+    TooLate { limit: Duration },
     #[error("answered more than {MAX_ANSWER_BYTES} bytes")]
     TooLong,
 }
 
-async fn probe(upstream: &Upstream, list_models: bool) -> Result<(), ProbeError> {
-    let (status, _) = get(&*upstream.transport, "/health").await?;
-    // An engine without /health that answers at all is well.
+async fn probe(upstream: &Upstream, path: Uri, list_models: bool) -> Result<(), ProbeError> {
+    let (status, _) = get(&*upstream.transport, path).await?;
+    // An engine without such a path that answers at all is well.
     let has_none = matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED);
     if !status.is_success() && !has_none {
         return Err(ProbeError::Status(status));
     }
     if list_models {
-        let (status, body) = get(&*upstream.transport, "/v1/models").await?;
+        let (status, body) = get(&*upstream.transport, Uri::from_static("/v1/models")).await?;
         if let (true, Some(entries)) = (status.is_success(), entries_of(&body)) {
             let id = |entry: &Value| entry.get("id")?.as_str().map(str::to_owned);
             upstream.worker.set_models(entries.iter().filter_map(id).collect());
@@ -91,10 +179,10 @@ fn entries_of(body: &[u8]) -> Option<Vec<Value>> {
     serde_json::from_value(body.get_mut("data")?.take()).ok()
 }
 
-async fn get(transport: &dyn Transport, path: &'static str) -> Result<(StatusCode, Bytes), ProbeError> {
+async fn get(transport: &dyn Transport, path: Uri) -> Result<(StatusCode, Bytes), ProbeError> {
     let mut request = Request::new(Payload::default());
     *request.method_mut() = Method::GET;
-    *request.uri_mut() = http::Uri::from_static(path);
+    *request.uri_mut() = path;
     let (head, mut body) = transport.send(request).await?.into_parts();
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {

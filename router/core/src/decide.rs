@@ -1,12 +1,14 @@
 //! From a request to a reserved worker, in one step under one lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use roundhouse_types::BlockHash;
 
 use crate::fleet::FleetSnapshot;
+use crate::health::{Standing, Trial};
 use crate::ledger::Lease;
 use crate::policy::{Candidate, Choice, PickError, Policy};
 use crate::prefix::tree::TreeLimits;
@@ -34,16 +36,37 @@ pub struct Decided {
     pub worker: Arc<Worker>,
     /// What it occupies there, until dropped.
     pub lease: Lease,
+    /// What its outcome says of the worker's health.
+    pub trial: Trial,
     /// Prompt tokens that the worker is expected to find in its cache.
     pub hit_tokens: usize,
     /// Blocks of the prompt that the tree knew the worker to hold before this request.
     pub known_blocks: usize,
 }
 
-/// The workers that may serve a request, with their state.
+/// Which workers may be picked.
+#[derive(Clone, Copy, Debug)]
+pub enum Among<'a> {
+    /// Usable ones that have not been tried.
+    Untried(&'a [WorkerSlot]),
+    /// All that an operator has not taken out, even if they are down: each has been tried, and one that refused a
+    /// connection a moment ago may listen again.
+    Anyone,
+}
+
+/// The workers that may serve a request, with their state: of all there are, those whose standing is the best. So a
+/// worker whose breaker is open, or that is busy, is a candidate only if all are like it.
 pub struct Candidates<'a> {
     workers: Vec<&'a Arc<Worker>>,
     list: Vec<Candidate>,
+    standing: Rank,
+}
+
+/// What a pick goes by before any policy; the best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Rank {
+    Up(Standing),
+    Down,
 }
 
 /// Why a request would go where: an answer to `POST /explain`.
@@ -71,35 +94,51 @@ impl Decider {
         &*self.policy
     }
 
-    /// Picks a worker that is not in `excluded`, reserves it, and enters the prompt as held there.
+    /// Picks a worker `among` those that may serve the request, reserves it, and enters the prompt as held there. `now`
+    /// is a reading of the clock by which outcomes are reported to [`Trial`].
     ///
     /// # Errors
-    /// [`PickError`] when no usable worker is left that may serve the request's model.
+    /// [`PickError`] when nobody is left.
     pub fn decide(
         &self,
         fleet: &FleetSnapshot,
         request: &RequestView<'_>,
-        excluded: &[WorkerSlot],
+        among: Among<'_>,
+        now: Duration,
     ) -> Result<Decided, PickError> {
-        let mut candidates = Candidates::gather(fleet, request, excluded)?;
-        let mut state = self.lock();
-        let State { tree, picks, rng } = &mut *state;
-        let hits = self.look_up(tree, request, &mut candidates);
-        candidates.read_load();
-        let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
-        let at = self.policy.pick(request, &choice, rng);
-        let Candidate { slot, hit_tokens, .. } = candidates.list[at];
-        if self.reads_prefixes() {
-            tree.insert(slot, request.blocks);
+        loop {
+            let draw = &mut || self.lock().rng.random::<f64>();
+            let mut candidates = Candidates::gather(fleet, request, among, now, draw)?;
+            let mut state = self.lock();
+            let State { tree, picks, rng } = &mut *state;
+            let hits = self.look_up(tree, request, &mut candidates);
+            candidates.read_load();
+            let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
+            let at = self.policy.pick(request, &choice, rng);
+            let Some(trial) = candidates.begin_trial(at, now) else {
+                // Another request has just become the probe of this worker's breaker: it is no candidate any more.
+                continue;
+            };
+            let Candidate { slot, hit_tokens, .. } = candidates.list[at];
+            if self.reads_prefixes() {
+                tree.insert(slot, request.blocks);
+            }
+            *picks += 1;
+            let prefill_tokens = request.prompt_tokens.saturating_sub(hit_tokens).max(1);
+            let worker = Arc::clone(candidates.workers[at]);
+            let lease = Lease::reserve(&worker.load, request.prompt_tokens, prefill_tokens, *picks);
+            return Ok(Decided { worker, lease, trial, hit_tokens, known_blocks: hits.blocks(slot) });
         }
-        *picks += 1;
-        let prefill_tokens = request.prompt_tokens.saturating_sub(hit_tokens).max(1);
-        let worker = Arc::clone(candidates.workers[at]);
-        let lease = Lease::reserve(&worker.load, request.prompt_tokens, prefill_tokens, *picks);
-        Ok(Decided { worker, lease, hit_tokens, known_blocks: hits.blocks(slot) })
     }
 
-    /// What would be decided, and why; changes nothing.
+    /// Whether [`Decider::decide`] would find somebody.
+    #[must_use]
+    pub fn can_decide(fleet: &FleetSnapshot, request: &RequestView<'_>, among: Among<'_>) -> bool {
+        eligible(fleet, request, among).next().is_some()
+    }
+
+    /// What would be decided, and why; changes nothing. A worker that has just come back is a candidate like any other,
+    /// while [`Decider::decide`] leaves it out for most requests.
     ///
     /// # Errors
     /// As [`Decider::decide`].
@@ -107,15 +146,16 @@ impl Decider {
         &self,
         fleet: &FleetSnapshot,
         request: &RequestView<'_>,
+        now: Duration,
     ) -> Result<Explanation, PickError> {
-        let mut candidates = Candidates::gather(fleet, request, &[])?;
+        let mut candidates = Candidates::gather(fleet, request, Among::Untried(&[]), now, &mut || 0.0)?;
         let state = self.lock();
         self.look_up(&state.tree, request, &mut candidates);
         candidates.read_load();
         let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
         let costs = self.policy.costs(request, &choice);
         let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
-        let Candidates { workers, list } = candidates;
+        let Candidates { workers, list, .. } = candidates;
         let candidates = workers.into_iter().map(Arc::clone).zip(list).zip(costs);
         Ok(Explanation {
             policy: self.policy.name(),
@@ -181,20 +221,24 @@ impl<'a> Candidates<'a> {
     fn gather(
         fleet: &'a FleetSnapshot,
         request: &RequestView<'_>,
-        excluded: &[WorkerSlot],
+        among: Among<'_>,
+        now: Duration,
+        draw: &mut dyn FnMut() -> f64,
     ) -> Result<Self, PickError> {
-        let usable = || fleet.workers().iter().filter(|worker| worker.is_usable());
-        let serving = || usable().filter(|worker| worker.may_serve(request.model));
-        let workers: Vec<_> = serving().filter(|worker| !excluded.contains(&worker.slot)).collect();
+        let mut standing = Rank::Down;
+        let mut workers = Vec::with_capacity(fleet.workers().len());
+        for worker in eligible(fleet, request, among) {
+            let rank = if worker.is_up() { Rank::Up(worker.health.standing(now, draw)) } else { Rank::Down };
+            if rank < standing {
+                standing = rank;
+                workers.clear();
+            }
+            if rank == standing {
+                workers.push(worker);
+            }
+        }
         if workers.is_empty() {
-            let total = fleet.workers().len();
-            return Err(match (usable().count(), serving().count(), request.model) {
-                (0, ..) => PickError::NoneUsable { down: total, total },
-                (_, 0, Some(model)) => {
-                    PickError::UnknownModel { model: model.to_owned(), known: known_models(usable()) }
-                }
-                (_, tried, _) => PickError::AllTried { tried },
-            });
+            return Err(why_nobody(fleet, request));
         }
         let blank = |worker: &&Arc<Worker>| Candidate {
             slot: worker.slot,
@@ -202,7 +246,17 @@ impl<'a> Candidates<'a> {
             hit_tokens: 0,
         };
         let list = workers.iter().map(blank).collect();
-        Ok(Self { workers, list })
+        Ok(Self { workers, list, standing })
+    }
+
+    /// Begins an attempt at a candidate; `None` if only a probe may go there, and one is on its way.
+    fn begin_trial(&self, at: usize, now: Duration) -> Option<Trial> {
+        let health = &self.workers[at].health;
+        match self.standing {
+            Rank::Up(Standing::Ready | Standing::Warming) => Trial::begin(health, now),
+            // There is nobody better.
+            _ => Some(Trial::begin_anyway(health, now)),
+        }
     }
 
     /// Reads the ledger; under the decider's lock, so that no other pick comes in between.
@@ -210,6 +264,40 @@ impl<'a> Candidates<'a> {
         for (candidate, worker) in self.list.iter_mut().zip(&self.workers) {
             candidate.load = worker.load.read();
         }
+    }
+}
+
+fn eligible<'a>(
+    fleet: &'a FleetSnapshot,
+    request: &RequestView<'_>,
+    among: Among<'_>,
+) -> impl Iterator<Item = &'a Arc<Worker>> {
+    fleet.workers().iter().filter(move |worker| {
+        let may_be_picked = match among {
+            Among::Untried(tried) => worker.is_usable() && !tried.contains(&worker.slot),
+            Among::Anyone => !worker.is_draining(),
+        };
+        may_be_picked && worker.may_serve(request.model)
+    })
+}
+
+fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
+    let workers = fleet.workers();
+    let usable = || workers.iter().filter(|worker| worker.is_usable());
+    let serving = usable().filter(|worker| worker.may_serve(request.model)).count();
+    if usable().next().is_none() {
+        let draining = workers.iter().filter(|worker| worker.is_up() && worker.is_draining()).count();
+        let down = workers.iter().filter(|worker| !worker.is_up()).count();
+        return PickError::NoneUsable { down, draining, total: workers.len() };
+    }
+    match request.model {
+        Some(model) if serving == 0 && workers.iter().any(|worker| worker.lists(model)) => {
+            PickError::ModelDown { model: model.to_owned() }
+        }
+        Some(model) if serving == 0 => {
+            PickError::UnknownModel { model: model.to_owned(), known: known_models(usable()) }
+        }
+        _ => PickError::AllTried { tried: serving },
     }
 }
 

@@ -6,16 +6,21 @@
 
 pub mod decide;
 pub mod fleet;
+pub mod health;
 pub mod ledger;
 pub mod policy;
 pub mod prefix;
 pub mod request;
+pub mod retry_budget;
 pub mod token_ratio;
+pub mod window;
 pub mod worker;
 
-pub use decide::{Candidates, Decided, Decider, Explanation};
+pub use decide::{Among, Candidates, Decided, Decider, Explanation};
 pub use fleet::{Fleet, FleetSnapshot};
+pub use health::{BreakerState, Health, Trial};
 pub use ledger::Lease;
 pub use policy::{PickError, Policy};
 pub use request::{PromptUse, RequestView};
-pub use worker::{Worker, WorkerId, WorkerSlot, WorkerSpec};
+pub use retry_budget::RetryBudget;
+pub use worker::{Arrival, Worker, WorkerId, WorkerSlot, WorkerSpec};

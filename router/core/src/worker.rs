@@ -1,10 +1,12 @@
 //! One worker: what was configured, and the state that the rest of the router shares.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, RwLock};
 
+use crate::health::Health;
 use crate::ledger::WorkerLoad;
+use crate::retry_budget::Rescue;
 
 /// The name of a worker, as operators and clients see it. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -51,6 +53,19 @@ pub struct WorkerSpec {
     pub address: String,
 }
 
+const UP: u8 = 1;
+const DRAINING: u8 = 2;
+const HAS_BEEN_UP: u8 = 4;
+
+/// How a worker came up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arrival {
+    /// For the first time since it was configured.
+    First,
+    /// After having been down: its caches are cold.
+    Back,
+}
+
 /// A worker of the fleet.
 #[derive(Debug)]
 pub struct Worker {
@@ -60,7 +75,14 @@ pub struct Worker {
     pub slot: WorkerSlot,
     /// What the router itself has in flight there.
     pub load: Arc<WorkerLoad>,
-    usable: AtomicBool,
+    /// How well it does.
+    pub health: Arc<Health>,
+    /// Retries for those who were there when it died.
+    pub rescue: Rescue,
+    /// Of [`UP`], [`DRAINING`] and [`HAS_BEEN_UP`].
+    state: AtomicU8,
+    /// How often it went down.
+    downs: AtomicU32,
     models: RwLock<Option<Arc<[String]>>>,
 }
 
@@ -68,7 +90,16 @@ impl Worker {
     /// A worker that no probe has seen yet, and that is therefore not usable.
     #[must_use]
     pub fn new(spec: WorkerSpec, slot: WorkerSlot) -> Self {
-        Self { spec, slot, load: Arc::default(), usable: AtomicBool::new(false), models: RwLock::new(None) }
+        Self {
+            spec,
+            slot,
+            load: Arc::default(),
+            health: Arc::default(),
+            rescue: Rescue::default(),
+            state: AtomicU8::new(0),
+            downs: AtomicU32::new(0),
+            models: RwLock::new(None),
+        }
     }
 
     /// Its name.
@@ -77,20 +108,54 @@ impl Worker {
         &self.spec.id
     }
 
-    /// Whether requests may go there: the last probe passed, and no attempt since then failed to connect.
+    /// Whether new requests may go there: it is up, and no operator is draining it.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.usable.load(Ordering::Relaxed)
+        self.state.load(Ordering::Relaxed) & (UP | DRAINING) == UP
     }
 
-    /// Says that it is up. Returns whether that is news.
-    pub fn mark_up(&self) -> bool {
-        !self.usable.swap(true, Ordering::Relaxed)
+    /// Whether it is there: the last probe passed, and no attempt since then failed to connect.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & UP != 0
+    }
+
+    /// Whether an operator wants it to get no new requests.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & DRAINING != 0
+    }
+
+    /// Says that it is up. `None` if that is no news.
+    pub fn mark_up(&self) -> Option<Arrival> {
+        let before = self.state.fetch_or(UP | HAS_BEEN_UP, Ordering::Relaxed);
+        match (before & UP, before & HAS_BEEN_UP) {
+            (0, 0) => Some(Arrival::First),
+            (0, _) => Some(Arrival::Back),
+            _ => None,
+        }
     }
 
     /// Says that it is down. Returns whether that is news.
     pub fn mark_down(&self) -> bool {
-        self.usable.swap(false, Ordering::Relaxed)
+        self.downs.fetch_add(1, Ordering::Relaxed);
+        self.state.fetch_and(!UP, Ordering::Relaxed) & UP != 0
+    }
+
+    /// How often it was said to be down. What was asked before the last time says nothing of it now.
+    #[must_use]
+    pub fn downs(&self) -> u32 {
+        self.downs.load(Ordering::Relaxed)
+    }
+
+    /// Gives it no new requests from now on; what it has goes on.
+    pub fn drain(&self) {
+        self.state.fetch_or(DRAINING, Ordering::Relaxed);
+    }
+
+    /// Gives it requests again.
+    pub fn undrain(&self) {
+        self.state.fetch_and(!DRAINING, Ordering::Relaxed);
     }
 
     /// The models it said it serves; `None` while it has not said.
@@ -112,7 +177,14 @@ impl Worker {
     #[must_use]
     pub fn may_serve(&self, model: Option<&str>) -> bool {
         let Some(model) = model else { return true };
-        self.models().is_none_or(|known| known.iter().any(|name| name == model))
+        let Ok(models) = self.models.read() else { return true };
+        models.as_deref().is_none_or(|known| known.iter().any(|name| name == model))
+    }
+
+    /// Whether it has said that it serves `model`.
+    #[must_use]
+    pub fn lists(&self, model: &str) -> bool {
+        self.models().is_some_and(|known| known.iter().any(|name| name == model))
     }
 }
 
@@ -136,9 +208,24 @@ mod tests {
         let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
         let worker = Worker::new(spec, WorkerSlot(0));
         assert!(!worker.is_usable());
-        assert!(worker.mark_up());
-        assert!(!worker.mark_up());
+        assert_eq!(worker.mark_up(), Some(Arrival::First));
+        assert_eq!(worker.mark_up(), None);
         assert!(worker.mark_down());
         assert!(!worker.mark_down());
+        assert_eq!(worker.downs(), 2);
+        assert_eq!(worker.mark_up(), Some(Arrival::Back));
+    }
+
+    #[test]
+    fn draining_outlives_probes() {
+        let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
+        let worker = Worker::new(spec, WorkerSlot(0));
+        worker.mark_up();
+        worker.drain();
+        worker.mark_down();
+        worker.mark_up();
+        assert!(worker.is_draining() && worker.is_up() && !worker.is_usable());
+        worker.undrain();
+        assert!(worker.is_usable());
     }
 }

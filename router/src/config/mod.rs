@@ -2,6 +2,7 @@
 //! file, the default and the line of `--help`.
 
 mod file;
+mod model_timeouts;
 mod units;
 mod workers;
 
@@ -12,7 +13,9 @@ use std::time::Duration;
 use router_core::{WorkerSpec, policy};
 use rustls::pki_types::CertificateDer;
 
-use units::{parse_bytes, parse_duration};
+pub use model_timeouts::ModelTimeouts;
+pub use units::{Share, TimeLimit};
+use units::{parse_bytes, parse_duration, parse_share, parse_time_limit};
 pub use workers::parse_worker;
 
 use crate::transport::read_certificates;
@@ -82,6 +85,11 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub worker_ca: Option<PathBuf>,
 
+    /// Time for the first byte of a reply, or off. Its expiry is a 504 and is not tried elsewhere. Off, since a long
+    /// prompt takes long, and must not run twice
+    #[arg(long, default_value = "off", value_parser = parse_time_limit, value_name = "TIME|off")]
+    pub first_byte_timeout: TimeLimit,
+
     /// Time that a reply may stand still between two pieces of it. Long, since an engine under load may retract
     #[arg(long, default_value = "300s", value_parser = parse_duration, value_name = "TIME")]
     pub idle_timeout: Duration,
@@ -90,17 +98,40 @@ pub struct Settings {
     #[arg(long, default_value = "1800s", value_parser = parse_duration, value_name = "TIME")]
     pub request_timeout: Duration,
 
+    /// Time limits of single models, separated by commas: `MODEL first-byte=30s idle=60s total=10m`, each limit in place
+    /// of the one for all models, and any of them left out
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub model_timeouts: Vec<String>,
+
     /// Attempts on other workers after the first one failed before its first byte
     #[arg(long, default_value_t = 3)]
     pub max_retries: usize,
 
-    /// Time between two health probes of a worker that is up; one that is down is asked every 0.25 s
+    /// Retries allowed for each request of the last 10 s, or off for any number. 10 a second and those who were in flight
+    /// at a worker that died come on top. A fifth saves what can be saved, and adds little to a fleet that is failing
+    #[arg(long, default_value = "20%", value_parser = parse_share, value_name = "SHARE|off")]
+    pub retry_budget: Share,
+
+    /// Path of the health probe. A worker that answers 404 or 405 there is well, since it has none
+    #[arg(long, default_value = "/health", value_name = "PATH")]
+    pub probe_path: String,
+
+    /// Time between two health probes of a worker that is up
     #[arg(long, default_value = "2s", value_parser = parse_duration, value_name = "TIME")]
     pub probe_interval: Duration,
 
     /// Time for a probe to be answered; two that are not, one after the other, take a worker out
     #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
     pub probe_timeout: Duration,
+
+    /// Time between two probes of a worker that is down, 500ms at most: it is to serve again soon after it listens again
+    #[arg(long, default_value = "250ms", value_parser = parse_duration, value_name = "TIME")]
+    pub probe_interval_down: Duration,
+
+    /// Time in which a worker that was down gets back its share of requests, from a tenth to all of it, or off. Its
+    /// caches are cold, and so may be its code
+    #[arg(long, default_value = "10s", value_parser = parse_time_limit, value_name = "TIME|off")]
+    pub slow_start: TimeLimit,
 
     /// Request header that names a session, for consistent_hash
     #[arg(long, default_value = "x-session-id", value_name = "NAME")]
@@ -189,7 +220,12 @@ pub struct Config {
     pub admin_listen: Option<SocketAddr>,
     /// Who may sign workers' certificates, besides whom the system trusts.
     pub worker_authorities: Vec<CertificateDer<'static>>,
+    /// Time limits of single models.
+    pub model_timeouts: Vec<ModelTimeouts>,
 }
+
+/// A worker that is down is asked at least this often.
+const LONGEST_PROBE_INTERVAL_DOWN: Duration = Duration::from_millis(500);
 
 impl Settings {
     /// Where clients are served.
@@ -209,12 +245,14 @@ impl Settings {
             errors.push(format!("policy: no policy {:?}; there are {}", self.policy, known.join(", ")));
         }
         let workers = workers::parse_workers(&self.workers, &mut errors);
+        let model_timeouts = model_timeouts::parse_model_timeouts(&self.model_timeouts, &mut errors);
         let admin_listen = self.check_listeners(&mut errors);
         let worker_authorities = self.worker_ca.as_deref().map(read_authorities).transpose();
         let worker_authorities = worker_authorities.unwrap_or_else(|error| {
             errors.push(error);
             None
         });
+        self.check_probes(&mut errors);
         for (name, value) in [("threads", self.threads), ("max-in-flight", Some(self.max_in_flight))] {
             if value == Some(0) {
                 errors.push(format!("{name}: must be at least 1"));
@@ -235,9 +273,21 @@ impl Settings {
                 workers,
                 admin_listen,
                 worker_authorities: worker_authorities.unwrap_or_default(),
+                model_timeouts,
             })
         } else {
             Err(ConfigErrors(errors))
+        }
+    }
+
+    fn check_probes(&self, errors: &mut Vec<String>) {
+        if self.probe_interval_down > LONGEST_PROBE_INTERVAL_DOWN {
+            let (given, most) = (self.probe_interval_down, LONGEST_PROBE_INTERVAL_DOWN);
+            errors.push(format!("probe-interval-down: {given:?} is more than {most:?}"));
+        }
+        let path = &self.probe_path;
+        if !path.starts_with('/') || path.parse::<http::uri::PathAndQuery>().is_err() {
+            errors.push(format!("probe-path: {path:?} is no path; write one such as /health"));
         }
     }
 

@@ -67,6 +67,41 @@ fn a_files_wrong_keys_and_wrong_values_come_at_once() {
 }
 
 #[test]
+fn limits_are_checked_at_start() {
+    let ConfigErrors(errors) = configure(&[
+        "--workers=a",
+        "--model-timeouts",
+        "m idle=5s,n soon=1s",
+        "--probe-interval-down=2s",
+        "--probe-path=health",
+    ])
+    .unwrap_err();
+    assert_eq!(errors.len(), 3, "{errors:?}");
+    for (error, expected) in errors.iter().zip(["first-byte, idle and total", "500ms", "/health"]) {
+        assert!(error.contains(expected), "{error}");
+    }
+    let config = configure(&["--workers=a", "--model-timeouts=m idle=5s,n total=1s"]).unwrap();
+    let models: Vec<_> = config.model_timeouts.iter().map(|limits| limits.model.as_str()).collect();
+    assert_eq!(models, ["m", "n"]);
+    for bad in ["--retry-budget=5", "--first-byte-timeout=soon", "--slow-start=0"] {
+        assert!(configure(&["--workers=a", bad]).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn lists_of_the_file_are_lists() {
+    let path = std::env::temp_dir().join(format!("router-config-lists-{}.yaml", std::process::id()));
+    let text =
+        "workers: [a]\nfirst-byte-timeout: off\nmodel_timeouts:\n- m first-byte=30s\n- n idle=1m total=2m\n";
+    std::fs::write(&path, text).unwrap();
+    let config = Cli::configure(&[], Some(&path)).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(config.settings.first_byte_timeout, TimeLimit::Off);
+    assert_eq!(config.model_timeouts.len(), 2);
+    assert_eq!(config.model_timeouts[1].total, Some(Duration::from_secs(120)));
+}
+
+#[test]
 fn the_admin_listener_can_be_off() {
     assert_eq!(configure(&["--workers=a", "--admin-listen", "off"]).unwrap().admin_listen, None);
     assert!(configure(&["--workers=a", "--port", "65535"]).is_err());

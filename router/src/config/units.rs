@@ -39,6 +39,68 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text:?} is no time; write 500ms, 5s, 2m or 1h"))
 }
 
+/// A time limit that can be switched off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimeLimit {
+    /// None.
+    Off,
+    /// After that time.
+    After(Duration),
+}
+
+impl TimeLimit {
+    /// The limit, if there is one.
+    #[must_use]
+    pub fn limit(self) -> Option<Duration> {
+        match self {
+            Self::Off => None,
+            Self::After(limit) => Some(limit),
+        }
+    }
+}
+
+/// `off`, or a time as [`parse_duration`] reads it.
+pub(super) fn parse_time_limit(text: &str) -> Result<TimeLimit, String> {
+    if text == "off" {
+        return Ok(TimeLimit::Off);
+    }
+    parse_duration(text)
+        .map(TimeLimit::After)
+        .map_err(|_| format!("{text:?} is no time; write 500ms, 5s, 2m, 1h or off"))
+}
+
+/// A share of requests that can be without end.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Share {
+    /// Any number.
+    Off,
+    /// So many for each request.
+    Of(f64),
+}
+
+impl Share {
+    /// The share, if there is one.
+    #[must_use]
+    pub fn share(self) -> Option<f64> {
+        match self {
+            Self::Off => None,
+            Self::Of(share) => Some(share),
+        }
+    }
+}
+
+/// `20%`, or `off`.
+pub(super) fn parse_share(text: &str) -> Result<Share, String> {
+    if text == "off" {
+        return Ok(Share::Off);
+    }
+    let percent: Option<f64> = text.strip_suffix('%').and_then(|number| number.trim().parse().ok());
+    percent
+        .filter(|percent| (0.0..=1_000.0).contains(percent))
+        .map(|percent| Share::Of(percent / 100.0))
+        .ok_or_else(|| format!("{text:?} is no share; write 20% or off"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,6 +112,19 @@ mod tests {
         assert_eq!(parse_bytes("17"), Ok(17));
         for bad in ["", "0", "-1", "x", "64 MiBs", "99999999999GiB"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_and_shares_can_be_off() {
+        assert_eq!(parse_time_limit("off"), Ok(TimeLimit::Off));
+        assert_eq!(parse_time_limit("2m"), Ok(TimeLimit::After(Duration::from_secs(120))));
+        assert!(parse_time_limit("never").unwrap_err().contains("off"));
+        assert_eq!(parse_share("off"), Ok(Share::Off));
+        assert_eq!(parse_share("20%"), Ok(Share::Of(0.2)));
+        assert_eq!(parse_share("0%"), Ok(Share::Of(0.0)));
+        for bad in ["20", "0.2", "-1%", "NaN%", "%", "1001%"] {
+            assert!(parse_share(bad).is_err(), "{bad}");
         }
     }
 

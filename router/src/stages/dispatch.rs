@@ -1,36 +1,47 @@
-//! Stage 5: run the route. One attempt after another, each on another worker, until a first byte has come.
+//! Stage 5: run the route. One attempt after another, each on another worker while one is left, until a first byte has
+//! come. `retries.rs` says whether there is another one.
 //!
 //! A reply counts as begun with the first piece of its body, not with its head: engines send the head of a stream at
 //! once and may still die before the first token, and until then nothing has gone to the client.
 //!
 //! Next: [`relay`](super::relay).
 
+use std::future::Future;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{self, HeaderName};
 use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
-use router_core::{Lease, Worker, WorkerSlot};
+use router_core::{Decided, Lease, Worker};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::parse::{Parsed, Reading};
 use super::pick::{Picked, pick};
 use super::record::Recorder;
+use super::retries::{Cause, Failed, Retries, is_routers_own};
 use crate::app::App;
 use crate::error::RequestError;
 use crate::hop_by_hop;
 use crate::payload::Payload;
+use crate::retry_after::retry_after;
+use crate::time_limits::TimeLimits;
 use crate::transport::{TransportError, UpstreamBody};
 
 /// Header that names a request on its whole way.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// How long a worker is left alone that answered 429 without saying how long: a few decode steps.
+const BUSY_COOLING: Duration = Duration::from_millis(500);
+
 /// An answer that has begun.
 pub struct Dispatched {
     /// The answer.
     pub begun: Begun,
+    /// How long it may take.
+    pub limits: TimeLimits,
     /// When the request as a whole runs out of time.
     pub deadline: Instant,
     /// What was read of the request.
@@ -62,50 +73,38 @@ pub async fn dispatch(
     parsed: Parsed,
     recorder: &mut Recorder,
 ) -> Result<Dispatched, RequestError> {
-    let deadline = Instant::now() + app.settings.request_timeout;
-    let mut tried: Vec<WorkerSlot> = Vec::new();
-    let mut last: Option<Result<Begun, RequestError>> = None;
+    let limits = app.time_limits.of(parsed.reading.model.as_deref());
+    let deadline = Instant::now() + limits.total;
+    app.retry_budget.count_request(app.now());
+    let mut retries = Retries::default();
     let begun = loop {
-        let picked = match pick(app, &parsed, &tried) {
+        let picked = match pick(app, &parsed, retries.among()) {
             Ok(picked) => picked,
             // Nobody is left: what the last one said is the answer, if one was asked at all.
-            Err(error) => break last.unwrap_or(Err(error.into()))?,
+            Err(error) => break retries.give_up().unwrap_or(Err(error.into()))?,
         };
-        tried.push(picked.decided.worker.slot);
-        let outcome = attempt(app, &parsed, picked, deadline, recorder).await;
-        if tried.len() > app.settings.max_retries || !may_do_better_elsewhere(&outcome, tried.len()) {
-            break outcome?;
+        let failed = match attempt(app, &parsed, picked, (limits, deadline), recorder).await {
+            Ok(begun) => break begun,
+            Err(failed) => *failed,
+        };
+        match retries.after(app, &parsed, failed, deadline) {
+            Some(Duration::ZERO) => {}
+            Some(wait) => tokio::time::sleep(wait).await,
+            None => break retries.give_up().expect("it has just been given a failure")?,
         }
-        last = Some(outcome);
     };
-    Ok(Dispatched { begun, deadline, reading: parsed.reading, permit: parsed.permit })
+    Ok(Dispatched { begun, limits, deadline, reading: parsed.reading, permit: parsed.permit })
 }
 
-/// Whether another worker may succeed where this one did not. A 500 may be the request's own fault, so it gets one more
-/// try and no third.
-fn may_do_better_elsewhere(outcome: &Result<Begun, RequestError>, attempts: usize) -> bool {
-    match outcome {
-        Ok(begun) => match begun.response.status() {
-            StatusCode::TOO_MANY_REQUESTS
-            | StatusCode::BAD_GATEWAY
-            | StatusCode::SERVICE_UNAVAILABLE
-            | StatusCode::GATEWAY_TIMEOUT => true,
-            StatusCode::INTERNAL_SERVER_ERROR => attempts == 1,
-            _ => false,
-        },
-        Err(RequestError::Worker { source, .. }) => !matches!(source, TransportError::Total { .. }),
-        Err(_) => false,
-    }
-}
-
-/// One attempt: send, and wait for the head and the first piece of the answer.
+/// One attempt: send, and wait for the head and the first piece of the answer. What became of it is told to the worker's
+/// health, the tree and the recorder.
 async fn attempt(
     app: &App,
     parsed: &Parsed,
     picked: Picked,
-    deadline: Instant,
+    (limits, deadline): (TimeLimits, Instant),
     recorder: &mut Recorder,
-) -> Result<Begun, RequestError> {
+) -> Result<Begun, Box<Failed>> {
     let Picked { decided, upstream } = picked;
     recorder.attempt(&decided.worker, decided.hit_tokens);
     let exchange = async {
@@ -113,34 +112,97 @@ async fn attempt(
         let response = upstream.transport.send(outgoing(parsed)).await?;
         first_piece(response).await
     };
-    let limit = app.settings.request_timeout;
-    let outcome = timeout_at(deadline, exchange).await.unwrap_or(Err(TransportError::Total { limit }));
-    match outcome {
-        Ok((response, first)) => {
-            let mut begun = Begun {
-                worker: decided.worker,
-                lease: decided.lease,
-                hit_tokens: decided.hit_tokens,
-                response,
-                first,
-            };
-            if begun.response.status().is_success() {
-                begun.lease.first_token();
-            } else {
-                app.decider.take_back(begun.worker.slot, &parsed.reading.blocks, decided.known_blocks);
-            }
-            recorder.attempt_answered(&begun.worker, begun.response.status());
-            Ok(begun)
-        }
-        Err(source) => {
-            app.decider.take_back(decided.worker.slot, &parsed.reading.blocks, decided.known_blocks);
-            recorder.attempt_failed(&decided.worker, &source);
-            if source.is_unreachable() {
-                app.fleet.report_unreachable(&decided.worker, &app.decider);
-            }
-            Err(RequestError::Worker { worker: decided.worker.id().clone(), source })
+    match within(limits, deadline, exchange).await {
+        Ok(answer) => answered(app, parsed, decided, answer, recorder),
+        Err(error) => Err(Box::new(lost(app, parsed, decided, error, recorder))),
+    }
+}
+
+/// Runs an exchange within the limits of time, under one timer.
+async fn within<T>(
+    limits: TimeLimits,
+    deadline: Instant,
+    exchange: impl Future<Output = Result<T, TransportError>>,
+) -> Result<T, TransportError> {
+    let first_byte = limits.first_byte.map(|limit| (Instant::now() + limit, limit));
+    let (end, error) = match first_byte.filter(|(end, _)| *end < deadline) {
+        Some((end, limit)) => (end, TransportError::FirstByte { limit }),
+        None => (deadline, TransportError::Total { limit: limits.total }),
+    };
+    timeout_at(end, exchange).await.unwrap_or(Err(error))
+}
+
+/// A worker answered. Whether that is an answer for the client is another question.
+fn answered(
+    app: &App,
+    parsed: &Parsed,
+    decided: Decided,
+    (response, first): (Response<UpstreamBody>, Option<Bytes>),
+    recorder: &mut Recorder,
+) -> Result<Begun, Box<Failed>> {
+    let Decided { worker, mut lease, mut trial, hit_tokens, known_blocks } = decided;
+    let status = response.status();
+    lease.first_token();
+    recorder.attempt_answered(&worker, status);
+    if !status.is_success() {
+        app.decider.take_back(worker.slot, &parsed.reading.blocks, known_blocks);
+    }
+    let begun = |response| Begun { worker: Arc::clone(&worker), lease, hit_tokens, response, first };
+    let Some(cause) = Cause::of_status(status) else {
+        trial.first_byte();
+        recorder.watch(trial);
+        return Ok(begun(response));
+    };
+    let now = app.now();
+    let retry_after = retry_after(response.headers(), SystemTime::now());
+    if cause == Cause::Busy {
+        // That it has enough to do is no failure.
+        worker.health.cool(now, retry_after.unwrap_or(BUSY_COOLING));
+    } else {
+        trial.fail(now, rand::random());
+        if let (StatusCode::SERVICE_UNAVAILABLE, Some(how_long)) = (status, retry_after) {
+            worker.health.cool(now, how_long);
         }
     }
+    let told = Ok(begun(response));
+    Err(Box::new(Failed { worker, cause, retry_after, told }))
+}
+
+/// No answer came.
+fn lost(
+    app: &App,
+    parsed: &Parsed,
+    decided: Decided,
+    source: TransportError,
+    recorder: &mut Recorder,
+) -> Failed {
+    let Decided { worker, lease, trial, known_blocks, .. } = decided;
+    let (cause, now) = (Cause::of_error(&source), app.now());
+    app.decider.take_back(worker.slot, &parsed.reading.blocks, known_blocks);
+    recorder.attempt_failed(&worker, &source);
+    let own = is_routers_own(&source);
+    if !own && (cause.is_unreachable() || cause == Cause::Reset) {
+        // While the lease still counts this request among those that wait there.
+        worker.rescue.note(now, worker.load.read().prefilling);
+    }
+    drop(lease);
+    // A request that took longer than it may, a worker that left, or an idle connection that the worker closed as we wrote
+    // to it, is no sign of a sick worker.
+    let says_nothing = matches!(
+        source,
+        TransportError::Total { .. }
+            | TransportError::Left
+            | TransportError::Stale(_)
+            | TransportError::Refused(_)
+    );
+    if !own && !says_nothing {
+        trial.fail(now, rand::random());
+    }
+    if !own && source.is_unreachable() {
+        app.fleet.report_unreachable(&worker, &app.decider);
+    }
+    let told = Err(RequestError::Worker { worker: worker.id().clone(), source });
+    Failed { worker, cause, retry_after: None, told }
 }
 
 /// Waits until the reply has begun in earnest.

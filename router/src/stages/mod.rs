@@ -10,3 +10,4 @@ pub mod parse;
 pub mod pick;
 pub mod record;
 pub mod relay;
+mod retries;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use router_core::{Decided, PickError, WorkerSlot};
+use router_core::{Among, Decided, PickError};
 
 use super::parse::Parsed;
 use crate::app::App;
@@ -18,13 +18,13 @@ pub struct Picked {
     pub upstream: Option<Arc<Upstream>>,
 }
 
-/// Picks a worker that has not been tried.
+/// Picks a worker `among` those that are left.
 ///
 /// # Errors
 /// [`PickError`] when there is none.
-pub fn pick(app: &App, parsed: &Parsed, tried: &[WorkerSlot]) -> Result<Picked, PickError> {
+pub fn pick(app: &App, parsed: &Parsed, among: Among<'_>) -> Result<Picked, PickError> {
     let roster = app.fleet.roster();
-    let decided = app.decider.decide(&roster.snapshot, &parsed.reading.view(), tried)?;
+    let decided = app.decider.decide(&roster.snapshot, &parsed.reading.view(), among, app.now())?;
     let upstream = roster.upstream(&decided.worker);
     Ok(Picked { decided, upstream })
 }

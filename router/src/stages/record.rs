@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Method, StatusCode};
-use router_core::Worker;
+use router_core::{Trial, Worker};
 
 use super::parse::Reading;
 use crate::app::App;
@@ -40,6 +40,8 @@ pub struct Recorder {
     first_piece: Option<Instant>,
     last_piece: Option<Instant>,
     tail: ReplyTail,
+    /// What the end of the reply says of its worker's health.
+    trial: Option<Trial>,
     recorded: bool,
 }
 
@@ -60,6 +62,7 @@ impl Recorder {
             first_piece: None,
             last_piece: None,
             tail: ReplyTail::default(),
+            trial: None,
             recorded: false,
         }
     }
@@ -91,6 +94,11 @@ impl Recorder {
     /// A worker answered an attempt.
     pub fn attempt_answered(&self, worker: &Worker, status: StatusCode) {
         self.app.metrics.attempt(worker, status.into());
+    }
+
+    /// A good reply has begun; how it ends is told to `trial`. If the client leaves, it is told nothing.
+    pub fn watch(&mut self, trial: Trial) {
+        self.trial = Some(trial);
     }
 
     /// The head of the answer is known.
@@ -128,6 +136,9 @@ impl Recorder {
         app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
         match outcome {
             Outcome::Complete => {
+                if let Some(trial) = self.trial.take() {
+                    trial.succeed(app.now());
+                }
                 let status = self.status.unwrap_or(StatusCode::OK);
                 if status.is_success() {
                     metrics.e2e_seconds.observe(self.began.elapsed().as_secs_f64());
@@ -139,6 +150,12 @@ impl Recorder {
             }
             Outcome::Broken(error) => {
                 metrics.error(Blame::Worker);
+                // That a reply takes longer than a request may is no sign of a sick worker.
+                if let (Some(trial), false) =
+                    (self.trial.take(), matches!(error, TransportError::Total { .. }))
+                {
+                    trial.fail(app.now(), rand::random());
+                }
                 if let Some(worker) = &self.worker {
                     metrics.attempt(worker, AttemptOutcome::Broken);
                     tracing::warn!(worker = %worker.id(), %error, "stream broke");

@@ -109,7 +109,7 @@ impl Limits {
 /// Turns a dispatched request into the client's response.
 #[must_use]
 pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Response<RelayBody> {
-    let Dispatched { begun, deadline, reading, permit } = dispatched;
+    let Dispatched { begun, limits, deadline, reading, permit } = dispatched;
     let Begun { worker, lease, hit_tokens, response, first } = begun;
     let (mut head, upstream) = response.into_parts();
     hop_by_hop::strip(&mut head.headers);
@@ -129,7 +129,7 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         Events::No
     };
     recorder.answered(head.status);
-    let limits = Limits::new(app.settings.idle_timeout, app.settings.request_timeout, deadline);
+    let limits = Limits::new(limits.idle, limits.total, deadline);
     let _held = (lease, permit);
     let stream =
         RelayStream { upstream, first, state: State::Flowing, events, limits, recorder, reading, _held };

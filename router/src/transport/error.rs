@@ -55,6 +55,12 @@ pub enum TransportError {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// The reply did not begin in time.
+    #[error("no first byte within {} s", limit.as_secs_f64())]
+    FirstByte {
+        /// The limit.
+        limit: Duration,
+    },
     /// The reply stood still for too long.
     #[error("nothing came for {} s", limit.as_secs_f64())]
     Idle {
@@ -76,7 +82,10 @@ impl TransportError {
     /// Whether it was a limit that ran out.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::ConnectTimeout { .. } | Self::Idle { .. } | Self::Total { .. })
+        matches!(
+            self,
+            Self::ConnectTimeout { .. } | Self::FirstByte { .. } | Self::Idle { .. } | Self::Total { .. }
+        )
     }
 
     /// Whether it means that the worker is not there at all.

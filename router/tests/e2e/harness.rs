@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -211,8 +212,12 @@ pub(crate) enum Act {
     Wait(Arc<Notify>),
     /// Waits until the router closes the connection, then tells the test.
     TellWhenClosed(Arc<Notify>),
+    /// Waits until the router closes the connection, then counts.
+    CountWhenClosed(Arc<AtomicUsize>),
     /// Closes the connection.
     Close,
+    /// Closes it with a reset, as a process that crashes or a machine that is gone does.
+    Reset,
 }
 
 type Script = Arc<dyn Fn(&Seen) -> Vec<Act> + Send + Sync>;
@@ -236,7 +241,16 @@ impl MockWorker {
         models: &'static [&'static str],
         script: impl Fn(&Seen) -> Vec<Act> + Send + Sync + 'static,
     ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), models, script).await
+    }
+
+    /// The same, where an earlier one was.
+    pub(crate) async fn start_at(
+        address: SocketAddr,
+        models: &'static [&'static str],
+        script: impl Fn(&Seen) -> Vec<Act> + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (script, log): (Script, _) = (Arc::new(script), Arc::clone(&seen));
@@ -290,7 +304,17 @@ async fn play(mut stream: TcpStream, models: &[&str], script: Script, log: Arc<M
                     signal.notify_one();
                     return;
                 }
+                Act::CountWhenClosed(count) => {
+                    let mut sink = Vec::new();
+                    while stream.read_buf(&mut sink).await.is_ok_and(|count| count > 0) {}
+                    count.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
                 Act::Close => return,
+                Act::Reset => {
+                    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+                    return;
+                }
             }
         }
     }
@@ -302,7 +326,7 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
             models.iter().map(|id| serde_json::json!({"id": id, "object": "model"})).collect();
         return json_reply(200, &serde_json::json!({"object": "list", "data": entries}).to_string());
     }
-    json_reply(200, "")
+    json_reply(if path == "/unwell" { 503 } else { 200 }, "")
 }
 
 pub(crate) async fn read_request(stream: &mut TcpStream, raw: &mut Vec<u8>) -> Option<Seen> {

@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod fault_processes;
+mod fault_suite;
 mod faults;
+mod faults_health;
 mod harness;
 mod proxy;
 mod routing;

@@ -8,6 +8,8 @@ use crate::policy::by_name;
 use crate::prefix::{PromptBlocks, PromptHasher};
 use crate::worker::{WorkerId, WorkerSpec};
 
+const NOW: Duration = Duration::from_secs(100);
+
 fn fleet(count: usize) -> Arc<FleetSnapshot> {
     let specs: Vec<_> = (0..count)
         .map(|n| WorkerSpec { id: WorkerId::new(&format!("w{n}")), address: format!("http://w{n}:8000") })
@@ -52,11 +54,11 @@ fn view(prompt: &PromptBlocks) -> RequestView<'_> {
 fn a_repeated_prompt_goes_back_with_a_predicted_hit() {
     let (fleet, decider) = (fleet(4), decider("prefix_aware"));
     let prompt = hashed(&"the same long story ".repeat(100));
-    let first = decider.decide(&fleet, &view(&prompt), &[]).unwrap();
+    let first = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
     assert_eq!(first.hit_tokens, 0);
     let home = first.worker.slot;
     drop(first);
-    let again = decider.decide(&fleet, &view(&prompt), &[]).unwrap();
+    let again = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
     assert_eq!(again.worker.slot, home);
     assert_eq!(again.hit_tokens, 1_984 / 4, "31 blocks of 64 bytes of the prompt's 2,000");
 }
@@ -83,7 +85,11 @@ fn equal_tools_are_a_hit_for_another_conversation() {
 fn a_burst_of_cold_prompts_spreads() {
     let (fleet, decider) = (fleet(4), decider("prefix_aware"));
     let decided: Vec<_> = (0..8)
-        .map(|n| decider.decide(&fleet, &view(&hashed(&format!("{n} {}", "x".repeat(800)))), &[]).unwrap())
+        .map(|n| {
+            decider
+                .decide(&fleet, &view(&hashed(&format!("{n} {}", "x".repeat(800)))), Among::Untried(&[]), NOW)
+                .unwrap()
+        })
         .collect();
     let mut slots: Vec<_> = decided.iter().map(|decided| decided.worker.slot.0).collect();
     slots.sort_unstable();
@@ -94,11 +100,11 @@ fn a_burst_of_cold_prompts_spreads() {
 fn a_failed_attempt_leaves_no_trace() {
     let (fleet, decider) = (fleet(2), decider("prefix_aware"));
     let prompt = hashed(&"y".repeat(1_000));
-    let failed = decider.decide(&fleet, &view(&prompt), &[]).unwrap();
+    let failed = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
     let slot = failed.worker.slot;
     decider.take_back(slot, &prompt.hashes, failed.known_blocks);
     drop(failed);
-    let retried = decider.decide(&fleet, &view(&prompt), &[slot]).unwrap();
+    let retried = decider.decide(&fleet, &view(&prompt), Among::Untried(&[slot]), NOW).unwrap();
     assert_ne!(retried.worker.slot, slot);
     assert_eq!(retried.hit_tokens, 0);
     assert_eq!(decider.tree_blocks(), prompt.hashes.len());
@@ -109,7 +115,9 @@ fn says_why_nobody_can_be_picked() {
     let (fleet, decider) = (fleet(2), decider("random"));
     let request = RequestView { model: Some("m"), ..RequestView::default() };
     let everyone: Vec<_> = fleet.workers().iter().map(|worker| worker.slot).collect();
-    let error = |excluded: &[WorkerSlot]| decider.decide(&fleet, &request, excluded).unwrap_err();
+    let error = |excluded: &[WorkerSlot]| {
+        decider.decide(&fleet, &request, Among::Untried(excluded), NOW).unwrap_err()
+    };
     assert_eq!(error(&everyone), PickError::AllTried { tried: 2 });
     fleet.workers().iter().for_each(|worker| worker.set_models(vec!["n".into(), "l".into()]));
     let known = vec!["l".to_owned(), "n".to_owned()];
@@ -117,7 +125,7 @@ fn says_why_nobody_can_be_picked() {
     for worker in fleet.workers() {
         worker.mark_down();
     }
-    assert_eq!(error(&[]), PickError::NoneUsable { down: 2, total: 2 });
+    assert_eq!(error(&[]), PickError::NoneUsable { down: 2, draining: 0, total: 2 });
 }
 
 #[test]
@@ -128,7 +136,10 @@ fn goes_only_to_workers_that_list_the_model() {
     }
     let request = RequestView { model: Some("b"), ..RequestView::default() };
     for _ in 0..3 {
-        assert_eq!(decider.decide(&fleet, &request, &[]).unwrap().worker.id().as_str(), "w1");
+        assert_eq!(
+            decider.decide(&fleet, &request, Among::Untried(&[]), NOW).unwrap().worker.id().as_str(),
+            "w1"
+        );
     }
 }
 
@@ -136,14 +147,119 @@ fn goes_only_to_workers_that_list_the_model() {
 fn explaining_changes_nothing() {
     let (fleet, decider) = (fleet(3), decider("prefix_aware"));
     let prompt = hashed(&"z".repeat(2_000));
-    drop(decider.decide(&fleet, &view(&prompt), &[]).unwrap());
+    drop(decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap());
     let blocks = decider.tree_blocks();
-    let first = decider.explain(&fleet, &view(&prompt)).unwrap();
-    let second = decider.explain(&fleet, &view(&prompt)).unwrap();
+    let first = decider.explain(&fleet, &view(&prompt), NOW).unwrap();
+    let second = decider.explain(&fleet, &view(&prompt), NOW).unwrap();
     assert_eq!(first.picked, second.picked);
     assert_eq!(decider.tree_blocks(), blocks);
     let (worker, candidate, cost) = &first.candidates[first.picked];
     assert!(candidate.hit_tokens > 400);
     assert!(first.candidates.iter().all(|(_, _, other)| other >= cost));
-    assert_eq!(decider.decide(&fleet, &view(&prompt), &[]).unwrap().worker.id(), worker.id());
+    assert_eq!(
+        decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap().worker.id(),
+        worker.id()
+    );
+}
+
+/// Workers picked for `count` requests that are over at once, by name.
+fn picked(fleet: &FleetSnapshot, decider: &Decider, now: Duration, count: usize) -> Vec<String> {
+    let pick = |_| {
+        decider
+            .decide(fleet, &RequestView::default(), Among::Untried(&[]), now)
+            .unwrap()
+            .worker
+            .id()
+            .to_string()
+    };
+    let mut names: Vec<_> = (0..count).map(pick).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+fn break_open(worker: &Worker) {
+    for _ in 0..5 {
+        Trial::begin_anyway(&worker.health, NOW).fail(NOW, 0.5);
+    }
+}
+
+#[test]
+fn open_and_busy_workers_are_avoided_until_all_are_like_them() {
+    let (fleet, decider) = (fleet(3), decider("random"));
+    break_open(&fleet.workers()[0]);
+    assert_eq!(picked(&fleet, &decider, NOW, 50), ["w1", "w2"]);
+    fleet.workers()[1].health.cool(NOW, Duration::from_secs(20));
+    assert_eq!(picked(&fleet, &decider, NOW, 50), ["w2"]);
+    break_open(&fleet.workers()[2]);
+    assert_eq!(picked(&fleet, &decider, NOW, 50), ["w1"], "busy is better than failing");
+    fleet.workers()[1].mark_down();
+    assert_eq!(picked(&fleet, &decider, NOW, 50), ["w0", "w2"], "fails open");
+}
+
+#[test]
+fn a_half_open_worker_gets_one_request_at_a_time() {
+    let (fleet, decider) = (fleet(2), decider("round_robin"));
+    break_open(&fleet.workers()[0]);
+    let later = NOW + Duration::from_secs(2);
+    let decide = || decider.decide(&fleet, &RequestView::default(), Among::Untried(&[]), later).unwrap();
+    let decided: Vec<_> = (0..6).map(|_| decide()).collect();
+    let probes = |decided: &[Decided]| decided.iter().filter(|one| one.worker.id().as_str() == "w0").count();
+    assert_eq!(probes(&decided), 1);
+    drop(decided);
+    let mut probe = (0..2).map(|_| decide()).find(|one| one.worker.id().as_str() == "w0").unwrap();
+    probe.trial.first_byte();
+    let decided: Vec<_> = (0..6).map(|_| decide()).collect();
+    assert_eq!(probes(&decided), 3);
+}
+
+#[test]
+fn one_that_has_come_back_is_left_out_of_most_picks() {
+    let (fleet, decider) = (fleet(2), decider("round_robin"));
+    let back = &fleet.workers()[0];
+    back.health.come_back(NOW, Some(Duration::from_secs(10)));
+    let share = |now: Duration| {
+        let of_it = |_: &usize| {
+            let decided = decider.decide(&fleet, &RequestView::default(), Among::Untried(&[]), now).unwrap();
+            decided.worker.slot == back.slot
+        };
+        (0..1_000).filter(of_it).count()
+    };
+    // Of those that it is not left out of, round_robin gives it nearly all: it was picked longest ago.
+    assert!((50..150).contains(&share(NOW)), "a tenth");
+    assert_eq!(share(NOW + Duration::from_secs(10)), 500);
+    fleet.workers()[1].mark_down();
+    assert_eq!(share(NOW), 1_000, "there is nobody else");
+}
+
+#[test]
+fn a_model_whose_workers_are_down_is_not_unknown() {
+    let (fleet, decider) = (fleet(2), decider("random"));
+    for (worker, model) in fleet.workers().iter().zip(["a", "b"]) {
+        worker.set_models(vec![model.into()]);
+    }
+    fleet.workers()[0].mark_down();
+    let request = RequestView { model: Some("a"), ..RequestView::default() };
+    let error = decider.decide(&fleet, &request, Among::Untried(&[]), NOW).unwrap_err();
+    assert_eq!(error, PickError::ModelDown { model: "a".into() });
+}
+
+#[test]
+fn draining_workers_get_nothing_and_anyone_includes_those_that_are_down() {
+    let (fleet, decider) = (fleet(3), decider("random"));
+    fleet.workers()[0].drain();
+    fleet.workers()[1].mark_down();
+    assert_eq!(picked(&fleet, &decider, NOW, 20), ["w2"]);
+    let slots: Vec<_> = fleet.workers().iter().map(|worker| worker.slot).collect();
+    let request = RequestView::default();
+    assert!(!Decider::can_decide(&fleet, &request, Among::Untried(&slots)));
+    let anyone = || decider.decide(&fleet, &request, Among::Anyone, NOW).unwrap();
+    assert_eq!(anyone().worker.id().as_str(), "w2", "one that is up comes first");
+    fleet.workers()[2].mark_down();
+    assert_ne!(anyone().worker.id().as_str(), "w0");
+    fleet.workers()[1].drain();
+    fleet.workers()[2].drain();
+    assert!(!Decider::can_decide(&fleet, &request, Among::Anyone));
+    let error = decider.decide(&fleet, &request, Among::Untried(&[]), NOW).unwrap_err();
+    assert_eq!(error, PickError::NoneUsable { down: 2, draining: 1, total: 3 });
 }

@@ -78,14 +78,22 @@ fn cheapest(costs: &[f64], candidates: &[Candidate]) -> usize {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PickError {
     /// No worker is usable.
-    #[error("no worker is usable: {down} of {total} are down")]
+    #[error("no worker is usable: of {total}, {down} are down and {draining} draining")]
     NoneUsable {
         /// Workers that are down.
         down: usize,
+        /// Workers that are up, and being drained by an operator.
+        draining: usize,
         /// Workers in the fleet.
         total: usize,
     },
-    /// Usable workers have said what they serve, and this is not among it.
+    /// There are workers that serve the model, but none of them is usable.
+    #[error("no worker that serves model {model:?} is usable")]
+    ModelDown {
+        /// What was asked for.
+        model: String,
+    },
+    /// All workers have said what they serve, and this is not among it.
     #[error("model {model:?} is not served here; known models: {}", known.join(", "))]
     UnknownModel {
         /// What was asked for.

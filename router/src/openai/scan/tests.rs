@@ -66,7 +66,7 @@ fn check_verdict(body: &[u8]) {
         Err(BodyError::NotAnObject { .. }) => assert!(is_json(body)),
         Err(BodyError::Syntax(SyntaxError { problem: Problem::TooDeep(_), .. })) => {}
         Err(BodyError::Syntax(error)) => {
-            assert!(!is_json(body), "{error}: {:?}", String::from_utf8_lossy(body))
+            assert!(!is_json(body), "{error}: {:?}", String::from_utf8_lossy(body));
         }
     }
 }

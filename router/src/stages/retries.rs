@@ -1,0 +1,253 @@
+//! Whether a failed attempt is followed by another, where and when; and what the client is told when none is.
+//!
+//! Used by [`dispatch`](super::dispatch) only, and only once an attempt has failed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderValue, StatusCode, header};
+use router_core::{Among, Decider, Worker, WorkerSlot};
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::dispatch::Begun;
+use super::parse::Parsed;
+use crate::app::App;
+use crate::error::RequestError;
+use crate::transport::TransportError;
+
+/// The first back-off is drawn from 0 to this, each further one from twice as much: long enough to part requests that
+/// failed together, short beside a prefill.
+const FIRST_BACK_OFF: Duration = Duration::from_millis(20);
+
+/// What kind of failure an attempt met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cause {
+    /// There was no connection, so nothing has been processed.
+    Unreachable,
+    /// The same, and it took long to find out.
+    ConnectTimeout,
+    /// The connection broke; the worker may have died.
+    Reset,
+    /// 429: the worker has enough to do.
+    Busy,
+    /// 502, 503 or 504.
+    Failing,
+    /// 500: may be the request's own fault, so it gets one more try and no third.
+    InternalError,
+    /// Time is up; or it must not run twice.
+    TimeUp,
+}
+
+impl Cause {
+    /// What is wrong with an answer of that status; `None` if it is to be relayed.
+    pub(super) fn of_status(status: StatusCode) -> Option<Self> {
+        match status {
+            StatusCode::TOO_MANY_REQUESTS => Some(Self::Busy),
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+                Some(Self::Failing)
+            }
+            StatusCode::INTERNAL_SERVER_ERROR => Some(Self::InternalError),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_unreachable(self) -> bool {
+        matches!(self, Self::Unreachable | Self::ConnectTimeout)
+    }
+
+    /// What is wrong when there is no answer.
+    pub(super) fn of_error(error: &TransportError) -> Self {
+        match error {
+            TransportError::FirstByte { .. } | TransportError::Total { .. } => Self::TimeUp,
+            TransportError::ConnectTimeout { .. } => Self::ConnectTimeout,
+            TransportError::Left => Self::Unreachable,
+            _ if error.is_unreachable() => Self::Unreachable,
+            _ => Self::Reset,
+        }
+    }
+}
+
+/// Whether it is the router that has run out of something: that says nothing of the worker.
+pub(super) fn is_routers_own(error: &TransportError) -> bool {
+    // ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL and ENOBUFS, as Linux numbers them.
+    const EXHAUSTED: [i32; 5] = [12, 23, 24, 99, 105];
+    let TransportError::Connect { source, .. } = error else { return false };
+    source.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code))
+}
+
+/// An attempt that came to nothing.
+pub(super) struct Failed {
+    pub(super) worker: Arc<Worker>,
+    pub(super) cause: Cause,
+    /// How long the worker asked to be left alone.
+    pub(super) retry_after: Option<Duration>,
+    /// The worker's own answer, or what happened in its place.
+    pub(super) told: Result<Begun, RequestError>,
+}
+
+/// A request's attempts so far.
+#[derive(Default)]
+pub(super) struct Retries {
+    tried: SmallVec<[WorkerSlot; 4]>,
+    failures: usize,
+    unreachable: usize,
+    internal_errors: usize,
+    anyone: Option<AllTried>,
+    least_retry_after: Option<Duration>,
+    last: Option<Box<Result<Begun, RequestError>>>,
+}
+
+/// Each worker has been tried; from now on all are candidates again.
+struct AllTried;
+
+impl Retries {
+    /// Who may get the next attempt.
+    pub(super) fn among(&self) -> Among<'_> {
+        if self.anyone.is_some() { Among::Anyone } else { Among::Untried(&self.tried) }
+    }
+
+    /// Takes in a failure. Returns the time to wait before another attempt, or `None` if there is to be none.
+    pub(super) fn after(
+        &mut self,
+        app: &App,
+        parsed: &Parsed,
+        failed: Failed,
+        deadline: Instant,
+    ) -> Option<Duration> {
+        let Failed { worker, cause, retry_after, told } = failed;
+        self.note(worker.slot, cause, retry_after, told);
+        let third_internal_error = cause == Cause::InternalError && self.internal_errors > 1;
+        if cause == Cause::TimeUp || third_internal_error || self.failures > app.settings.max_retries {
+            return None;
+        }
+        self.find_somebody(app, parsed, cause)?;
+        let wait = self.back_off(cause, rand::random());
+        if Instant::now() + wait >= deadline {
+            return None;
+        }
+        let lost_connection = cause.is_unreachable() || cause == Cause::Reset;
+        if lost_connection && worker.rescue.take() || app.retry_budget.take(app.now()) {
+            return Some(wait);
+        }
+        app.metrics.retries_refused.inc();
+        None
+    }
+
+    /// What the client gets in the end: the last worker's own answer, if any worker gave one.
+    pub(super) fn give_up(self) -> Option<Result<Begun, RequestError>> {
+        let all_unreachable = self.unreachable == self.failures;
+        Some(match *self.last? {
+            Ok(mut answer) => {
+                if answer.response.status() == StatusCode::TOO_MANY_REQUESTS {
+                    let wait = self.least_retry_after.unwrap_or(Duration::from_secs(1));
+                    let seconds = wait.as_millis().div_ceil(1_000).max(1);
+                    let seconds = HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX));
+                    answer.response.headers_mut().insert(header::RETRY_AFTER, seconds);
+                }
+                Ok(answer)
+            }
+            Err(RequestError::Worker { worker, source }) if all_unreachable => {
+                Err(RequestError::Unreachable { attempts: self.failures, worker, source })
+            }
+            Err(error) => Err(error),
+        })
+    }
+
+    fn note(
+        &mut self,
+        slot: WorkerSlot,
+        cause: Cause,
+        retry_after: Option<Duration>,
+        told: Result<Begun, RequestError>,
+    ) {
+        self.tried.push(slot);
+        self.failures += 1;
+        self.unreachable += usize::from(cause.is_unreachable());
+        self.internal_errors += usize::from(cause == Cause::InternalError);
+        self.least_retry_after = [self.least_retry_after, retry_after].into_iter().flatten().min();
+        // What a worker says tells more than that another one could not be reached.
+        let keeps_answer = told.is_err() && cause != Cause::TimeUp;
+        if !(keeps_answer && matches!(self.last.as_deref(), Some(Ok(_)))) {
+            self.last = Some(Box::new(told));
+        }
+    }
+
+    /// Another worker while one is left. Then, if the last one processed nothing and said so at once, any: it may be
+    /// about to listen again.
+    fn find_somebody(&mut self, app: &App, parsed: &Parsed, cause: Cause) -> Option<()> {
+        let roster = app.fleet.roster();
+        let view = parsed.reading.view();
+        let can = |among: Among<'_>| Decider::can_decide(&roster.snapshot, &view, among);
+        if can(Among::Untried(&self.tried)) {
+            self.anyone = None;
+            return Some(());
+        }
+        self.anyone = (cause == Cause::Unreachable && can(Among::Anyone)).then_some(AllTried);
+        self.anyone.as_ref().map(|_| ())
+    }
+
+    /// `draw` is from 0 to 1.
+    fn back_off(&self, cause: Cause, draw: f64) -> Duration {
+        if cause.is_unreachable() && self.anyone.is_none() {
+            // Others have nothing to do with a connection that one of them refused.
+            return Duration::ZERO;
+        }
+        let doublings = u32::try_from(self.failures - 1).unwrap_or(u32::MAX).min(10);
+        (FIRST_BACK_OFF * 2u32.pow(doublings)).mul_f64(draw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn back_offs_are_drawn_from_a_span_that_doubles() {
+        let mut retries = Retries::default();
+        for most_ms in [20, 40, 80] {
+            retries.failures += 1;
+            assert_eq!(retries.back_off(Cause::Busy, 1.0), Duration::from_millis(most_ms));
+            assert_eq!(retries.back_off(Cause::Busy, 0.0), Duration::ZERO);
+            assert_eq!(retries.back_off(Cause::Unreachable, 1.0), Duration::ZERO);
+        }
+        retries.anyone = Some(AllTried);
+        assert_eq!(retries.back_off(Cause::Unreachable, 0.5), Duration::from_millis(40));
+    }
+
+    #[test]
+    fn what_the_router_has_run_out_of_is_not_the_workers_fault() {
+        for (code, own) in [(24, true), (99, true), (111, false)] {
+            let source = std::io::Error::from_raw_os_error(code);
+            let error = TransportError::Connect { address: "a:1".into(), source };
+            assert_eq!(is_routers_own(&error), own, "{error}");
+        }
+    }
+
+    #[test]
+    fn causes() {
+        for (status, cause) in [
+            (200, None),
+            (400, None),
+            (404, None),
+            (429, Some(Cause::Busy)),
+            (500, Some(Cause::InternalError)),
+            (501, None),
+            (502, Some(Cause::Failing)),
+            (503, Some(Cause::Failing)),
+            (504, Some(Cause::Failing)),
+        ] {
+            assert_eq!(Cause::of_status(StatusCode::from_u16(status).unwrap()), cause, "{status}");
+        }
+        let limit = Duration::from_secs(1);
+        for (error, cause) in [
+            (TransportError::FirstByte { limit }, Cause::TimeUp),
+            (TransportError::Total { limit }, Cause::TimeUp),
+            (TransportError::ConnectTimeout { limit }, Cause::ConnectTimeout),
+            (TransportError::Left, Cause::Unreachable),
+            (TransportError::Idle { limit }, Cause::Reset),
+        ] {
+            assert_eq!(Cause::of_error(&error), cause, "{error}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What the router makes of failures: whom it avoids, whom it asks again, and what it shows of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+
+use crate::harness::*;
+
+const CHAT: &str = "/v1/chat/completions";
+const OK: &str = r#"{"ok":true}"#;
+
+fn with_retry_after(status: u16, value: &str) -> Vec<u8> {
+    format!("HTTP/1.1 {status} X\r\nretry-after: {value}\r\ncontent-length: 2\r\n\r\n{{}}").into_bytes()
+}
+
+async fn state(router: &Router, at: usize) -> serde_json::Value {
+    router.admin("GET", "/workers", "").await.json()["workers"][at].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_worker_is_left_alone_for_as_long_as_it_says() {
+    for status in [429, 503] {
+        let busy = MockWorker::answering(&["m"], with_retry_after(status, "30")).await;
+        let good = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+        let router = Router::start(&[&workers(&[&busy, &good]), "--policy=round_robin"]).await;
+        for _ in 0..20 {
+            assert_eq!(router.post(CHAT, &chat("x")).await.status, 200);
+        }
+        assert_eq!(busy.seen().len(), 1, "{status}");
+        let left = state(&router, 0).await["cooling_s"].as_f64().unwrap();
+        assert!(left > 0.0 && left <= 30.0, "{left}");
+        assert_eq!(state(&router, 1).await["cooling_s"], 0.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_worker_is_asked_again_when_there_is_no_other() {
+    let worker = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let router = Router::start(&[&workers(&[&worker]), "--max-retries=5"]).await;
+    drop(worker);
+    let failed = "router_worker_attempts_total{outcome=\"failed\",worker=\"w0\"}";
+    // A probe may find out before a request does; then there is nobody to ask.
+    let reply = router.post(CHAT, &chat("x")).await;
+    assert_eq!((reply.status, reply.error().1.as_str()), (503, "no_worker_available"));
+    assert!(!reply.header("retry-after").is_empty());
+    let attempts = router.metric(failed).await;
+    assert!(attempts == 6.0 || attempts == 0.0 && reply.error().0.contains("down"), "{attempts} {reply:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_tells_more_than_a_dead_worker() {
+    let sick = MockWorker::answering(&["m"], json_reply(503, "{\"sick\":1}")).await;
+    let dead = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let router = Router::start(&[&workers(&[&sick, &dead]), "--policy=round_robin"]).await;
+    drop(dead);
+    for _ in 0..4 {
+        let reply = router.post(CHAT, &chat("x")).await;
+        assert_eq!((reply.status, reply.text().as_str()), (503, "{\"sick\":1}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_used_up_budget_relays_the_failure() {
+    let one = MockWorker::answering(&["m"], json_reply(503, "{\"worker\":1}")).await;
+    let two = MockWorker::answering(&["m"], json_reply(503, "{\"worker\":1}")).await;
+    let router = Router::start(&[&workers(&[&one, &two]), "--retry-budget=0%"]).await;
+    until("it is used up", || async {
+        let reply = router.post(CHAT, &chat("x")).await;
+        assert_eq!((reply.status, reply.text().as_str()), (503, "{\"worker\":1}"));
+        router.metric("router_retries_refused_total").await > 0.0
+    })
+    .await;
+    let retries = router.metric("router_retries_total").await;
+    assert!(retries >= 100.0, "the floor was there: {retries}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_third_500_is_not_asked_for() {
+    let mut mocks = Vec::new();
+    for _ in 0..4 {
+        mocks.push(MockWorker::answering(&["m"], json_reply(500, "{}")).await);
+    }
+    let router = Router::start(&[&workers(&mocks.iter().collect::<Vec<_>>())]).await;
+    assert_eq!(router.post(CHAT, &chat("x")).await.status, 500);
+    assert_eq!(mocks.iter().map(|mock| mock.seen().len()).sum::<usize>(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn time_limits_are_those_of_the_model() {
+    let silent = |_: &Seen| vec![Act::Wait(Arc::new(Notify::new()))];
+    let worker = MockWorker::start(&["m", "n"], silent).await;
+    let other = MockWorker::start(&["m", "n"], silent).await;
+    let limits = "--model-timeouts=n first-byte=100ms,m total=100ms";
+    let router = Router::start(&[&workers(&[&worker, &other]), limits]).await;
+    for (model, expected) in [("n", "no first byte within 0.1 s"), ("m", "not answered within 0.1 s")] {
+        let reply = router.post(CHAT, &chat("x").replace("\"m\"", &format!("\"{model}\""))).await;
+        assert_eq!((reply.status, reply.error().1.as_str()), (504, "worker_timeout"));
+        assert!(reply.error().0.contains(expected), "{}", reply.error().0);
+    }
+    assert_eq!(worker.seen().len() + other.seen().len(), 2, "neither was asked for elsewhere");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_is_asked_for_where_the_operator_says() {
+    let worker = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let list = workers(&[&worker]);
+    let ready = Router::start(&[&list, "--probe-path=/well?deep=1"]).await;
+    assert_eq!(ready.get("/readyz").await.status, 200);
+    let unready = Router::start(&[&list, "--probe-path=/unwell"]).await;
+    assert_eq!(unready.get("/readyz").await.status, 503);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_comes_back_begins_with_a_small_share() {
+    let script = |_: &Seen| vec![Act::Write(json_reply(200, OK))];
+    let (back, other) = (MockWorker::start(&["m"], script).await, MockWorker::start(&["m"], script).await);
+    let address = back.address;
+    // So long that its share does not grow while the test looks.
+    let arguments = ["--slow-start=24h", "--policy=round_robin"];
+    let router = Router::start(&[&[workers(&[&back, &other]).as_str()], &arguments[..]].concat()).await;
+    assert_eq!(state(&router, 0).await["warming_share"], 1.0, "at the router's start all are alike");
+    drop(back);
+    until("it is out", || async {
+        router.post(CHAT, &chat("x")).await;
+        state(&router, 0).await["up"] == false
+    })
+    .await;
+    let back = MockWorker::start_at(address, &["m"], script).await;
+    until("it is back", || async { state(&router, 0).await["up"] == true }).await;
+    let share = state(&router, 0).await["warming_share"].as_f64().unwrap();
+    assert!((0.1..0.11).contains(&share), "{share}");
+    for _ in 0..200 {
+        assert_eq!(router.post(CHAT, &chat("x")).await.status, 200);
+    }
+    // 20 expected of 200; 60 would be nine standard deviations off, and half would be 100.
+    assert!((1..60).contains(&back.seen().len()), "{}", back.seen().len());
+    drop(other);
+    assert_eq!(router.post(CHAT, &chat("x")).await.status, 200, "there is nobody else");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_opens_and_a_probe_closes_it() {
+    let well = Arc::new(AtomicBool::new(false));
+    let healed = Arc::clone(&well);
+    let sick = MockWorker::start(&["m"], move |_| {
+        let status = if well.load(Ordering::SeqCst) { 200 } else { 503 };
+        vec![Act::Write(json_reply(status, OK))]
+    })
+    .await;
+    let good = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let router = Router::start(&[&workers(&[&sick, &good]), "--policy=round_robin"]).await;
+    for _ in 0..20 {
+        assert_eq!(router.post(CHAT, &chat("x")).await.status, 200);
+    }
+    assert_ne!(state(&router, 0).await["breaker"], "closed");
+    assert_eq!(state(&router, 0).await["usable"], true, "its health probes pass");
+    let asked = sick.seen().len();
+    healed.store(true, Ordering::SeqCst);
+    until("it gets requests again", || async {
+        assert_eq!(router.post(CHAT, &chat("x")).await.status, 200);
+        state(&router, 0).await["breaker"] == "closed"
+    })
+    .await;
+    assert!(sick.seen().len() > asked);
+}
