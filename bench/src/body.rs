@@ -167,7 +167,7 @@ mod tests {
 
     fn writer(flags: &[&str]) -> BodyWriter {
         let words = ["bench", "serve"].iter().chain(flags);
-        let Command::Serve(args) = Cli::try_parse_from(words).unwrap().command;
+        let Command::Serve(args) = Cli::try_parse_from(words).unwrap().command else { panic!("not serve") };
         BodyWriter::new(&args, "m\"1")
     }
 

@@ -35,12 +35,11 @@ use crate::client::target::Target;
 use args::{LoadArgs, OverheadArgs, Part};
 use machine::{Machine, commit, pin_to, raise_open_files};
 use memory::megabytes;
-use mocks::Mocks;
+use mocks::{Mocks, Pace};
 use process::ProcessTree;
 use report::{Figures, Report};
 use rig::{Rig, Timing};
 use router::{Cores, Launched, read_pid_file, wait_until_ready};
-use streams::Pace;
 
 /// Descriptors for everything but idle streams.
 const OTHER_FILES: u64 = 500;
@@ -120,7 +119,8 @@ pub async fn measure(rig: &Rig, load: &LoadArgs) -> anyhow::Result<Figures> {
     }
     if load.includes(Part::Paced) {
         let interval = Duration::from_millis(load.chunk_interval_ms.into());
-        figures.paced = Some(streams::paced(rig, Pace { streams: load.streams, interval }).await?);
+        let pace = Pace { streams: load.streams, interval, pacing: load.pacing };
+        figures.paced = Some(streams::paced(rig, pace).await?);
     }
     if load.includes(Part::Flood) {
         figures.flood = Some(streams::flood(rig, load.flood_chunks).await?);

@@ -12,7 +12,7 @@ use clap::Parser;
 
 fn args(flags: &str) -> ServeArgs {
     let words = ["bench", "serve"].into_iter().chain(flags.split_whitespace());
-    let Command::Serve(args) = Cli::try_parse_from(words).unwrap().command;
+    let Command::Serve(args) = Cli::try_parse_from(words).unwrap().command else { panic!("not serve") };
     args.validate().unwrap();
     *args
 }

@@ -20,7 +20,9 @@ const SMALL: &str = "--num-prompts 10 --random-input-len 4 --random-output-len 3
 fn args(mock: &Mock, flags: &str) -> ServeArgs {
     let url = mock.url();
     let words = ["bench", "serve", "--base-url", &url].into_iter().chain(flags.split_whitespace());
-    let bench::args::Command::Serve(args) = Cli::try_parse_from(words).unwrap().command;
+    let bench::args::Command::Serve(args) = Cli::try_parse_from(words).unwrap().command else {
+        panic!("not serve")
+    };
     *args
 }
 

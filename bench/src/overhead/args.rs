@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::machine::Core;
+use super::mocks::Pacing;
 
 /// Everything `bench overhead` takes.
 #[derive(Debug, Clone, Args)]
@@ -96,6 +97,9 @@ pub struct LoadArgs {
     /// Milliseconds between two chunks of a paced stream
     #[arg(long, value_name = "MS", default_value_t = 20)]
     pub chunk_interval_ms: u32,
+    /// Which paced streams speak together
+    #[arg(long, value_enum, default_value_t = Pacing::Steps)]
+    pub pacing: Pacing,
     /// Chunks of a flooding stream
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub flood_chunks: u32,

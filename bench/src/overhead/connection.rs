@@ -3,16 +3,15 @@
 //! Knows what a good answer is (200, a chat completion, or a stream that ends with `[DONE]`) and calls everything else an
 //! error. Never sends a request twice. Next on the path: [`super::socket`].
 
-use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::sync::LazyLock;
 
-use tokio::io::AsyncWrite;
+use memchr::memmem::Finder;
 use tokio::net::TcpStream;
 
 use super::message::{MessageReader, Side};
-use super::socket::{ReadError, read_message};
+use super::socket::{ReadError, read_message, set_options, write_pieces};
 use crate::sse::{EventTooLarge, SseParser};
 
 /// Why a request counts as failed. The texts are what the report counts by, so they carry no addresses.
@@ -64,7 +63,7 @@ impl Connection {
     /// [`ExchangeError::Connect`].
     pub async fn open(address: SocketAddr) -> Result<Self, ExchangeError> {
         let stream = TcpStream::connect(address).await.map_err(ExchangeError::Connect)?;
-        stream.set_nodelay(true).map_err(ExchangeError::Connect)?;
+        set_options(&stream).map_err(ExchangeError::Connect)?;
         Ok(Self { stream, reader: MessageReader::new(Side::Response), body: Vec::new() })
     }
 
@@ -83,10 +82,11 @@ impl Connection {
         let body = &mut self.body;
         read_message(&mut self.stream, &mut self.reader, |piece| body.extend_from_slice(piece)).await?;
         self.check_status()?;
+        static COMPLETION: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"chat.completion\""));
         let body = &self.body;
         let is_completion = body.starts_with(b"{")
             && body.trim_ascii_end().ends_with(b"}")
-            && memchr::memmem::find(body, b"\"chat.completion\"").is_some();
+            && COMPLETION.find(body).is_some();
         if is_completion { Ok(()) } else { Err(ExchangeError::Answer) }
     }
 
@@ -121,17 +121,7 @@ impl Connection {
         }
     }
 
-    async fn send(&mut self, mut pieces: [IoSlice<'_>; 4]) -> Result<(), ExchangeError> {
-        let mut rest = &mut pieces[..];
-        while !rest.is_empty() {
-            let written = poll_fn(|context| Pin::new(&mut self.stream).poll_write_vectored(context, rest))
-                .await
-                .map_err(ExchangeError::Write)?;
-            if written == 0 {
-                return Err(ExchangeError::Write(io::ErrorKind::WriteZero.into()));
-            }
-            IoSlice::advance_slices(&mut rest, written);
-        }
-        Ok(())
+    async fn send(&mut self, pieces: [IoSlice<'_>; 4]) -> Result<(), ExchangeError> {
+        write_pieces(&mut self.stream, pieces).await.map_err(ExchangeError::Write)
     }
 }

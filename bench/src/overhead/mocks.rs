@@ -11,15 +11,16 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use memchr::memmem::Finder;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::message::{MessageReader, Side};
-use super::socket::{ReadError, read_message};
+use super::socket::{ReadError, read_message, set_options};
 use super::ticker::Ticker;
 use super::workload::{TAG_BYTES, TAG_MARK};
 use answers::{Answers, Endpoint};
@@ -39,14 +40,12 @@ pub enum Plan {
     Whole,
     /// With this error status.
     Status(u16),
-    /// With a stream of `chunks`, one every `interval`, spread so that `streams` of them never speak together.
+    /// With a stream of `chunks` at a pace.
     Paced {
         /// Chunks of each stream.
         chunks: u32,
-        /// Time between two of them.
-        interval: Duration,
-        /// Streams that are open together.
-        streams: u32,
+        /// When they come.
+        pace: Pace,
     },
     /// With a stream of this many chunks, each written as soon as the socket takes it.
     Flood {
@@ -55,6 +54,27 @@ pub enum Plan {
     },
     /// With the first chunk of a stream that then says nothing until the other side leaves.
     Held,
+}
+
+/// When the chunks of paced streams come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Streams that are open together, over all mocks.
+    pub streams: u32,
+    /// Time between two chunks of one.
+    pub interval: Duration,
+    /// Which streams speak together.
+    pub pacing: Pacing,
+}
+
+/// Which streams speak together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Pacing {
+    /// All of one worker, as an engine's decode step gives every running sequence its next token; the workers' steps are
+    /// spread evenly
+    Steps,
+    /// None: all chunks are spread evenly, and each wakes the router up
+    Spread,
 }
 
 /// What the mocks have counted.
@@ -79,6 +99,10 @@ pub struct Mocks {
 struct Worker {
     state: Mutex<State>,
     answers: Arc<Answers>,
+    /// Which part of an interval its steps wait for.
+    step_phase: f64,
+    /// What all mocks count their steps from.
+    epoch: Instant,
     /// Streams begun by all mocks together, which decides who speaks when.
     streams: Arc<AtomicU32>,
 }
@@ -98,8 +122,9 @@ impl Mocks {
     /// A port is taken.
     pub async fn listen(ports: &[u16]) -> anyhow::Result<Self> {
         let (answers, streams) = (Arc::new(Answers::new()), Arc::new(AtomicU32::new(0)));
+        let epoch = Instant::now();
         let mut mocks = Self { workers: Vec::new(), addresses: Vec::new() };
-        for port in ports {
+        for (number, port) in ports.iter().enumerate() {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).await.with_context(|| {
                 format!("no mock worker can listen on port {port}; --mock-ports takes others")
             })?;
@@ -111,6 +136,8 @@ impl Mocks {
                     other_requests: BTreeSet::new(),
                 }),
                 answers: Arc::clone(&answers),
+                step_phase: number as f64 / ports.len() as f64,
+                epoch,
                 streams: Arc::clone(&streams),
             });
             mocks.addresses.push(listener.local_addr()?);
@@ -197,7 +224,7 @@ async fn accept(listener: TcpListener, worker: Arc<Worker>) {
 async fn serve(mut stream: TcpStream, worker: Arc<Worker>) {
     let mut reader = MessageReader::new(Side::Request);
     let mut beginning = Vec::with_capacity(LOOKED_AT_BYTES);
-    if stream.set_nodelay(true).is_err() {
+    if set_options(&stream).is_err() {
         return;
     }
     loop {
@@ -255,9 +282,8 @@ impl Worker {
         match plan {
             Plan::Whole => stream.write_all(&answers.chat_completion).await,
             Plan::Status(status) => stream.write_all(&answers::error(status)).await,
-            Plan::Paced { chunks, interval, streams } => {
-                let turn = self.streams.fetch_add(1, Ordering::Relaxed) % streams.max(1);
-                let mut ticker = Ticker::start(interval * turn / streams.max(1), interval)?;
+            Plan::Paced { chunks, pace } => {
+                let mut ticker = Ticker::start(self.first_chunk(pace), pace.interval)?;
                 stream.write_all(&answers.stream_head).await?;
                 for _ in 0..chunks {
                     ticker.tick().await?;
@@ -284,6 +310,22 @@ impl Worker {
         }
     }
 
+    /// How long a stream that begins now waits for its first chunk.
+    fn first_chunk(&self, pace: Pace) -> Duration {
+        let interval_s = pace.interval.as_secs_f64();
+        let share = match pace.pacing {
+            Pacing::Spread => {
+                let turn = self.streams.fetch_add(1, Ordering::Relaxed) % pace.streams.max(1);
+                f64::from(turn) / f64::from(pace.streams.max(1))
+            }
+            Pacing::Steps => {
+                let steps = self.epoch.elapsed().as_secs_f64() / interval_s;
+                (self.step_phase - steps).rem_euclid(1.0)
+            }
+        };
+        pace.interval.mul_f64(share)
+    }
+
     fn note(&self, what: String) {
         let mut state = self.lock();
         if state.other_requests.len() < REMEMBERED_PATHS {
@@ -298,6 +340,7 @@ impl Worker {
 
 /// The name of the system prompt in the beginning of a body.
 fn tag(body: &[u8]) -> Option<[u8; TAG_BYTES]> {
-    let at = memchr::memmem::find(body, TAG_MARK)? + TAG_MARK.len();
+    static MARK: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(TAG_MARK));
+    let at = MARK.find(body)? + TAG_MARK.len();
     body.get(at..at + TAG_BYTES)?.try_into().ok()
 }

@@ -76,16 +76,21 @@ impl Report {
             header.push(name);
             row.push(value);
         };
+        let first = figures.rates.first();
+        if let Some(first) = first {
+            add(format!("req/s {} KB", first.kilobytes), format!("{:.0}", first.requests_per_s));
+        }
         for rate in &figures.rates {
-            add(format!("req/s {} KB", rate.kilobytes), format!("{:.0}", rate.requests_per_s));
             add(format!("CPU µs {} KB", rate.kilobytes), digits(rate.cpu_us_per_request));
-            add(format!("hit % {} KB", rate.kilobytes), whole(rate.usage.hit_percent));
         }
         if let Some(latency) = &figures.latency {
             let value = format!("{:.2}/{:.2}", latency.p50_ms, latency.p99_ms);
             add(format!("p50/p99 ms at {}/s", latency.rate_per_s), value);
         }
-        for (name, streams) in [("paced", &figures.paced), ("flooded", &figures.flood)] {
+        if let Some(first) = first {
+            add("hit %".to_owned(), whole(first.usage.hit_percent));
+        }
+        for (name, streams) in [("paced", &figures.paced), ("flooding", &figures.flood)] {
             if let Some(streams) = streams {
                 add(format!("CPU µs a {name} SSE chunk"), digits(streams.cpu_us_per_chunk));
             }
@@ -96,8 +101,7 @@ impl Report {
             [figures.rss_idle_mb, after.and_then(|after| after.rss_mb), figures.rss_end_mb].map(whole);
         add(format!("RSS MB idle → after {requests} requests → end"), stages.join(" → "));
         if let Some(idle) = &figures.idle_streams {
-            let name = format!("RSS KB an idle stream of {}", idle.streams);
-            add(name, digits(idle.rss_kb_per_stream));
+            add(format!("RSS KB an idle stream of {}", idle.streams), digits(idle.rss_kb_per_stream));
         }
         add("errors".to_owned(), self.error_count().to_string());
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
@@ -108,6 +112,15 @@ impl Report {
     /// What the row leaves out: errors by reason, and everything that makes a figure doubtful.
     pub fn remarks(&self) -> String {
         let mut text = String::new();
+        for rate in &self.figures.rates {
+            let (per_s, hits) = (rate.requests_per_s, whole(rate.usage.hit_percent));
+            let _ = writeln!(text, "{} KB: {per_s:.0} requests/s, {hits} % hits", rate.kilobytes);
+        }
+        for (name, streams) in [("paced", &self.figures.paced), ("flood", &self.figures.flood)] {
+            if let Some(Streams { streams, chunks_per_s, .. }) = streams {
+                let _ = writeln!(text, "{name}: {chunks_per_s:.0} chunks/s over {streams} streams");
+            }
+        }
         for (part, usage) in self.usages() {
             for (error, count) in &usage.errors {
                 let _ = writeln!(text, "error: {part}: {count} × {error}");

@@ -1,7 +1,7 @@
 //! CPU for each chunk of a stream: paced, as engines send tokens, and flooding, as fast as the sockets take them.
 //!
-//! A paced chunk comes alone, so its cost has a wake-up in it, a read and a write; of a flood a router may read many at
-//! once. Both contain the share of what the router does besides, such as asking for health, and a flood also its 1-KB
+//! The cost of a paced chunk has a read and a write in it, and its share of a wake-up; of a flood a router may read many
+//! chunks at once. Both contain the share of what the router does besides, such as asking for health, and a flood also its 1-KB
 //! requests. Next on the path: [`super::connection`].
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::connection::{Connection, ExchangeError};
 use super::load::{LAST_ANSWER, Lane, Load};
-use super::mocks::Plan;
+use super::mocks::{Pace, Plan};
 use super::rig::{Rig, Usage};
 use super::tally::Tally;
 use super::workload::Delivery;
@@ -33,15 +33,6 @@ pub struct Streams {
     pub usage: Usage,
 }
 
-/// How paced streams are.
-#[derive(Debug, Clone, Copy)]
-pub struct Pace {
-    /// Streams open together.
-    pub streams: u32,
-    /// Time between two chunks of one.
-    pub interval: Duration,
-}
-
 /// Measures one long stream on each of `pace.streams` connections.
 ///
 /// # Errors
@@ -51,8 +42,7 @@ pub async fn paced(rig: &Rig, pace: Pace) -> anyhow::Result<Streams> {
     // Half a second more than is watched, so that no stream ends within the window.
     let time = timing.warmup + timing.duration + Duration::from_millis(500);
     let chunks = (time.as_secs_f64() / pace.interval.as_secs_f64()).ceil() as u32;
-    let plan = Plan::Paced { chunks, interval: pace.interval, streams: pace.streams };
-    measure(rig, pace.streams as usize, plan, chunks, 1).await
+    measure(rig, pace.streams as usize, Plan::Paced { chunks, pace }, chunks, 1).await
 }
 
 /// Measures streams of `chunks` chunks, one after the other on each connection of the closed loop.

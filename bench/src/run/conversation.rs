@@ -246,7 +246,9 @@ mod tests {
     }
 
     fn writer() -> BodyWriter {
-        let Command::Serve(args) = Cli::try_parse_from(["bench", "serve"]).unwrap().command;
+        let Command::Serve(args) = Cli::try_parse_from(["bench", "serve"]).unwrap().command else {
+            panic!("not serve")
+        };
         BodyWriter::new(&args, "m")
     }
 
