@@ -9,6 +9,7 @@ use roundhouse_types::Usage;
 
 use crate::app::App;
 use crate::error::Blame;
+use crate::listener::metrics::ListenerMetrics;
 use crate::routes::Endpoint;
 
 /// From a millisecond to ten minutes: first tokens of a cached prompt and of a very long one.
@@ -24,6 +25,8 @@ pub const ATTEMPT_OUTCOMES: [&str; 8] = ["2xx", "3xx", "429", "4xx", "5xx", "fai
 /// All metrics of the router.
 pub struct Metrics {
     registry: Registry,
+    /// Of connections.
+    pub listener: ListenerMetrics,
     requests: IntCounterVec,
     errors: IntCounterVec,
     attempts: IntCounterVec,
@@ -75,6 +78,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let maker = Maker(Registry::new());
         Self {
+            listener: ListenerMetrics::new(&maker.0),
             requests: maker.counters(
                 "router_requests_total",
                 "Requests by endpoint and status; 499: the client left.",
