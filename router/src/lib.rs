@@ -5,12 +5,12 @@
 pub mod admin;
 pub mod answers;
 pub mod app;
-pub mod client_stream;
 pub mod config;
 pub mod error;
 pub mod failure_logs;
 pub mod fleet;
 pub mod hop_by_hop;
+pub mod listener;
 pub mod metrics;
 pub mod openai;
 pub mod payload;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Parser;
 use router::app::App;
 use router::config::{Cli, Command, Config, ConfigErrors, LogFormat};
-use router::serve::{Addresses, serve, stop_signal};
+use router::serve::{Addresses, Signals, serve};
 use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     };
     start_logging(&config);
     match run(config) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("router: {error:#}");
             ExitCode::FAILURE
@@ -59,12 +59,24 @@ fn start_logging(config: &Config) {
     }
 }
 
-fn run(config: Config) -> anyhow::Result<()> {
+/// Serves until a signal comes, then drains; a second one ends that at once.
+fn run(config: Config) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let stop = stop_signal()?;
-        serve(config, introduce, stop).await
-    })
+    let outcome = runtime.block_on(async {
+        let mut signals = Signals::take()?;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let serving = serve(config, introduce, async { drop(stopped.await) });
+        tokio::select! {
+            outcome = serving => outcome.map(|()| ExitCode::SUCCESS),
+            code = async {
+                signals.next().await;
+                drop(stop);
+                signals.next().await
+            } => Ok(ExitCode::from(code)),
+        }
+    });
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Says what has been started, and how to try it.

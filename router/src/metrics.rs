@@ -13,6 +13,7 @@ use router_core::{BreakerState, Worker, WorkerId};
 
 use crate::app::App;
 use crate::error::Blame;
+use crate::listener::metrics::ListenerMetrics;
 use crate::routes::Endpoint;
 
 /// From a millisecond to ten minutes: first tokens of a cached prompt and of a very long one.
@@ -66,6 +67,8 @@ struct WorkerCounters {
 /// All metrics of the router.
 pub struct Metrics {
     registry: Registry,
+    /// Of connections.
+    pub listener: ListenerMetrics,
     requests: IntCounterVec,
     /// The counters of [`Metrics::requests`] for status 200, by endpoint.
     requests_ok: [IntCounter; Endpoint::ALL.len()],
@@ -139,6 +142,7 @@ impl Default for Metrics {
             &["source"],
         );
         Self {
+            listener: ListenerMetrics::new(&maker.0),
             requests_ok: Endpoint::ALL.map(|endpoint| requests.with_label_values(&[endpoint.label(), "200"])),
             requests,
             errors: maker.counters(

@@ -8,12 +8,16 @@ use std::time::Duration;
 use anyhow::Context as _;
 use socket2::{Domain, Socket, Type};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{self, Scope};
 use crate::app::App;
 use crate::config::Config;
-use crate::stages::accept::Cores;
+use crate::listener::acceptor::Acceptor;
+use crate::listener::connection::Clients;
+use crate::listener::cores::Cores;
+use crate::listener::file_limit;
+use crate::listener::tls::Tls;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4_096;
@@ -29,7 +33,7 @@ pub struct Addresses {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Serves until `stop` resolves, then drains. `ready` is called once everything listens. Must run on a current-thread or
+/// Serves until `stop` resolves, and then for `--drain-delay` while saying that it goes; then drains. `ready` is called once everything listens. Must run on a current-thread or
 /// other tokio runtime, which then does the accepting, the probing and the admin API.
 ///
 /// # Errors
@@ -39,12 +43,18 @@ pub async fn serve(
     ready: impl FnOnce(&Arc<App>, Addresses),
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let clients = listen(config.settings.listen())?;
+    let settings = &config.settings;
+    file_limit::raise(settings.max_connections);
+    let tls = match (&settings.tls_cert, &settings.tls_key) {
+        (Some(certificate), Some(key)) => Some(Arc::new(Tls::load(certificate, key)?)),
+        _ => None,
+    };
+    let listener = listen(settings.listen())?;
     let admin = config.admin_listen.map(listen).transpose()?;
-    let metrics = config.settings.metrics_listen.map(listen).transpose()?;
+    let metrics = settings.metrics_listen.map(listen).transpose()?;
     let app = App::build(&config)?;
     let addresses = Addresses {
-        clients: clients.local_addr()?,
+        clients: listener.local_addr()?,
         admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
         metrics: metrics.as_ref().map(TcpListener::local_addr).transpose()?,
     };
@@ -54,25 +64,35 @@ pub async fn serve(
     if let Some(listener) = metrics {
         tokio::spawn(admin::serve(Arc::clone(&app), listener, Scope::MetricsOnly));
     }
-    let threads = config
-        .settings
+    if let Some(tls) = &tls {
+        tokio::spawn(Arc::clone(tls).reload());
+    }
+    let threads = settings
         .threads
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
-    let cores = Cores::start(&app, threads).context("cannot start threads")?;
+    let cores = Cores::start(threads, &app.metrics.listener).context("cannot start threads")?;
+    let acceptor = Acceptor::new(cores.spread().clone(), Arc::new(Clients { app: Arc::clone(&app), tls }));
     wait_for_workers(&app).await;
     ready(&app, addresses);
-    tokio::select! {
-        () = cores.accept(&clients) => {}
-        () = stop => {}
-    }
+    accept_until(&acceptor, &listener, stop).await;
     app.begin_draining();
-    drop(clients);
+    tracing::info!(delay = ?settings.drain_delay, "not ready any more, accepting for a while");
+    // Balancers need a moment to see that it is not ready; until then they send requests.
+    accept_until(&acceptor, &listener, tokio::time::sleep(settings.drain_delay)).await;
+    acceptor.close(listener);
     tracing::info!("draining");
-    let cut_off = cores.drain(config.settings.grace_period).await;
+    let cut_off = cores.drain(settings.grace_period).await;
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "grace period over, connections cut off");
     }
     Ok(())
+}
+
+async fn accept_until(acceptor: &Acceptor, listener: &TcpListener, event: impl Future<Output = ()>) {
+    tokio::select! {
+        () = acceptor.accept(listener) => {}
+        () = event => {}
+    }
 }
 
 /// Gives workers that are there already a moment to be found, so that the first request does not come too early.
@@ -97,17 +117,26 @@ fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     open().with_context(|| format!("cannot listen on {address}"))
 }
 
-/// Resolves on SIGTERM or SIGINT.
-///
-/// # Errors
-/// When the handlers cannot be set.
-pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
+/// SIGTERM and SIGINT, as they come.
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Takes them over from the system, which would end the process.
+    ///
+    /// # Errors
+    /// When the handlers cannot be set.
+    pub fn take() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// The exit status that a shell gives to a process which ends by the next signal: 143 for SIGTERM, 130 for SIGINT.
+    pub async fn next(&mut self) -> u8 {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = self.terminate.recv() => 143,
+            _ = self.interrupt.recv() => 130,
         }
-    })
+    }
 }

@@ -15,7 +15,7 @@ use rustls::pki_types::CertificateDer;
 
 pub use model_timeouts::ModelTimeouts;
 pub use units::{Share, TimeLimit};
-use units::{parse_bytes, parse_duration, parse_share, parse_time_limit};
+use units::{parse_bytes, parse_duration, parse_duration_or_zero, parse_share, parse_time_limit};
 pub use workers::parse_worker;
 
 use crate::transport::read_certificates;
@@ -76,6 +76,30 @@ pub struct Settings {
     /// Time for a client to send its request head, again for its body, and to take the next bytes of a reply
     #[arg(long, default_value = "60s", value_parser = parse_duration, value_name = "TIME")]
     pub client_timeout: Duration,
+
+    /// Certificate chain for TLS on the listener, in PEM; wants --tls-key. Read again when the file changes
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Private key of --tls-cert, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Client connections at once; more are answered 503 and closed. Each may need a second file for its worker
+    #[arg(long, default_value_t = 65_536)]
+    pub max_connections: usize,
+
+    /// Largest request head, and list of headers in HTTP/2. 64 KiB holds several long tokens and cookies
+    #[arg(long, default_value = "64KiB", value_parser = parse_bytes, value_name = "SIZE")]
+    pub max_header_bytes: usize,
+
+    /// Streams at once on one HTTP/2 connection
+    #[arg(long, default_value_t = 256)]
+    pub max_http2_streams: u32,
+
+    /// Time that a connection may be open without a request. Above the 60 s of most balancers, which should be first to close
+    #[arg(long, default_value = "75s", value_parser = parse_duration, value_name = "TIME")]
+    pub keep_alive_timeout: Duration,
 
     /// Time for a connection to a worker to be made. A worker that takes longer is as good as gone
     #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
@@ -145,7 +169,11 @@ pub struct Settings {
     #[arg(long, default_value = "256MiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub prefix_memory: usize,
 
-    /// Time for requests in flight to finish after SIGTERM
+    /// Time to go on accepting after SIGTERM while /readyz says 503, so that balancers notice
+    #[arg(long, default_value = "5s", value_parser = parse_duration_or_zero, value_name = "TIME")]
+    pub drain_delay: Duration,
+
+    /// Time for requests in flight to finish after SIGTERM and --drain-delay
     #[arg(long, default_value = "30s", value_parser = parse_duration, value_name = "TIME")]
     pub grace_period: Duration,
 
@@ -258,6 +286,7 @@ impl Settings {
                 errors.push(format!("{name}: must be at least 1"));
             }
         }
+        self.check_clients(&mut errors);
         if http::HeaderName::try_from(&self.session_header).is_err() {
             errors.push(format!("session-header: {:?} is no header name", self.session_header));
         }
@@ -288,6 +317,23 @@ impl Settings {
         let path = &self.probe_path;
         if !path.starts_with('/') || path.parse::<http::uri::PathAndQuery>().is_err() {
             errors.push(format!("probe-path: {path:?} is no path; write one such as /health"));
+        }
+    }
+
+    fn check_clients(&self, errors: &mut Vec<String>) {
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(_), None) => errors.push("tls-cert: needs tls-key beside it".to_owned()),
+            (None, Some(_)) => errors.push("tls-key: needs tls-cert beside it".to_owned()),
+            _ => {}
+        }
+        if !(1 << 10..=16 << 20).contains(&self.max_header_bytes) {
+            errors.push("max-header-bytes: must be from 1KiB to 16MiB".to_owned());
+        }
+        if self.max_connections == 0 {
+            errors.push("max-connections: must be at least 1".to_owned());
+        }
+        if self.max_http2_streams == 0 {
+            errors.push("max-http2-streams: must be at least 1".to_owned());
         }
     }
 

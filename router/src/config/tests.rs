@@ -115,3 +115,12 @@ fn help_names_every_policy() {
         assert!(help.contains(name), "{name}");
     }
 }
+
+#[test]
+fn certificate_and_key_come_together() {
+    for one in ["--tls-cert=a.pem", "--tls-key=a.pem"] {
+        let ConfigErrors(errors) = configure(&["--workers=a", one]).unwrap_err();
+        assert!(errors.len() == 1 && errors[0].contains("beside it"), "{errors:?}");
+    }
+    assert!(configure(&["--workers=a", "--tls-cert=a.pem", "--tls-key=b.pem"]).is_ok());
+}

@@ -26,6 +26,12 @@ pub(super) fn parse_bytes(text: &str) -> Result<usize, String> {
 
 /// `500ms`, `5s`, `2m`, `1h`; a bare number is seconds.
 pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let duration = parse_duration_or_zero(text).ok().filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| format!("{text:?} is no time; write 500ms, 5s, 2m or 1h"))
+}
+
+/// The same, and `0s` for no time at all.
+pub(super) fn parse_duration_or_zero(text: &str) -> Result<Duration, String> {
     const UNITS: &[(&str, f64)] = &[("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0)];
     let (number, factor) = UNITS
         .iter()
@@ -34,9 +40,9 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     let seconds: Option<f64> = number.trim().parse().ok();
     seconds
         .map(|seconds| seconds * factor)
-        .filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0 * 365.0)
+        .filter(|seconds| *seconds >= 0.0 && *seconds <= 86_400.0 * 365.0)
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| format!("{text:?} is no time; write 500ms, 5s, 2m or 1h"))
+        .ok_or_else(|| format!("{text:?} is no time; write 0s, 500ms, 5s, 2m or 1h"))
 }
 
 /// A time limit that can be switched off.
@@ -136,5 +142,7 @@ mod tests {
         for bad in ["", "0s", "-1s", "NaN", "inf", "5 parsecs"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
+        assert_eq!(parse_duration_or_zero("0s"), Ok(Duration::ZERO));
+        assert!(parse_duration_or_zero("-1s").is_err());
     }
 }

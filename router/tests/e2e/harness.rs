@@ -28,6 +28,9 @@ impl Router {
     /// Starts a router with `arguments` besides the ports.
     pub(crate) async fn start(arguments: &[&str]) -> Self {
         let mut all = vec!["--port=0".to_owned(), "--threads=2".to_owned()];
+        if !arguments.iter().any(|argument| argument.starts_with("--drain-delay")) {
+            all.push("--drain-delay=0s".to_owned());
+        }
         all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         let config = Cli::configure(&all, None).unwrap();
         let (tell, told) = oneshot::channel();

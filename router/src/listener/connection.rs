@@ -1,0 +1,57 @@
+//! One client's connection: finds out what it speaks, and has that served.
+//!
+//! Next: [`http1`](super::http1) or [`http2`](super::http2).
+
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+
+use super::client_stream::ClientStream;
+use super::cores::{OpenConnection, OpenStream};
+use super::socket::Socket;
+use super::tls::Tls;
+use super::{http1, http2};
+use crate::app::App;
+
+/// What all connections share.
+pub struct Clients {
+    /// The router.
+    pub app: Arc<App>,
+    /// TLS, if the listener has it.
+    pub tls: Option<Arc<Tls>>,
+}
+
+/// Serves one connection. It counts as one stream until it turns out to be HTTP/2, whose streams count each.
+pub async fn serve(
+    clients: Arc<Clients>,
+    stream: std::net::TcpStream,
+    connection: OpenConnection,
+    open: OpenStream,
+) {
+    let Ok(stream) = TcpStream::from_std(stream) else { return };
+    // Without it, small pieces wait for the acknowledgement of those before.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
+    }
+    let limit = clients.app.settings.client_timeout;
+    let socket = match &clients.tls {
+        None => Socket::from(stream),
+        Some(tls) => match tokio::time::timeout(limit, tls.accept(stream)).await {
+            Ok(Ok(stream)) => Socket::from(stream),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "no TLS handshake");
+                return;
+            }
+            Err(_) => return,
+        },
+    };
+    let http2 = socket.agreed_on_http2();
+    let stream = ClientStream::new(socket, limit);
+    // Without TLS nothing is agreed upon, so HTTP/1 is what is spoken until the first line says otherwise.
+    let stream =
+        if http2 { Some(stream) } else { http1::serve(&clients.app, stream, connection.closing()).await };
+    if let Some(stream) = stream {
+        drop(open);
+        http2::serve(&clients.app, stream, connection).await;
+    }
+}
