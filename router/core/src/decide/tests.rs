@@ -68,16 +68,17 @@ fn equal_tools_are_a_hit_for_another_conversation() {
     let (fleet, decider) = (fleet(4), decider("prefix_aware"));
     let tools = "a tool and its parameters ".repeat(100);
     let first = hashed_with_tools(Some(&tools), &"how is the weather? ".repeat(40));
-    let home = decider.decide(&fleet, &view(&first), &[]).unwrap().worker.slot;
-    let again = decider.decide(&fleet, &view(&first), &[]).unwrap();
+    let home = decider.decide(&fleet, &view(&first), Among::Untried(&[]), NOW).unwrap().worker.slot;
+    let again = decider.decide(&fleet, &view(&first), Among::Untried(&[]), NOW).unwrap();
     assert_eq!(
         (again.worker.slot, again.hit_tokens),
         (home, (2_600 + 768) / 4),
         "all tools and 12 blocks of 64"
     );
     drop(again);
-    let other =
-        decider.decide(&fleet, &view(&hashed_with_tools(Some(&tools), &"x".repeat(800))), &[]).unwrap();
+    let other = decider
+        .decide(&fleet, &view(&hashed_with_tools(Some(&tools), &"x".repeat(800))), Among::Untried(&[]), NOW)
+        .unwrap();
     assert_eq!((other.worker.slot, other.hit_tokens), (home, 2_560 / 4), "32 blocks of 64 and 2 of 256");
 }
 
