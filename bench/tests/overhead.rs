@@ -1,6 +1,6 @@
 //! `bench overhead` against its own mocks: everything is counted, and counted right. Nothing here is timed.
 
-#![allow(clippy::unwrap_used, reason = "a test's own plumbing")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::TcpListener;
 use std::process::Command;

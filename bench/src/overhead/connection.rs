@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 use tokio::net::TcpStream;
 
-use super::message::{MessageReader, Side};
+use super::message::{MessageReader, Side, StartLine};
 use super::socket::{ReadError, read_message, set_options, write_pieces};
 use crate::sse::{EventTooLarge, SseParser};
 
@@ -80,7 +80,7 @@ impl Connection {
         self.send(pieces).await?;
         self.body.clear();
         let body = &mut self.body;
-        read_message(&mut self.stream, &mut self.reader, |piece| body.extend_from_slice(piece)).await?;
+        read_message(&mut self.stream, &mut self.reader, |_, piece| body.extend_from_slice(piece)).await?;
         self.check_status()?;
         static COMPLETION: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"chat.completion\""));
         let body = &self.body;
@@ -101,7 +101,7 @@ impl Connection {
     ) -> Result<(), ExchangeError> {
         self.send(pieces).await?;
         let (mut events, mut is_done, mut too_large) = (SseParser::default(), false, Ok(()));
-        let on_body = |piece: &[u8]| {
+        let on_body = |_: &StartLine, piece: &[u8]| {
             let fed = events.feed(piece, |event| match event.data {
                 b"[DONE]" => is_done = true,
                 _ => on_chunk(),
@@ -115,7 +115,7 @@ impl Connection {
     }
 
     fn check_status(&self) -> Result<(), ExchangeError> {
-        match self.reader.status() {
+        match self.reader.start_line().status() {
             200 => Ok(()),
             status => Err(ExchangeError::Status(status)),
         }

@@ -67,6 +67,24 @@ enum Chunked {
 
 const CHUNK_SIZE: Chunked = Chunked::Size { bytes: 0, has_digit: false, in_extension: false };
 
+/// The first line of a message.
+#[derive(Debug, Default)]
+pub struct StartLine(Vec<u8>);
+
+impl StartLine {
+    /// The status of a response; 0 when it is none.
+    pub fn status(&self) -> u16 {
+        let digits = self.0.get(9..12).unwrap_or_default();
+        std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    }
+
+    /// The path of a request, without its query.
+    pub fn path(&self) -> &[u8] {
+        let target = self.0.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+        target.split(|byte| *byte == b'?').next().unwrap_or_default()
+    }
+}
+
 /// Reads one message after the other from one connection.
 #[derive(Debug)]
 pub struct MessageReader {
@@ -74,14 +92,20 @@ pub struct MessageReader {
     phase: Phase,
     /// The beginning of a head that came in pieces.
     partial_head: Vec<u8>,
-    start_line: Vec<u8>,
+    start_line: StartLine,
     closes: bool,
 }
 
 impl MessageReader {
     /// A reader at the beginning of its first message.
     pub fn new(side: Side) -> Self {
-        Self { side, phase: Phase::Head, partial_head: Vec::new(), start_line: Vec::new(), closes: false }
+        Self {
+            side,
+            phase: Phase::Head,
+            partial_head: Vec::new(),
+            start_line: StartLine::default(),
+            closes: false,
+        }
     }
 
     /// Gets ready for the next message.
@@ -100,30 +124,27 @@ impl MessageReader {
         self.closes
     }
 
-    /// The status of a response; 0 before its head is read.
-    pub fn status(&self) -> u16 {
-        let digits = self.start_line.get(9..12).unwrap_or_default();
-        std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    /// The first line of the message; empty before it is read.
+    pub fn start_line(&self) -> &StartLine {
+        &self.start_line
     }
 
-    /// The path of a request, without its query.
-    pub fn path(&self) -> &[u8] {
-        let target = self.start_line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
-        target.split(|byte| *byte == b'?').next().unwrap_or_default()
-    }
-
-    /// Reads the next bytes and hands on the pieces of the body among them.
+    /// Reads the next bytes and hands on the pieces of the body among them, each with the start line.
     ///
     /// # Errors
     /// [`Malformed`], after which the connection is of no use.
-    pub fn feed(&mut self, bytes: &[u8], mut on_body: impl FnMut(&[u8])) -> Result<Progress, Malformed> {
+    pub fn feed(
+        &mut self,
+        bytes: &[u8],
+        mut on_body: impl FnMut(&StartLine, &[u8]),
+    ) -> Result<Progress, Malformed> {
         let mut rest = bytes;
         while !rest.is_empty() {
             rest = match self.phase {
                 Phase::Head => self.read_head(rest)?,
                 Phase::Body { left_bytes } => {
                     let (piece, after) = split(rest, left_bytes);
-                    on_body(piece);
+                    on_body(&self.start_line, piece);
                     let left_bytes = left_bytes - piece.len() as u64;
                     self.phase = if left_bytes == 0 { Phase::Done } else { Phase::Body { left_bytes } };
                     after
@@ -168,8 +189,8 @@ impl MessageReader {
             Some(b"HTTP/1.0") => true,
             _ => return Err(Malformed::StartLine),
         };
-        self.start_line.clear();
-        self.start_line.extend_from_slice(start);
+        self.start_line.0.clear();
+        self.start_line.0.extend_from_slice(start);
         let (mut length, mut is_chunked) = (None, false);
         for line in lines {
             // The length of a name decides first: most headers are passed over with one comparison.
@@ -202,12 +223,12 @@ impl MessageReader {
         &mut self,
         chunked: Chunked,
         bytes: &'a [u8],
-        on_body: &mut impl FnMut(&[u8]),
+        on_body: &mut impl FnMut(&StartLine, &[u8]),
     ) -> Result<&'a [u8], Malformed> {
         let (phase, rest) = match chunked {
             Chunked::Data { left_bytes } => {
                 let (piece, rest) = split(bytes, left_bytes);
-                on_body(piece);
+                on_body(&self.start_line, piece);
                 let left_bytes = left_bytes - piece.len() as u64;
                 let next = if left_bytes == 0 { Chunked::DataEnd } else { Chunked::Data { left_bytes } };
                 (Phase::Chunked(next), rest)
@@ -295,7 +316,7 @@ mod tests {
         let mut reader = MessageReader::new(side);
         let (mut body, mut from, mut last) = (Vec::new(), 0, Ok(Progress::Partial));
         for cut in cuts.iter().copied().chain([stream.len()]) {
-            last = reader.feed(&stream[from..cut], |piece| body.extend_from_slice(piece));
+            last = reader.feed(&stream[from..cut], |_, piece| body.extend_from_slice(piece));
             if last.is_err() {
                 break;
             }
@@ -313,19 +334,22 @@ mod tests {
     fn reads_start_lines_and_lengths() {
         let mut reader = MessageReader::new(Side::Response);
         assert!(reader.is_untouched());
-        let complete = reader.feed(b"HTTP/1.1 429 Too Many\r\nContent-Length:  3 \r\n\r\nabc", |_| {});
-        assert_eq!((complete, reader.status(), reader.closes()), (Ok(Progress::Complete), 429, false));
+        let complete = reader.feed(b"HTTP/1.1 429 Too Many\r\nContent-Length:  3 \r\n\r\nabc", |_, _| {});
+        assert_eq!(
+            (complete, reader.start_line().status(), reader.closes()),
+            (Ok(Progress::Complete), 429, false)
+        );
         reader.reset();
         let closing =
-            reader.feed(b"HTTP/1.1 200 OK\r\nconnection: Close\r\ncontent-length: 0\r\n\r\n", |_| {});
+            reader.feed(b"HTTP/1.1 200 OK\r\nconnection: Close\r\ncontent-length: 0\r\n\r\n", |_, _| {});
         assert_eq!((closing, reader.closes()), (Ok(Progress::Complete), true));
 
         let mut reader = MessageReader::new(Side::Request);
         assert_eq!(
-            reader.feed(b"GET /health?x=1 HTTP/1.1\r\nhost: a\r\n\r\n", |_| {}),
+            reader.feed(b"GET /health?x=1 HTTP/1.1\r\nhost: a\r\n\r\n", |_, _| {}),
             Ok(Progress::Complete)
         );
-        assert_eq!(reader.path(), b"/health");
+        assert_eq!(reader.start_line().path(), b"/health");
     }
 
     #[test]

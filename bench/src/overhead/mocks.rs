@@ -2,10 +2,12 @@
 //!
 //! They run on the generator's thread, and a part of the measurement tells them how to answer ([`Plan`]) directly: no
 //! header or field has to survive the router for that. Each remembers the last [`CACHED_PROMPTS`] system prompts, as an
-//! engine's prefix cache would. Knows nothing of the router. Next on the path: [`answers`] and [`cache`].
+//! engine's prefix cache would. Knows nothing of the router. Next on the path: [`answers`],
+//! [`cache`] and [`tokens`].
 
 pub mod answers;
 pub mod cache;
+pub mod tokens;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,7 +21,7 @@ use memchr::memmem::Finder;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::message::{MessageReader, Side};
+use super::message::{MessageReader, Side, StartLine};
 use super::socket::{ReadError, read_message, set_options};
 use super::ticker::Ticker;
 use super::workload::{TAG_BYTES, TAG_MARK};
@@ -28,8 +30,6 @@ use cache::PromptCache;
 
 /// System prompts that each mock's cache holds: with eight prompts over four mocks, a quarter hits by chance.
 pub const CACHED_PROMPTS: usize = 2;
-/// How much of a body is looked at for its system prompt. Every router tried keeps the messages near the beginning.
-const LOOKED_AT_BYTES: usize = 2048;
 /// Unknown paths that are remembered.
 const REMEMBERED_PATHS: usize = 20;
 
@@ -223,23 +223,29 @@ async fn accept(listener: TcpListener, worker: Arc<Worker>) {
 
 async fn serve(mut stream: TcpStream, worker: Arc<Worker>) {
     let mut reader = MessageReader::new(Side::Request);
-    let mut beginning = Vec::with_capacity(LOOKED_AT_BYTES);
+    let mut beginning = Vec::new();
     if set_options(&stream).is_err() {
         return;
     }
     loop {
         beginning.clear();
-        let keep = |piece: &[u8]| {
-            let room = LOOKED_AT_BYTES - beginning.len();
+        let keep = |start_line: &StartLine, piece: &[u8]| {
+            let room = Endpoint::of(start_line.path()).looks_at_bytes() - beginning.len();
             beginning.extend_from_slice(&piece[..piece.len().min(room)]);
         };
         match read_message(&mut stream, &mut reader, keep).await {
             Ok(()) => {}
-            Err(ReadError::Malformed(error)) => return worker.note(format!("malformed request: {error}")),
+            Err(ReadError::Malformed(error)) => {
+                worker.note(format!("malformed request: {error}"));
+                let _ = stream.write_all(&answers::error(400)).await;
+                return;
+            }
             Err(_) => return,
         }
         // A router that leaves before its answer is no fault of the mock's.
-        if worker.answer(reader.path(), &beginning, &mut stream).await.is_err() || reader.closes() {
+        if worker.answer(reader.start_line().path(), &beginning, &mut stream).await.is_err()
+            || reader.closes()
+        {
             return;
         }
     }
@@ -255,6 +261,13 @@ impl Worker {
             Endpoint::Completions => {
                 self.count(body);
                 stream.write_all(&self.answers.text_completion).await
+            }
+            Endpoint::Tokens(shape) => {
+                let answer = match tokens::ids(body) {
+                    Some(ids) => answers::tokens(shape, &ids),
+                    None => answers::error(400),
+                };
+                stream.write_all(&answer).await
             }
             Endpoint::Other => {
                 let answer = self.answers.of(path);
@@ -304,7 +317,7 @@ impl Worker {
                 stream.write_all(&answers.chunk).await?;
                 // Nothing more is to come on this connection but its end.
                 let mut reader = MessageReader::new(Side::Request);
-                let _ = read_message(stream, &mut reader, |_| {}).await;
+                let _ = read_message(stream, &mut reader, |_, _| {}).await;
                 Err(io::ErrorKind::ConnectionAborted.into())
             }
         }

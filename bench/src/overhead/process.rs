@@ -22,6 +22,8 @@ pub struct CpuReading {
     task_ns: BTreeMap<(u32, u32), u64>,
     /// User and system ticks of the processes.
     ticks: u64,
+    /// Nanoseconds that the tasks were ready to run and did not, all together.
+    waited_ns: u64,
 }
 
 /// Memory of the tree.
@@ -111,11 +113,19 @@ impl CpuReading {
         for task in numbers_in(&format!("/proc/{pid}/task"))? {
             let schedstat =
                 fs::read_to_string(format!("/proc/{pid}/task/{task}/schedstat")).unwrap_or_default();
-            if let Some(ns) = schedstat.split(' ').next().and_then(|ns| ns.parse().ok()) {
+            let mut numbers = schedstat.split_ascii_whitespace().map_while(|number| number.parse().ok());
+            if let Some(ns) = numbers.next() {
                 self.task_ns.insert((pid, task), ns);
+                self.waited_ns += numbers.next().unwrap_or(0);
             }
         }
         Ok(())
+    }
+
+    /// Time between an earlier reading and this one in which tasks were ready to run and something else had their core.
+    #[must_use]
+    pub fn waited_since(&self, earlier: &Self) -> Duration {
+        Duration::from_nanos(self.waited_ns.saturating_sub(earlier.waited_ns))
     }
 
     /// CPU time between an earlier reading and this one.
@@ -184,6 +194,7 @@ mod tests {
         let reading = |tasks: &[(u32, u64)], ticks| CpuReading {
             task_ns: tasks.iter().map(|(task, ns)| ((1, *task), *ns)).collect(),
             ticks,
+            waited_ns: 0,
         };
         let before = reading(&[(1, 1_000), (2, 500)], 100);
         assert_eq!(reading(&[(1, 4_000), (2, 500), (3, 7)], 100).since(&before), Duration::from_nanos(3_007));

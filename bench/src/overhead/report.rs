@@ -65,6 +65,8 @@ pub struct Report {
 }
 
 const ABSENT: &str = "–";
+/// Waiting for a core beyond this share makes a figure doubtful.
+const DISTURBED_PERCENT: f64 = 5.0;
 
 impl Report {
     /// The row with its header.
@@ -122,18 +124,7 @@ impl Report {
             }
         }
         for (part, usage) in self.usages() {
-            for (error, count) in &usage.errors {
-                let _ = writeln!(text, "error: {part}: {count} × {error}");
-            }
-            if usage.untagged > 0 {
-                let _ =
-                    writeln!(text, "note: {part}: {} requests without their system prompt", usage.untagged);
-            }
-            let _ = writeln!(
-                text,
-                "{part}: generator and mocks took {:.0} % of their core",
-                usage.bench_busy_percent
-            );
+            text.push_str(&remarks_on(&part, usage));
         }
         if let Some(latency) = &self.figures.latency {
             let _ = writeln!(
@@ -173,6 +164,28 @@ impl Report {
         usages.extend(figures.idle_streams.iter().map(|part| named("idle", &part.usage)));
         usages
     }
+}
+
+/// What a reader of one part's figures has to know.
+fn remarks_on(part: &str, usage: &Usage) -> String {
+    let mut text = String::new();
+    for (error, count) in &usage.errors {
+        let _ = writeln!(text, "error: {part}: {count} × {error}");
+    }
+    if usage.untagged > 0 {
+        let _ = writeln!(text, "note: {part}: {} requests without their system prompt", usage.untagged);
+    }
+    let busy = usage.bench_busy_percent;
+    let _ = writeln!(text, "{part}: generator and mocks took {busy:.0} % of their core");
+    let (router, bench) = (usage.router_waited_percent.unwrap_or(0.0), usage.bench_waited_percent);
+    if router.max(bench) > DISTURBED_PERCENT {
+        let _ = writeln!(
+            text,
+            "note: {part}: not a quiet machine: the router waited for its core {router:.0} % of the time, the generator \
+             {bench:.0} %"
+        );
+    }
+    text
 }
 
 fn digits(value: Option<f64>) -> String {

@@ -70,6 +70,10 @@ pub struct Usage {
     pub router_cpu_s: Option<f64>,
     /// Share of its core that the generator and the mocks took: near 100 they were the limit.
     pub bench_busy_percent: f64,
+    /// Share of the window in which the router could have run, and something else had its core: the machine was not quiet.
+    pub router_waited_percent: Option<f64>,
+    /// The same of the generator and the mocks.
+    pub bench_waited_percent: f64,
     /// Generation requests that reached a mock: more than were sent where a router tries again.
     pub mock_requests: u64,
     /// Hits among them, in percent.
@@ -88,6 +92,14 @@ impl Rig {
     pub fn workload(&self, kilobytes: usize, delivery: Delivery) -> anyhow::Result<Workload> {
         let path = format!("{}{CHAT_PATH}", self.path_prefix);
         Ok(Workload::new(&self.authority, &path, kilobytes, delivery)?)
+    }
+
+    /// Requests to ask with whether the router is there.
+    ///
+    /// # Errors
+    /// As [`Self::workload`].
+    pub fn strangers(&self) -> anyhow::Result<Workload> {
+        Ok(Workload::of_strangers(&self.authority, &format!("{}{CHAT_PATH}", self.path_prefix))?)
     }
 
     /// Reads clocks and counters.
@@ -125,13 +137,15 @@ impl Snapshot {
         let counts = self.counts.since(earlier.counts);
         let mocks = self.mocks.since(earlier.mocks);
         let router = self.router.as_ref().zip(earlier.router.as_ref());
-        let bench = self.bench.since(&earlier.bench);
+        let percent = |time: Duration| 100.0 * time.as_secs_f64() / elapsed.as_secs_f64();
         Usage {
             seconds: elapsed.as_secs_f64(),
             requests: counts.requests,
             chunks: counts.chunks,
             router_cpu_s: router.map(|(now, then)| now.since(then).as_secs_f64()),
-            bench_busy_percent: 100.0 * bench.as_secs_f64() / elapsed.as_secs_f64(),
+            bench_busy_percent: percent(self.bench.since(&earlier.bench)),
+            router_waited_percent: router.map(|(now, then)| percent(now.waited_since(then))),
+            bench_waited_percent: percent(self.bench.waited_since(&earlier.bench)),
             mock_requests: mocks.requests,
             hit_percent: mocks.hit_percent(),
             untagged: mocks.untagged,

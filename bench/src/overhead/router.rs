@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::connection::Connection;
 use super::machine::{Core, pin_to};
 use super::rig::Rig;
-use super::workload::{Delivery, Workload};
+use super::workload::Workload;
 
 /// Pause between two questions whether the router is there.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
@@ -112,7 +112,7 @@ pub async fn wait_until_ready(
     mut launched: Option<&mut Launched>,
     limit: Duration,
 ) -> anyhow::Result<()> {
-    let workload = rig.workload(1, Delivery::Whole)?;
+    let workload = rig.strangers()?;
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(0);
     let (start, mut ready_since) = (Instant::now(), None::<Instant>);
     loop {

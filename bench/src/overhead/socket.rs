@@ -14,7 +14,7 @@ use rustix::net::sockopt::set_tcp_congestion;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::message::{Malformed, MessageReader, Progress};
+use super::message::{Malformed, MessageReader, Progress, StartLine};
 
 /// Most that one read takes: a 200-KB body comes in a few pieces.
 const READ_BYTES: usize = 128 << 10;
@@ -51,7 +51,7 @@ pub enum ReadError {
 pub async fn read_message(
     stream: &mut TcpStream,
     reader: &mut MessageReader,
-    mut on_body: impl FnMut(&[u8]),
+    mut on_body: impl FnMut(&StartLine, &[u8]),
 ) -> Result<(), ReadError> {
     reader.reset();
     while read_some(stream, reader, &mut on_body).await? == Progress::Partial {}
@@ -61,7 +61,7 @@ pub async fn read_message(
 async fn read_some(
     stream: &mut TcpStream,
     reader: &mut MessageReader,
-    on_body: &mut impl FnMut(&[u8]),
+    on_body: &mut impl FnMut(&StartLine, &[u8]),
 ) -> Result<Progress, ReadError> {
     poll_fn(|context| {
         ROOM.with_borrow_mut(|room| {

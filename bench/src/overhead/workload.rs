@@ -68,11 +68,27 @@ impl Draft {
 pub struct TooSmall(pub usize);
 
 impl Workload {
+    /// 1-KB requests that share nothing, with one another or with any workload: asking whether a router is there must not
+    /// teach it which worker has which prompt. While nothing else runs, some would give them all to one.
+    pub fn of_strangers(authority: &str, path: &str) -> Result<Self, TooSmall> {
+        Self::with_share(authority, path, 1, Delivery::Whole, 0)
+    }
+
     /// Bodies of exactly `kilobytes` × 1,024 bytes for the server with this `host` header.
     ///
     /// # Errors
     /// [`TooSmall`] for 0 KB.
     pub fn new(authority: &str, path: &str, kilobytes: usize, delivery: Delivery) -> Result<Self, TooSmall> {
+        Self::with_share(authority, path, kilobytes, delivery, SHARED_PERCENT)
+    }
+
+    fn with_share(
+        authority: &str,
+        path: &str,
+        kilobytes: usize,
+        delivery: Delivery,
+        shared_percent: usize,
+    ) -> Result<Self, TooSmall> {
         let (max_tokens, stream) = match delivery {
             Delivery::Whole => (16, false),
             Delivery::Stream { chunks } => (chunks, true),
@@ -83,7 +99,7 @@ impl Workload {
         let body_bytes = kilobytes * 1024;
         let frame_bytes = opening.len() + middle.len() + ending.len();
         let text_bytes = body_bytes.checked_sub(frame_bytes).ok_or(TooSmall(kilobytes))?;
-        let system_bytes = text_bytes * SHARED_PERCENT / 100;
+        let system_bytes = text_bytes * shared_percent / 100;
         let words_bytes = text_bytes - system_bytes - SERIAL_BYTES;
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: {authority}\r\nuser-agent: bench-overhead\r\naccept: */*\r\n\
@@ -190,6 +206,21 @@ mod tests {
             }
             assert_eq!(systems.len(), SHARED_PROMPTS);
         }
+    }
+
+    #[test]
+    fn strangers_share_nothing_but_their_frame() {
+        let workload = Workload::of_strangers("h:1", "/v1/chat/completions").unwrap();
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        let user = |body: Vec<u8>| {
+            let json: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!((body.len(), json["messages"][0]["content"].as_str()), (1024, Some("")));
+            json["messages"][1]["content"].as_str().unwrap().to_owned()
+        };
+        let (one, other) = (workload.draft(&mut rng), workload.draft(&mut rng));
+        let (one, other) = (user(body(&workload, &one)), user(body(&workload, &other)));
+        let alike = one.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+        assert!(alike < one.len() / 20, "{alike} bytes of {} are alike", one.len());
     }
 
     #[test]

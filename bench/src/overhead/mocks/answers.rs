@@ -11,9 +11,23 @@ pub enum Endpoint {
     Chat,
     /// `/v1/completions`
     Completions,
-    /// Everything that generates nothing.
+    /// Those that turn a prompt into tokens, which vLLM's router asks before it decides.
+    Tokens(TokensShape),
+    /// Everything else.
     Other,
 }
+
+/// Whose answer with tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokensShape {
+    /// `/v1/chat/completions/render`
+    Render,
+    /// `/tokenize`
+    Tokenize,
+}
+
+/// How much of a body is looked at for its system prompt. Every router tried keeps the messages near the beginning.
+const LOOKED_AT_BYTES: usize = 2048;
 
 impl Endpoint {
     /// The kind of a path.
@@ -21,7 +35,17 @@ impl Endpoint {
         match path {
             b"/v1/chat/completions" => Self::Chat,
             b"/v1/completions" => Self::Completions,
+            b"/v1/chat/completions/render" => Self::Tokens(TokensShape::Render),
+            b"/tokenize" => Self::Tokens(TokensShape::Tokenize),
             _ => Self::Other,
+        }
+    }
+
+    /// How much of a body has to be kept for the answer.
+    pub fn looks_at_bytes(self) -> usize {
+        match self {
+            Self::Tokens(_) => usize::MAX,
+            _ => LOOKED_AT_BYTES,
         }
     }
 }
@@ -92,6 +116,19 @@ impl Default for Answers {
 pub fn error(status: u16) -> Vec<u8> {
     let line = format!("{status} {}", if status == 404 { "Not Found" } else { "Mock Error" });
     whole(&line, &json!({"error": {"message": "a mock said so", "type": "mock_error", "code": status}}))
+}
+
+/// A prompt's tokens in the words of the endpoint that was asked.
+pub fn tokens(shape: TokensShape, ids: &[u32]) -> Vec<u8> {
+    let body = match shape {
+        TokensShape::Render => {
+            json!({"request_id": "chatcmpl-0123456789abcdef", "token_ids": ids, "model": "mock",
+                                      "sampling_params": {"max_tokens": 16, "temperature": 0.0}})
+        }
+        TokensShape::Tokenize => json!({"count": ids.len(), "max_model_len": 1_048_576, "tokens": ids,
+                                        "token_strs": null}),
+    };
+    whole("200 OK", &body)
 }
 
 fn facts() -> Vec<(&'static str, Vec<u8>)> {
