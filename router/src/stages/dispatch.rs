@@ -87,10 +87,11 @@ pub async fn dispatch(
 ) -> Result<Dispatched, RequestError> {
     let limits = app.time_limits.of(parsed.reading.model.as_deref());
     let deadline = Instant::now() + limits.total;
-    app.retry_budget.count_request(app.now());
+    let mut now = app.now();
+    app.retry_budget.count_request(now);
     let mut retries = Retries::default();
     let begun = loop {
-        let picked = match pick(app, &parsed, retries.among()) {
+        let picked = match pick(app, &parsed, retries.among(), now) {
             Ok(picked) => picked,
             // Nobody is left: what the last one said is the answer, if one was asked at all.
             Err(error) => break retries.give_up().unwrap_or(Err(error.into()))?,
@@ -104,6 +105,7 @@ pub async fn dispatch(
             Some(wait) => tokio::time::sleep(wait).await,
             None => break retries.give_up().expect("it has just been given a failure")?,
         }
+        now = app.now();
     };
     Ok(Dispatched { begun, limits, deadline, reading: parsed.reading, permit: parsed.permit })
 }
@@ -171,7 +173,7 @@ fn answered(
         // That it has enough to do is no failure.
         worker.health.cool(now, retry_after.unwrap_or(BUSY_COOLING));
     } else {
-        trial.fail(now, rand::random());
+        app.report_failure(worker.id(), trial);
         if let (StatusCode::SERVICE_UNAVAILABLE, Some(how_long)) = (status, retry_after) {
             worker.health.cool(now, how_long);
         }
@@ -200,7 +202,7 @@ fn lost(
     drop(lease);
     // That a request took longer than it may, or that the worker left, is no sign of a sick worker.
     if !own && !matches!(source, TransportError::Total { .. } | TransportError::Left) {
-        trial.fail(now, rand::random());
+        app.report_failure(worker.id(), trial);
     }
     if !own && source.is_unreachable() {
         app.fleet.report_unreachable(&worker, &app.decider);
