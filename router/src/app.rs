@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use http::HeaderName;
 use router_core::prefix::tree::TreeLimits;
 use router_core::token_ratio::TokenRatios;
-use router_core::{Decider, RetryBudget, policy};
+use router_core::{Decider, RetryBudget, Trial, WorkerId, policy};
 
 use crate::config::{Config, Settings};
 use crate::failure_logs::FailureLogs;
@@ -107,6 +107,13 @@ impl App {
     #[must_use]
     pub fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// A worker has failed an attempt.
+    pub fn report_failure(&self, worker: &WorkerId, trial: Trial) {
+        if trial.fail(self.now(), rand::random()) {
+            tracing::warn!(%worker, "worker fails; its breaker has opened");
+        }
     }
 
     /// Whether the router is on its way out.

@@ -53,6 +53,9 @@ type Probe = Pin<Box<dyn Future<Output = (u32, Result<(), ProbeError>)> + Send>>
 
 impl Prober {
     /// A prober of `upstream`. What it finds out goes to the worker's state; `decider` forgets a worker that is down.
+    ///
+    /// # Panics
+    /// When the probe's path is none; [`Settings::check`] makes sure that it is.
     #[must_use]
     pub fn new(
         upstream: Arc<Upstream>,
@@ -64,7 +67,7 @@ impl Prober {
             upstream,
             decider,
             started,
-            path: settings.probe_path.parse().unwrap_or_else(|_| Uri::from_static("/health")),
+            path: settings.probe_path.parse().expect("checked with the configuration"),
             limit: settings.probe_timeout,
             interval: settings.probe_interval,
             interval_down: settings.probe_interval_down,

@@ -223,14 +223,16 @@ impl Trial {
         }
     }
 
-    /// The worker failed. `draw` is from 0 to 1.
-    pub fn fail(self, now: Duration, draw: f64) {
+    /// The worker failed. `draw` is from 0 to 1. Returns whether that opened the breaker.
+    pub fn fail(self, now: Duration, draw: f64) -> bool {
         let health = &self.health;
         let mut breaker = health.lock();
         health.window.add_marked(now);
         let in_a_row = health.in_a_row.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        let before = breaker.era;
         breaker.fail(self.pass, now, health.window.read(now), in_a_row, draw);
         health.show(&breaker);
+        breaker.era != before
     }
 
     fn close_breaker(&self) {

@@ -75,10 +75,11 @@ pub async fn dispatch(
 ) -> Result<Dispatched, RequestError> {
     let limits = app.time_limits.of(parsed.reading.model.as_deref());
     let deadline = Instant::now() + limits.total;
-    app.retry_budget.count_request(app.now());
+    let mut now = app.now();
+    app.retry_budget.count_request(now);
     let mut retries = Retries::default();
     let begun = loop {
-        let picked = match pick(app, &parsed, retries.among()) {
+        let picked = match pick(app, &parsed, retries.among(), now) {
             Ok(picked) => picked,
             // Nobody is left: what the last one said is the answer, if one was asked at all.
             Err(error) => break retries.give_up().unwrap_or(Err(error.into()))?,
@@ -92,6 +93,7 @@ pub async fn dispatch(
             Some(wait) => tokio::time::sleep(wait).await,
             None => break retries.give_up().expect("it has just been given a failure")?,
         }
+        now = app.now();
     };
     Ok(Dispatched { begun, limits, deadline, reading: parsed.reading, permit: parsed.permit })
 }
@@ -159,7 +161,7 @@ fn answered(
         // That it has enough to do is no failure.
         worker.health.cool(now, retry_after.unwrap_or(BUSY_COOLING));
     } else {
-        trial.fail(now, rand::random());
+        app.report_failure(worker.id(), trial);
         if let (StatusCode::SERVICE_UNAVAILABLE, Some(how_long)) = (status, retry_after) {
             worker.health.cool(now, how_long);
         }
@@ -196,7 +198,7 @@ fn lost(
             | TransportError::Refused(_)
     );
     if !own && !says_nothing {
-        trial.fail(now, rand::random());
+        app.report_failure(worker.id(), trial);
     }
     if !own && source.is_unreachable() {
         app.fleet.report_unreachable(&worker, &app.decider);

@@ -3,6 +3,7 @@
 //! Next: [`dispatch`](super::dispatch), which comes back here for another worker when an attempt failed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use router_core::{Among, Decided, PickError};
 
@@ -18,13 +19,13 @@ pub struct Picked {
     pub upstream: Option<Arc<Upstream>>,
 }
 
-/// Picks a worker `among` those that are left.
+/// Picks a worker `among` those that are left, as things stand `now`.
 ///
 /// # Errors
 /// [`PickError`] when there is none.
-pub fn pick(app: &App, parsed: &Parsed, among: Among<'_>) -> Result<Picked, PickError> {
+pub fn pick(app: &App, parsed: &Parsed, among: Among<'_>, now: Duration) -> Result<Picked, PickError> {
     let roster = app.fleet.roster();
-    let decided = app.decider.decide(&roster.snapshot, &parsed.reading.view(), among, app.now())?;
+    let decided = app.decider.decide(&roster.snapshot, &parsed.reading.view(), among, now)?;
     let upstream = roster.upstream(&decided.worker);
     Ok(Picked { decided, upstream })
 }

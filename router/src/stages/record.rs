@@ -151,12 +151,11 @@ impl Recorder {
             Outcome::Broken(error) => {
                 metrics.error(Blame::Worker);
                 // That a reply takes longer than a request may is no sign of a sick worker.
-                if let (Some(trial), false) =
-                    (self.trial.take(), matches!(error, TransportError::Total { .. }))
-                {
-                    trial.fail(app.now(), rand::random());
-                }
+                let trial = self.trial.take().filter(|_| !matches!(error, TransportError::Total { .. }));
                 if let Some(worker) = &self.worker {
+                    if let Some(trial) = trial {
+                        app.report_failure(worker.id(), trial);
+                    }
                     metrics.attempt(worker, AttemptOutcome::Broken);
                     tracing::warn!(worker = %worker.id(), %error, "stream broke");
                 }

@@ -86,7 +86,7 @@ async fn up(admin: SocketAddr) -> Vec<bool> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_that_are_killed_and_come_back_cost_nobody_an_answer() {
-    let mut workers = vec![Process::worker(0).await, Process::worker(0).await];
+    let mut workers = [Process::worker(0).await, Process::worker(0).await];
     let router = Process::router(&[&workers[0], &workers[1]]).await;
     let (clients, admin) = (router.addresses[0], *router.addresses.last().unwrap());
     until("both are up", || async { up(admin).await == [true, true] }).await;

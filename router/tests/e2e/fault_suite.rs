@@ -210,12 +210,14 @@ async fn hangs_before_the_first_byte() {
         let (bad, good) = (bad_worker(acts).await, good_worker().await);
         let router = start(&[&bad, &good], &["--model-timeouts=m first-byte=200ms"]).await;
         let account = send(router.address, REQUESTS).await;
-        let late = bad.seen().len();
+        // On a busy machine the good worker may be late as well.
+        let late = REQUESTS - account.answered;
         let errors = BTreeMap::from([((504, "worker_timeout".to_owned()), late)]);
         assert_eq!(account, Account { answered: REQUESTS - late, errors, ..Account::default() });
-        assert!((1..REQUESTS / 2).contains(&late), "the breaker has opened: {late}");
-        assert_eq!(good.seen().len(), REQUESTS - late, "a prompt never runs twice");
+        assert!(late >= bad.seen().len() && account.answered <= good.seen().len(), "{account:?}");
+        assert!(bad.seen().len() + good.seen().len() <= REQUESTS, "a prompt never runs twice");
         assert_eq!(router.metric("router_retries_total").await, 0.0);
+        assert!(router.metric("router_worker_breaker{worker=\"w0\"}").await > 0.0);
         account.matches_metrics(&router).await;
     }
 }
@@ -325,7 +327,8 @@ async fn all_dead_and_back() {
     let (one, two) = (good_worker().await, good_worker().await);
     let addresses = [one.address, two.address];
     let router = start(&[&one, &two], &[]).await;
-    drop((one, two));
+    one.kill().await;
+    two.kill().await;
     // The first ones find out, and are told the same as the others.
     let dead = send(router.address, REQUESTS).await;
     let errors = BTreeMap::from([((503, "no_worker_available".to_owned()), REQUESTS)]);

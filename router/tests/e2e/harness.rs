@@ -253,7 +253,7 @@ impl MockWorker {
         models: &'static [&'static str],
         script: impl Fn(&Seen) -> Vec<Act> + Send + Sync + 'static,
     ) -> Self {
-        let listener = TcpListener::bind(address).await.unwrap();
+        let listener = bind(address).await;
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (script, log): (Script, _) = (Arc::new(script), Arc::clone(&seen));
@@ -271,10 +271,33 @@ impl MockWorker {
         Self::start(models, move |_| vec![Act::Write(reply.clone())]).await
     }
 
+    /// Kills it, and waits until nobody listens there any more. Connections to it are closed.
+    pub(crate) async fn kill(self) {
+        let address = self.address;
+        drop(self);
+        until("nobody listens", || async { TcpStream::connect(address).await.is_err() }).await;
+    }
+
     /// The POSTs it has seen.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
+}
+
+/// Listens at `address`, where an earlier listener may not have gone yet.
+async fn bind(address: SocketAddr) -> TcpListener {
+    let bound = async {
+        loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => return listener,
+                Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                Err(error) => panic!("{address}: {error}"),
+            }
+        }
+    };
+    tokio::time::timeout(LIMIT, bound).await.expect("the address becomes free")
 }
 
 /// The `--workers` argument for some mock workers.
