@@ -12,6 +12,7 @@ use router_core::{Decider, policy};
 use crate::config::{Config, Settings};
 use crate::failure_logs::FailureLogs;
 use crate::fleet::{FleetError, FleetService};
+use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::routes::Routes;
 use crate::stages::admit::Admission;
@@ -30,6 +31,8 @@ pub struct App {
     pub ratios: TokenRatios,
     /// What operators see.
     pub metrics: Metrics,
+    /// Who may come in.
+    pub keys: Keys,
     /// Stage 2.
     pub admission: Admission,
     /// Stage 3.
@@ -74,9 +77,14 @@ impl App {
         let app = Arc::new(Self {
             fleet: FleetService::new(
                 &settings,
-                Connector::new(settings.connect_timeout, config.worker_authorities.clone()),
+                Connector::new(
+                    settings.connect_timeout,
+                    config.worker_authorities.clone(),
+                    config.worker_keys.clone(),
+                ),
             ),
             decider,
+            keys: config.keys.clone(),
             ratios: TokenRatios::default(),
             metrics: Metrics::default(),
             admission: Admission::new(
@@ -91,6 +99,7 @@ impl App {
             draining: AtomicBool::new(false),
             settings,
         });
+        app.keys.keep_fresh();
         app.fleet.set(&config.workers, &app.decider)?;
         Ok(app)
     }

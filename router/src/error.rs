@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use router_core::{PickError, WorkerId};
 use serde_json::json;
 
+use crate::keys::Unauthorized;
 use crate::stages::relay::RelayBody;
 use crate::transport::TransportError;
 
@@ -64,6 +65,9 @@ pub enum RequestError {
     /// The client's connection broke while its body was read.
     #[error("request body could not be read: {0}")]
     BodyBroken(#[source] hyper::Error),
+    /// The client may not come in.
+    #[error(transparent)]
+    Unauthorized(#[from] Unauthorized),
     /// Nothing is served at this path.
     #[error("no such endpoint: {path}; this router serves POST /v1/… and /generate, GET /v1/models, /health")]
     NotFound {
@@ -109,6 +113,7 @@ impl RequestError {
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Self::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Pick(PickError::NoneUsable { .. } | PickError::AllTried { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
@@ -134,6 +139,7 @@ impl RequestError {
     fn kind(&self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
+            Self::Unauthorized(_) => ("invalid_request_error", Some("invalid_api_key")),
             Self::Overloaded { .. } => ("rate_limit_error", Some("router_overloaded")),
             Self::Pick(_) => ("service_unavailable_error", Some("no_worker_available")),
             Self::Worker { source, .. } if source.is_timeout() => ("server_error", Some("worker_timeout")),
@@ -164,6 +170,9 @@ impl RequestError {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(seconds) = self.retry_after() {
             headers.insert(header::RETRY_AFTER, seconds);
+        }
+        if let Self::Unauthorized(_) = self {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Self::MethodNotAllowed { allowed, .. } = self {
             headers.insert(header::ALLOW, HeaderValue::from_static(allowed));

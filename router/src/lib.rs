@@ -10,6 +10,7 @@ pub mod config;
 pub mod error;
 pub mod failure_logs;
 pub mod fleet;
+pub mod keys;
 pub mod metrics;
 pub mod openai;
 pub mod payload;

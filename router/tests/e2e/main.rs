@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod canary;
 mod faults;
 mod harness;
+mod keys;
 mod proxy;
 mod routing;
 mod upstream;
