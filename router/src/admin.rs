@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -73,6 +73,11 @@ pub async fn serve(app: Arc<App>, listener: TcpListener, scope: Scope) {
 async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Response<RelayBody> {
     let (head, body) = request.into_parts();
     let path = head.uri.path();
+    if let (Scope::Admin, Err(reason)) = (scope, app.keys.authorize_admin(&head.headers)) {
+        let mut response = error(StatusCode::UNAUTHORIZED, &reason.to_string());
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        return response;
+    }
     match (&head.method, path) {
         (&Method::GET, "/metrics") => {
             respond(StatusCode::OK, "text/plain; version=0.0.4", app.metrics.render(app))

@@ -12,6 +12,7 @@ use router_core::{Decider, RetryBudget, Trial, WorkerId, policy};
 use crate::config::{Config, Settings};
 use crate::failure_logs::FailureLogs;
 use crate::fleet::{FleetError, FleetService};
+use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::openai::scan::ScanConfig;
 use crate::routes::Routes;
@@ -32,6 +33,8 @@ pub struct App {
     pub ratios: TokenRatios,
     /// What operators see.
     pub metrics: Metrics,
+    /// Who may come in.
+    pub keys: Keys,
     /// Stage 2.
     pub admission: Admission,
     /// How long a request may take.
@@ -83,10 +86,15 @@ impl App {
         let app = Arc::new(Self {
             fleet: FleetService::new(
                 &settings,
-                Connector::new(settings.connect_timeout, config.worker_authorities.clone()),
+                Connector::new(
+                    settings.connect_timeout,
+                    config.worker_authorities.clone(),
+                    config.worker_keys.clone(),
+                ),
                 started,
             ),
             decider,
+            keys: config.keys.clone(),
             ratios: TokenRatios::default(),
             metrics: Metrics::default(),
             admission: Admission::new(settings.max_in_flight, settings.max_queue, settings.queue_timeout),
@@ -99,6 +107,7 @@ impl App {
             draining: AtomicBool::new(false),
             settings,
         });
+        app.keys.keep_fresh();
         app.fleet.set(&config.workers, &app.decider)?;
         Ok(app)
     }

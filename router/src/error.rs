@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use router_core::{PickError, WorkerId};
 use serde_json::json;
 
+use crate::keys::Unauthorized;
 use crate::openai::scan::{BodyError, SyntaxError};
 use crate::stages::relay::RelayBody;
 use crate::transport::TransportError;
@@ -65,6 +66,9 @@ pub enum RequestError {
     /// The client's connection broke while its body was read.
     #[error("request body could not be read: {0}")]
     BodyBroken(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The client may not come in.
+    #[error(transparent)]
+    Unauthorized(#[from] Unauthorized),
     /// Nothing is served at this path.
     #[error("no such endpoint: {path}; this router serves POST /v1/… and /generate, GET /v1/models, /health")]
     NotFound {
@@ -140,6 +144,7 @@ impl RequestError {
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Self::Overloaded { .. } | Self::QueueTimeout { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Pick(_) | Self::Unreachable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Worker { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
@@ -162,6 +167,7 @@ impl RequestError {
     fn kind(&self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
+            Self::Unauthorized(_) => ("invalid_request_error", Some("invalid_api_key")),
             Self::Overloaded { .. } | Self::QueueTimeout { .. } => {
                 ("rate_limit_error", Some("router_overloaded"))
             }
@@ -197,6 +203,9 @@ impl RequestError {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(seconds) = self.retry_after() {
             headers.insert(header::RETRY_AFTER, seconds);
+        }
+        if let Self::Unauthorized(_) = self {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Self::MethodNotAllowed { allowed, .. } = self {
             headers.insert(header::ALLOW, HeaderValue::from_static(allowed));

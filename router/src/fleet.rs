@@ -177,7 +177,7 @@ impl FleetService {
         if embedded(spec) {
             return start_embedded(spec, desired.iter().filter(|spec| embedded(spec)).count());
         }
-        match self.connector.transport(&spec.address, None) {
+        match self.connector.transport(spec) {
             Ok(transport) => Ok(Arc::new(transport)),
             Err(source) => Err(FleetError::Address { id: spec.id.to_string(), source }),
         }

@@ -51,7 +51,7 @@ fn complain(errors: &ConfigErrors) -> ExitCode {
 }
 
 fn start_logging(config: &Config) {
-    let filter = EnvFilter::new(&config.settings.log_level);
+    let filter = EnvFilter::new(config.settings.log_filter());
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match config.settings.log_format {
         LogFormat::Text => logs.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),

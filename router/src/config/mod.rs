@@ -7,7 +7,8 @@ mod units;
 mod workers;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use router_core::{WorkerSpec, policy};
@@ -16,8 +17,9 @@ use rustls::pki_types::CertificateDer;
 pub use model_timeouts::ModelTimeouts;
 pub use units::{Share, TimeLimit};
 use units::{parse_bytes, parse_duration, parse_duration_or_zero, parse_share, parse_time_limit};
-pub use workers::parse_worker;
+pub use workers::{is_worker_id, parse_worker};
 
+use crate::keys::{KeyFile, Keys, WorkerKeys};
 use crate::transport::read_certificates;
 
 /// All knobs of the router.
@@ -43,6 +45,11 @@ pub struct Settings {
     /// Admin listener, ADDRESS:PORT or `off` [default: 127.0.0.1, the port after --port]
     #[arg(long, value_name = "ADDRESS")]
     pub admin_listen: Option<String>,
+
+    /// File of keys, one a line, that operators must send as `Authorization: Bearer KEY`. Without, the admin listener is
+    /// refused anywhere but on loopback
+    #[arg(long, value_name = "FILE")]
+    pub admin_key_file: Option<PathBuf>,
 
     /// A listener for /metrics alone, for scrapers that must not reach the admin listener
     #[arg(long, value_name = "ADDRESS")]
@@ -114,6 +121,14 @@ pub struct Settings {
     #[arg(long, default_value = "off", value_parser = parse_time_limit, value_name = "TIME|off")]
     pub first_byte_timeout: TimeLimit,
 
+    /// File of keys, one a line, of which clients must send one as `Authorization: Bearer KEY`; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+
+    /// File with the key to show to all workers, or lines `ID=KEY`. A client's own goes first, unless --api-key-file is set
+    #[arg(long, value_name = "FILE")]
+    pub worker_api_key_file: Option<PathBuf>,
+
     /// Time that a reply may stand still between two pieces of it. Long, since an engine under load may retract
     #[arg(long, default_value = "300s", value_parser = parse_duration, value_name = "TIME")]
     pub idle_timeout: Duration,
@@ -177,7 +192,7 @@ pub struct Settings {
     #[arg(long, default_value = "30s", value_parser = parse_duration, value_name = "TIME")]
     pub grace_period: Duration,
 
-    /// What to log: error, warn, info, debug, or a filter such as router=debug
+    /// What the router is to log of itself: off, error, warn, info, debug or trace; or a filter such as router=debug,h2=info
     #[arg(long, default_value = "info", value_name = "FILTER")]
     pub log_level: String,
 
@@ -246,6 +261,10 @@ pub struct Config {
     pub workers: Vec<WorkerSpec>,
     /// Where the admin listener goes, if anywhere.
     pub admin_listen: Option<SocketAddr>,
+    /// Who must show which key.
+    pub keys: Keys,
+    /// What workers are shown.
+    pub worker_keys: WorkerKeys,
     /// Who may sign workers' certificates, besides whom the system trusts.
     pub worker_authorities: Vec<CertificateDer<'static>>,
     /// Time limits of single models.
@@ -255,7 +274,33 @@ pub struct Config {
 /// A worker that is down is asked at least this often.
 const LONGEST_PROBE_INTERVAL_DOWN: Duration = Duration::from_millis(500);
 
+/// The words that `--log-level` may be.
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+/// What such a word is about.
+const OUR_CRATES: [&str; 6] =
+    ["router", "router_core", "roundhouse_types", "roundhouse_text", "worker", "worker_core"];
+
 impl Settings {
+    /// The filter that the log is to have. A word is about our own crates: libraries, which would tell of every frame and
+    /// header, say no more than warnings.
+    #[must_use]
+    pub fn log_filter(&self) -> String {
+        let level = self.log_level.as_str();
+        if !LOG_LEVELS.contains(&level) {
+            return self.log_level.clone();
+        }
+        let libraries = if matches!(level, "off" | "error") { level } else { "warn" };
+        let ours = OUR_CRATES.map(|name| format!("{name}={level}"));
+        format!("{libraries},{}", ours.join(","))
+    }
+
+    /// A filter would take any word for the name of a library.
+    fn log_level_is_known(&self) -> bool {
+        LOG_LEVELS.contains(&self.log_level.as_str())
+            || (self.log_level.contains('=')
+                && tracing_subscriber::EnvFilter::try_new(&self.log_level).is_ok())
+    }
+
     /// Where clients are served.
     #[must_use]
     pub fn listen(&self) -> SocketAddr {
@@ -275,11 +320,7 @@ impl Settings {
         let workers = workers::parse_workers(&self.workers, &mut errors);
         let model_timeouts = model_timeouts::parse_model_timeouts(&self.model_timeouts, &mut errors);
         let admin_listen = self.check_listeners(&mut errors);
-        let worker_authorities = self.worker_ca.as_deref().map(read_authorities).transpose();
-        let worker_authorities = worker_authorities.unwrap_or_else(|error| {
-            errors.push(error);
-            None
-        });
+        let files = Files::open(&self, &mut errors);
         self.check_probes(&mut errors);
         for (name, value) in [("threads", self.threads), ("max-in-flight", Some(self.max_in_flight))] {
             if value == Some(0) {
@@ -290,18 +331,22 @@ impl Settings {
         if http::HeaderName::try_from(&self.session_header).is_err() {
             errors.push(format!("session-header: {:?} is no header name", self.session_header));
         }
-        if tracing_subscriber::EnvFilter::try_new(&self.log_level).is_err() {
+        if !self.log_level_is_known() {
             errors.push(format!(
-                "log-level: {:?} is no filter; try error, warn, info or debug",
-                self.log_level
+                "log-level: {:?} is no filter; write {} or a filter such as router=debug",
+                self.log_level,
+                LOG_LEVELS.join(", ")
             ));
         }
         if errors.is_empty() {
+            let Files { keys, worker_keys, worker_authorities } = files;
             Ok(Config {
                 settings: self,
                 workers,
                 admin_listen,
-                worker_authorities: worker_authorities.unwrap_or_default(),
+                keys,
+                worker_keys,
+                worker_authorities,
                 model_timeouts,
             })
         } else {
@@ -359,9 +404,9 @@ impl Settings {
                 }
             },
         };
-        if let Some(admin) = admin.filter(|admin| !admin.ip().is_loopback()) {
-            // It can remove workers, and has no key yet.
-            errors.push(format!("admin-listen: {admin} is not loopback, and the admin listener has no key"));
+        if let (Some(admin), None) = (admin.filter(|admin| !admin.ip().is_loopback()), &self.admin_key_file) {
+            // It can remove workers.
+            errors.push(format!("admin-listen: {admin} is not loopback; that wants an --admin-key-file"));
         }
         let named =
             [("port", Some(self.listen())), ("admin-listen", admin), ("metrics-listen", self.metrics_listen)];
@@ -379,10 +424,45 @@ impl Settings {
     }
 }
 
-fn read_authorities(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = std::fs::read(path).map_err(|error| format!("cannot be read: {error}"));
-    let found = read.and_then(|pem| read_certificates(&pem));
-    found.map_err(|error| format!("worker-ca: {} {error}", path.display()))
+/// What the files hold that the knobs name.
+struct Files {
+    keys: Keys,
+    worker_keys: WorkerKeys,
+    worker_authorities: Vec<CertificateDer<'static>>,
+}
+
+impl Files {
+    /// Reads all of them; what is wrong goes to `errors`.
+    fn open(settings: &Settings, errors: &mut Vec<String>) -> Self {
+        let key_file = |path: &Path| KeyFile::open(path).map(Arc::new);
+        let certificates = |path: &Path| {
+            let pem = std::fs::read(path).map_err(|error| format!("cannot be read: {error}"));
+            let found = pem.and_then(|pem| read_certificates(&pem));
+            found.map_err(|error| format!("{} {error}", path.display()))
+        };
+        let keys = Keys {
+            clients: read("api-key-file", settings.api_key_file.as_ref(), errors, key_file),
+            admins: read("admin-key-file", settings.admin_key_file.as_ref(), errors, key_file),
+        };
+        let of_workers = settings.worker_api_key_file.as_ref();
+        let worker_keys = read("worker-api-key-file", of_workers, errors, WorkerKeys::open);
+        let worker_authorities = read("worker-ca", settings.worker_ca.as_ref(), errors, certificates);
+        Self {
+            keys,
+            worker_keys: worker_keys.unwrap_or_default(),
+            worker_authorities: worker_authorities.unwrap_or_default(),
+        }
+    }
+}
+
+fn read<T>(
+    name: &str,
+    path: Option<&PathBuf>,
+    errors: &mut Vec<String>,
+    open: impl FnOnce(&Path) -> Result<T, String>,
+) -> Option<T> {
+    let opened = open(path?);
+    opened.map_err(|error| errors.push(format!("{name}: {error}"))).ok()
 }
 
 impl Cli {

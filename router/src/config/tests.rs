@@ -109,6 +109,19 @@ fn the_admin_listener_can_be_off() {
 }
 
 #[test]
+fn a_log_level_is_about_the_router_and_a_filter_about_what_it_names() {
+    let filter =
+        |level: &str| configure(&["--workers=a", "--log-level", level]).map(|c| c.settings.log_filter());
+    let trace = filter("trace").unwrap();
+    assert!(trace.starts_with("warn,router=trace,router_core=trace"), "{trace}");
+    assert!(filter("error").unwrap().starts_with("error,router=error"));
+    assert_eq!(filter("router=debug,h2=trace").unwrap(), "router=debug,h2=trace");
+    for wrong in ["verbose", "inof", "", "router=loud"] {
+        assert!(filter(wrong).unwrap_err().0[0].contains("error, warn, info"), "{wrong}");
+    }
+}
+
+#[test]
 fn help_names_every_policy() {
     let help = <Cli as clap::CommandFactory>::command().render_long_help().to_string();
     for (name, _) in policy::policies() {

@@ -38,11 +38,17 @@ pub fn parse_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> 
         Some((id, address)) if !id.contains(['/', ':']) => (id.trim(), address.trim()),
         _ => (default_id, text),
     };
-    let name_is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if id.is_empty() || id.len() > 64 || !id.chars().all(name_is_plain) {
+    if !is_worker_id(id) {
         return Err(format!("{id:?} is no id; take up to 64 letters, digits, '-', '_' and '.'"));
     }
     Ok(WorkerSpec { id: WorkerId::new(id), address: normalise(address)? })
+}
+
+/// Whether a worker can have this name.
+#[must_use]
+pub fn is_worker_id(id: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !id.is_empty() && id.len() <= 64 && id.chars().all(is_plain)
 }
 
 fn normalise(address: &str) -> Result<String, String> {

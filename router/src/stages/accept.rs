@@ -26,6 +26,11 @@ pub async fn serve(app: &Arc<App>, mut request: Request<Incoming>) -> Response<R
     }
     let id = request.headers().get(REQUEST_ID).cloned();
     let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id);
+    if let Err(error) = app.keys.authorize(endpoint, request.headers_mut()) {
+        let error = RequestError::from(error);
+        recorder.fail(&error);
+        return error.response();
+    }
     let outcome = match understanding {
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),
         Some(understanding) => match forward(app, request, understanding, &mut recorder).await {

@@ -2,11 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod canary;
 mod fault_processes;
 mod fault_suite;
 mod faults;
 mod faults_health;
 mod harness;
+mod keys;
 mod proxy;
 mod routing;
 mod upstream;

@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
+use router::keys::WorkerKeys;
 use router::payload::Payload;
 use router::transport::{Connector, HttpTransport, Transport, TransportError, UpstreamBody};
+use router_core::{WorkerId, WorkerSpec};
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -119,8 +122,7 @@ impl RawWorker {
     }
 
     fn transport(&self) -> HttpTransport {
-        let connector = Connector::new(Duration::from_secs(5), Vec::new());
-        connector.transport(&format!("http://{}", self.address), None).unwrap()
+        transport(&format!("http://{}", self.address), Vec::new())
     }
 }
 
@@ -137,6 +139,12 @@ impl Client {
         self.0.write_all(&request).await.unwrap();
         tokio::time::timeout(LIMIT, read_reply(&mut self.0)).await.expect("the reply came in time")
     }
+}
+
+/// A way to `address` that trusts `authorities`.
+pub(crate) fn transport(address: &str, authorities: Vec<CertificateDer<'static>>) -> HttpTransport {
+    let connector = Connector::new(Duration::from_secs(5), authorities, WorkerKeys::default());
+    connector.transport(&WorkerSpec { id: WorkerId::new("w0"), address: address.to_owned() }).unwrap()
 }
 
 pub(crate) fn post(body: &str) -> Request<Payload> {

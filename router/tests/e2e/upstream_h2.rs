@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use router::transport::{Connector, HttpTransport, Transport, TransportError, read_certificates};
+use router::transport::{HttpTransport, Transport, TransportError, read_certificates};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio_rustls::TlsAcceptor;
@@ -34,7 +34,7 @@ type Pieces = mpsc::Receiver<Bytes>;
 
 /// What a worker does: answers a POST with pieces as they come.
 #[derive(Clone)]
-struct Engine {
+pub(crate) struct Engine {
     seen: Arc<Mutex<Vec<Seen>>>,
     connections: Arc<AtomicUsize>,
     pieces: Arc<dyn Fn(usize) -> Pieces + Send + Sync>,
@@ -43,11 +43,15 @@ struct Engine {
     tls: Option<TlsAcceptor>,
 }
 
-/// One piece, `ok`.
-fn ok(_: usize) -> Pieces {
+/// One piece.
+fn whole(text: &'static str) -> Pieces {
     let (send, pieces) = mpsc::channel(1);
-    send.try_send(Bytes::from_static(b"ok")).unwrap();
+    send.try_send(Bytes::from_static(text.as_bytes())).unwrap();
     pieces
+}
+
+fn ok(_: usize) -> Pieces {
+    whole("ok")
 }
 
 impl Engine {
@@ -62,7 +66,12 @@ impl Engine {
         }
     }
 
-    async fn start(&self) -> SocketAddr {
+    /// Answers every POST with `text`.
+    pub(crate) fn answering(text: &'static str) -> Self {
+        Self::new(move |_| whole(text))
+    }
+
+    pub(crate) async fn start(&self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let engine = self.clone();
@@ -138,7 +147,7 @@ impl Engine {
 }
 
 fn transport(address: &str) -> HttpTransport {
-    Connector::new(Duration::from_secs(5), Vec::new()).transport(address, None).unwrap()
+    crate::upstream::transport(address, Vec::new())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -355,8 +364,7 @@ async fn a_worker_that_nobody_vouches_for_is_told_by_name() {
     engine.tls = Some(acceptor);
     let address = format!("https://{}", engine.start().await);
     let trusted = read_certificates(another_authority.as_bytes()).unwrap();
-    let connector = Connector::new(Duration::from_secs(5), trusted);
-    let error = connector.transport(&address, None).unwrap().send(post("{}")).await.err().unwrap();
+    let error = crate::upstream::transport(&address, trusted).send(post("{}")).await.err().unwrap();
     assert!(error.is_unreachable());
     let message = error.to_string();
     assert!(message.contains(&address) && message.contains("UnknownIssuer"), "{message}");

@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use router_core::WorkerSpec;
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 
@@ -23,6 +24,7 @@ use self::link::Link;
 use self::mux::Mux;
 use self::pool::{Alive, Line, Pool, Protocol};
 use super::{Answer, Connections, Transport, TransportError, UpstreamBody};
+use crate::keys::WorkerKeys;
 use crate::payload::{Payload, PayloadBody};
 
 pub use connect::AddressError;
@@ -36,33 +38,34 @@ const MAX_REFUSALS: usize = 2;
 pub struct Connector {
     connect_timeout: Duration,
     authorities: Vec<CertificateDer<'static>>,
+    keys: WorkerKeys,
     /// Made for the first `https` worker: reading the system's authorities takes milliseconds.
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
 impl Connector {
-    /// Gives up connecting after `connect_timeout`; trusts `authorities` besides the system's.
+    /// Gives up connecting after `connect_timeout`; trusts `authorities` besides the system's; shows workers their `keys`.
     #[must_use]
-    pub fn new(connect_timeout: Duration, authorities: Vec<CertificateDer<'static>>) -> Self {
-        Self { connect_timeout, authorities, tls: OnceLock::new() }
+    pub fn new(
+        connect_timeout: Duration,
+        authorities: Vec<CertificateDer<'static>>,
+        keys: WorkerKeys,
+    ) -> Self {
+        Self { connect_timeout, authorities, keys, tls: OnceLock::new() }
     }
 
-    /// A way to `address`: `http://host:port`, `https://host:port` or `h2c://host:port`. Requests that carry no
-    /// `authorization` get `authorization`.
+    /// A way to the worker, whose address is `http://host:port`, `https://host:port` or `h2c://host:port`. Requests that
+    /// carry no `authorization` get the worker's key.
     ///
     /// # Errors
     /// When it is no such address.
-    pub fn transport(
-        &self,
-        address: &str,
-        authorization: Option<HeaderValue>,
-    ) -> Result<HttpTransport, AddressError> {
+    pub fn transport(&self, worker: &WorkerSpec) -> Result<HttpTransport, AddressError> {
         let tls = || Arc::clone(self.tls.get_or_init(|| tls::client_config(&self.authorities)));
-        let origin = Origin::parse(address, tls)?;
+        let origin = Origin::parse(&worker.address, tls)?;
         let (pool, alive) = Pool::new();
         Ok(HttpTransport {
             origin,
-            authorization,
+            authorization: self.keys.of(&worker.id),
             connect_timeout: self.connect_timeout,
             pool,
             _alive: alive,

@@ -1,0 +1,272 @@
+//! API keys: who may come in, and what the router shows its workers.
+//!
+//! Of the keys that clients and operators must have, only hashes are kept. A request is compared with all of them in
+//! constant time, so that an answer's delay tells nothing. Knows no statuses: see [`error`](crate::error).
+
+mod file;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderValue, header};
+use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
+use router_core::WorkerId;
+
+pub use file::KeyFile;
+
+use crate::routes::Endpoint;
+
+/// Why a request may not come in. Never says the key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unauthorized {
+    /// It has no `authorization` header, or several.
+    #[error("no API key; send one as \"Authorization: Bearer KEY\"")]
+    Missing,
+    /// The header has another form.
+    #[error("the authorization header is not of the form \"Bearer KEY\"")]
+    Malformed,
+    /// The key is none of those allowed.
+    #[error("the API key is not known to this router")]
+    Unknown,
+}
+
+/// The keys that requests must have.
+#[derive(Clone, Default, Debug)]
+pub struct Keys {
+    /// Of clients; without, everybody may come in.
+    pub clients: Option<Arc<KeyFile>>,
+    /// Of operators.
+    pub admins: Option<Arc<KeyFile>>,
+}
+
+impl Keys {
+    /// Whether a client's request for `endpoint` may come in. Takes a key that was checked out of `headers`: it is the
+    /// router's, and no worker's.
+    ///
+    /// # Errors
+    /// When keys are wanted and the request has none of them; the probes' endpoints want none.
+    pub fn authorize(&self, endpoint: Endpoint, headers: &mut HeaderMap) -> Result<(), Unauthorized> {
+        let Some(clients) = &self.clients else { return Ok(()) };
+        if matches!(endpoint, Endpoint::Live | Endpoint::Ready) {
+            return Ok(());
+        }
+        clients.check(headers)?;
+        headers.remove(header::AUTHORIZATION);
+        Ok(())
+    }
+
+    /// Whether an operator's request may come in.
+    ///
+    /// # Errors
+    /// When keys are wanted and the request has none of them.
+    pub fn authorize_admin(&self, headers: &HeaderMap) -> Result<(), Unauthorized> {
+        self.admins.as_ref().map_or(Ok(()), |admins| admins.check(headers))
+    }
+
+    /// Starts to read files again when they change. Must be called within a tokio runtime; the tasks end with the keys.
+    pub fn keep_fresh(&self) {
+        for file in [&self.clients, &self.admins].into_iter().flatten() {
+            tokio::spawn(KeyFile::keep_fresh(Arc::downgrade(file)));
+        }
+    }
+}
+
+impl KeyFile {
+    fn check(&self, headers: &HeaderMap) -> Result<(), Unauthorized> {
+        let mut given = headers.get_all(header::AUTHORIZATION).iter();
+        let (Some(given), None) = (given.next(), given.next()) else { return Err(Unauthorized::Missing) };
+        let key = bearer(given.as_bytes()).ok_or(Unauthorized::Malformed)?;
+        if self.keys().holds(key) { Ok(()) } else { Err(Unauthorized::Unknown) }
+    }
+}
+
+/// The key of `Bearer KEY`; the scheme's case does not matter.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = value.split_at_checked("bearer ".len())?;
+    let key = key.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"bearer ") && !key.is_empty()).then_some(key)
+}
+
+/// Hashes of keys.
+pub struct KeySet {
+    hashes: Vec<[u8; SHA256_OUTPUT_LEN]>,
+}
+
+impl fmt::Debug for KeySet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeySet({} keys)", self.hashes.len())
+    }
+}
+
+impl KeySet {
+    /// Reads keys, one a line.
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut hashes = Vec::new();
+        for (number, line) in lines(text) {
+            if !is_key(line) {
+                return Err(wrong_line(number, "is no key: it has spaces, or no ASCII"));
+            }
+            hashes.push(hash(line.as_bytes()));
+        }
+        if hashes.is_empty() {
+            return Err("has no key; it should have one a line".to_owned());
+        }
+        Ok(Self { hashes })
+    }
+
+    /// Compares with all, and each to its end.
+    fn holds(&self, key: &[u8]) -> bool {
+        let hash = hash(key);
+        let mut found = 0;
+        for known in &self.hashes {
+            let difference = known.iter().zip(&hash).fold(0, |sum, (one, other)| sum | (one ^ other));
+            found |= u8::from(std::hint::black_box(difference) == 0);
+        }
+        std::hint::black_box(found) != 0
+    }
+}
+
+fn hash(key: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
+    let mut hash = [0; SHA256_OUTPUT_LEN];
+    hash.copy_from_slice(digest(&SHA256, key).as_ref());
+    hash
+}
+
+/// Lines that say something, with their numbers.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let numbered = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
+    numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
+/// Whether a header can carry it, and nobody mistakes where it ends.
+fn is_key(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn wrong_line(number: usize, why: &str) -> String {
+    format!("line {number} {why}")
+}
+
+/// The keys that workers want to see.
+#[derive(Clone, Default)]
+pub struct WorkerKeys {
+    all: Option<HeaderValue>,
+    own: HashMap<WorkerId, HeaderValue>,
+}
+
+impl fmt::Debug for WorkerKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorkerKeys({} of their own)", self.own.len())
+    }
+}
+
+impl WorkerKeys {
+    /// Reads a file of lines `KEY` or `*=KEY`, for all workers, and `ID=KEY`, for one.
+    ///
+    /// # Errors
+    /// What is wrong, without the key.
+    pub fn open(path: &Path) -> Result<Self, String> {
+        let read = std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"));
+        read.and_then(|text| Self::parse(&text)).map_err(|error| format!("{} {error}", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut keys = Self::default();
+        for (number, line) in lines(text) {
+            let wrong = |why| wrong_line(number, why);
+            // Base64 may end in `=`; that begins no key.
+            let named = line.split_once('=').filter(|(_, key)| !key.trim_matches('=').is_empty());
+            let (id, key) = named.map_or(("*", line), |(id, key)| (id.trim(), key.trim()));
+            let value = is_key(key).then(|| HeaderValue::try_from(format!("Bearer {key}")).ok()).flatten();
+            let mut value = value.ok_or_else(|| wrong("has no key: there are spaces in it, or no ASCII"))?;
+            // Keeps it out of everything that prints headers.
+            value.set_sensitive(true);
+            let known = if id == "*" {
+                keys.all.replace(value)
+            } else if crate::config::is_worker_id(id) {
+                keys.own.insert(WorkerId::new(id), value)
+            } else {
+                return Err(wrong("names no worker before '='; write ID=KEY, or *=KEY for all"));
+            };
+            if known.is_some() {
+                return Err(wrong("has a second key for the same worker"));
+            }
+        }
+        if keys.all.is_none() && keys.own.is_empty() {
+            return Err("has no key; it should have one, or lines ID=KEY".to_owned());
+        }
+        Ok(keys)
+    }
+
+    /// What `worker` is shown in `authorization`.
+    #[must_use]
+    pub fn of(&self, worker: &WorkerId) -> Option<HeaderValue> {
+        self.own.get(worker).or(self.all.as_ref()).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_lines_and_whole_ones() {
+        let keys = KeySet::parse("# ann\nsk-one\n\n  sk=two==  \r\n#sk-three\n").unwrap();
+        assert_eq!(keys.hashes.len(), 2);
+        assert!(keys.holds(b"sk-one") && keys.holds(b"sk=two=="));
+        for other in ["", "sk-on", "sk-onee", "SK-ONE", "# ann", "sk-three"] {
+            assert!(!keys.holds(other.as_bytes()), "{other}");
+        }
+    }
+
+    #[test]
+    fn wrong_files_are_told_without_their_keys() {
+        for (text, expected) in [
+            ("", "no key"),
+            ("# nothing\n\n", "no key"),
+            ("fine\nhush hush\n", "line 2"),
+            ("h\u{fc}sh\n", "line 1"),
+        ] {
+            let error = KeySet::parse(text).unwrap_err();
+            assert!(error.contains(expected) && !error.contains("hush"), "{error}");
+        }
+        for (text, expected) in [
+            ("", "no key"),
+            ("hush\nhush\n", "line 2 has a second key"),
+            ("a=hush\na=other", "line 2 has a second key"),
+            ("a b=hush", "line 1 names no worker"),
+            ("a=hush hush", "line 1 has no key"),
+        ] {
+            let error = WorkerKeys::parse(text).unwrap_err();
+            assert!(error.contains(expected) && !error.contains("hush"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_worker_has_its_own_key_or_the_one_for_all() {
+        let of = |keys: &WorkerKeys, id: &str| {
+            keys.of(&WorkerId::new(id)).map(|value| value.to_str().unwrap().to_owned())
+        };
+        let keys = WorkerKeys::parse("for-all==\nw1=own\n").unwrap();
+        assert_eq!(of(&keys, "w0").as_deref(), Some("Bearer for-all=="));
+        assert_eq!(of(&keys, "w1").as_deref(), Some("Bearer own"));
+        let keys = WorkerKeys::parse("*=a=b\nw1=c=\n").unwrap();
+        assert_eq!(of(&keys, "w0").as_deref(), Some("Bearer a=b"));
+        assert_eq!(of(&keys, "w1").as_deref(), Some("Bearer c="));
+        let keys = WorkerKeys::parse("w1=own").unwrap();
+        assert_eq!(of(&keys, "w0"), None);
+        assert!(!format!("{keys:?}").contains("own="), "{keys:?}");
+        assert_eq!(format!("{:?}", keys.of(&WorkerId::new("w1"))), "Some(Sensitive)");
+    }
+
+    #[test]
+    fn the_scheme_is_bearer() {
+        assert_eq!(bearer(b"Bearer k"), Some(&b"k"[..]));
+        assert_eq!(bearer(b"bEARER  k "), Some(&b"k"[..]));
+        for other in ["", "Bearer", "Bearer ", "Bearer   ", "Basic k", "k", "Bearerk"] {
+            assert_eq!(bearer(other.as_bytes()), None, "{other}");
+        }
+    }
+}
