@@ -4,5 +4,8 @@
 
 mod faults;
 mod harness;
+mod http2;
+mod listener;
 mod proxy;
 mod routing;
+mod smuggling;
