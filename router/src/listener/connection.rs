@@ -2,7 +2,10 @@
 //!
 //! Next: [`http1`](super::http1) or [`http2`](super::http2).
 
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 
 use tokio::net::TcpStream;
 
@@ -54,4 +57,19 @@ pub async fn serve(
         drop(open);
         http2::serve(&clients.app, stream, connection).await;
     }
+}
+
+/// Drives `connection` until `event`; what it ended with, if it has ended.
+pub(super) async fn drive_until<C: Future + Unpin>(
+    connection: &mut C,
+    event: impl Future<Output = ()>,
+) -> Option<C::Output> {
+    let mut event = pin!(event);
+    poll_fn(|cx| {
+        if let Poll::Ready(outcome) = Pin::new(&mut *connection).poll(cx) {
+            return Poll::Ready(Some(outcome));
+        }
+        event.as_mut().poll(cx).map(|()| None)
+    })
+    .await
 }

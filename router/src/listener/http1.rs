@@ -3,7 +3,7 @@
 //! Next: [`stages::accept`](crate::stages::accept), with each request.
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
+use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,6 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
 use super::client_stream::ClientStream;
+use super::connection::drive_until;
 use super::cores::Closing;
 use super::guard::HeadLimits;
 use super::http1_stream::{Busy, End, Exchange, Http1Stream, Limits, Sending};
@@ -51,9 +52,9 @@ pub async fn serve(app: &Arc<App>, stream: ClientStream, closing: &Closing) -> O
         // The guard counts the bytes of heads.
         .max_buf_size(READ_BUFFER_BYTES.max(2 * settings.max_header_bytes))
         .serve_connection(TokioIo::new(stream), service);
-    let outcome = match first(&mut connection, closing.begins()).await {
+    let outcome = match drive_until(&mut connection, closing.begins()).await {
         Some(outcome) => outcome,
-        None => match first(&mut connection, first_request(&exchange)).await {
+        None => match drive_until(&mut connection, first_request(&exchange)).await {
             Some(outcome) => outcome,
             None => {
                 Pin::new(&mut connection).graceful_shutdown();
@@ -92,21 +93,6 @@ async fn end(app: &App, stream: Http1Stream, unread: Bytes) -> Option<ClientStre
 async fn first_request(exchange: &Exchange) {
     let mut limit = pin!(tokio::time::sleep(FIRST_REQUEST_WAIT));
     poll_fn(|cx| if exchange.has_begun() { Poll::Ready(()) } else { limit.as_mut().poll(cx) }).await;
-}
-
-/// Drives `connection` until `event`; what it ended with, if it has ended.
-pub(super) async fn first<C: Future + Unpin>(
-    connection: &mut C,
-    event: impl Future<Output = ()>,
-) -> Option<C::Output> {
-    let mut event = pin!(event);
-    poll_fn(|cx| {
-        if let Poll::Ready(outcome) = Pin::new(&mut *connection).poll(cx) {
-            return Poll::Ready(Some(outcome));
-        }
-        event.as_mut().poll(cx).map(|()| None)
-    })
-    .await
 }
 
 /// The body of an answer; while it exists, the connection is busy.

@@ -1,6 +1,8 @@
 //! A client's HTTP/1 connection as hyper reads it: past the guard, and with limits to how long a head may take and how long
 //! nothing may happen.
 //!
+//! hyper gets heads whole: it judges as it reads, and would answer half a bad head before the guard has seen the other half.
+//!
 //! When the guard refuses something, hyper is told that the stream has ended, but not before every answer to earlier requests
 //! has gone out: an end of the stream in the middle of an answer would mean that the client has left. What the client is
 //! told instead is said by [`http1`](super::http1), which gets the stream back. A fault within a body is told to hyper as an
@@ -14,13 +16,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
 use super::client_stream::ClientStream;
-use super::guard::{HeadGuard, HeadLimits, Position, Violation};
+use super::guard::{HeadGuard, HeadLimits, Position, Refused, Violation};
 
+/// What is read at once of a head that did not come in one piece.
+const HEAD_PIECE_BYTES: usize = 2 << 10;
 /// How much is read, to no purpose, from a client that has been refused while earlier answers still go out.
 const SCRAP_BYTES: usize = 1 << 20;
 
@@ -92,6 +96,10 @@ pub struct Http1Stream {
     guard: HeadGuard,
     exchange: Arc<Exchange>,
     limits: Limits,
+    /// The beginning of a head; at most as long as a head may be.
+    held: BytesMut,
+    /// What was held, on its way to hyper.
+    released: Bytes,
     /// When the head that is being read began.
     head_since: Option<Instant>,
     /// The answers that had ended when the connection was last seen idle for the first time, and when that was.
@@ -101,8 +109,8 @@ pub struct Http1Stream {
     end: Option<End>,
     /// hyper has been told of the end.
     told: bool,
-    /// hyper has been woken to be told.
-    woken: bool,
+    /// hyper has been woken to be told after so many answers. There may be more to come, if requests were sent together.
+    woken_after: Option<u64>,
     scrap_bytes: usize,
 }
 
@@ -115,12 +123,14 @@ impl Http1Stream {
             guard: HeadGuard::new(head),
             exchange,
             limits,
+            held: BytesMut::new(),
+            released: Bytes::new(),
             head_since: None,
             idle_since: (0, Instant::now()),
             timer: None,
             end: None,
             told: false,
-            woken: false,
+            woken_after: None,
             scrap_bytes: SCRAP_BYTES,
         }
     }
@@ -136,23 +146,76 @@ impl Http1Stream {
         (self.stream, self.end.filter(|_| self.told), sending)
     }
 
-    /// Bytes have come, those of `buffer` from `before` on.
-    fn judge(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
-        match self.guard.push(&buffer.filled()[before..]) {
-            Ok(()) => match self.guard.position() {
-                Position::Head if self.head_since.is_none() => self.head_since = Some(Instant::now()),
-                Position::Head => {}
-                Position::Between | Position::Body => self.head_since = None,
-            },
-            Err(refused) => {
-                let good = before + refused.good_bytes;
-                self.end = Some(match refused.violation {
-                    Violation::Http2Preface => End::Http2(Bytes::copy_from_slice(&buffer.filled()[good..])),
-                    violation => End::Refused(violation),
-                });
-                buffer.set_filled(good);
+    /// Reads until there is something for hyper, or an end.
+    fn poll_good(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        while self.end.is_none() && buffer.filled().len() == before {
+            let read = if self.held.is_empty() { self.poll_into(cx, buffer) } else { self.poll_held(cx) };
+            match read {
+                Poll::Ready(read) => read?,
+                Poll::Pending => self.end = Some(std::task::ready!(self.poll_patience(cx))),
             }
+            self.release(buffer);
         }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads into hyper's own buffer, and takes back the beginning of a head. Most heads come whole, and are copied nowhere.
+    fn poll_into(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        let come = &buffer.filled()[before..];
+        if come.is_empty() {
+            self.end = Some(End::Client);
+            return Poll::Ready(Ok(()));
+        }
+        let verdict = self.guard.push(come);
+        let good = verdict.unwrap_or_else(|refused| refused.good_bytes);
+        self.held.extend_from_slice(&come[good..]);
+        buffer.set_filled(before + good);
+        self.judged(verdict);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads more of a head that has begun.
+    fn poll_held(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut piece = [0; HEAD_PIECE_BYTES];
+        let mut piece = ReadBuf::new(&mut piece);
+        std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, &mut piece))?;
+        if piece.filled().is_empty() {
+            self.end = Some(End::Client);
+            return Poll::Ready(Ok(()));
+        }
+        let known = self.held.len();
+        self.held.extend_from_slice(piece.filled());
+        let verdict = self.guard.push(piece.filled());
+        match verdict.unwrap_or_else(|refused| refused.good_bytes) {
+            0 => {}
+            good => self.released = self.held.split_to(known + good).freeze(),
+        }
+        self.judged(verdict);
+        Poll::Ready(Ok(()))
+    }
+
+    fn judged(&mut self, verdict: Result<usize, Refused>) {
+        match verdict.map_err(|refused| refused.violation) {
+            Ok(_) if self.held.is_empty() => self.head_since = None,
+            Ok(_) => self.head_since = self.head_since.or_else(|| Some(Instant::now())),
+            Err(Violation::Http2Preface) => {
+                self.end = Some(End::Http2(std::mem::take(&mut self.held).freeze()));
+            }
+            Err(violation) => self.end = Some(End::Refused(violation)),
+        }
+    }
+
+    /// Gives hyper what was held and is good.
+    fn release(&mut self, buffer: &mut ReadBuf<'_>) {
+        if self.released.is_empty() {
+            return;
+        }
+        let count = self.released.len().min(buffer.remaining());
+        buffer.put_slice(&self.released[..count]);
+        self.released.advance(count);
     }
 
     /// Nothing has come. Ends the wait if it has been too long.
@@ -221,13 +284,13 @@ impl Http1Stream {
         if self.exchange.is_busy() {
             return;
         }
+        let ended = self.exchange.ended();
         if self.end.is_some() {
-            if !self.told && !std::mem::replace(&mut self.woken, true) {
+            if !self.told && self.woken_after.replace(ended) != Some(ended) {
                 cx.waker().wake_by_ref();
             }
             return;
         }
-        let ended = self.exchange.ended();
         if self.idle_since.0 != ended && self.guard.position() == Position::Between {
             self.idle_since = (ended, Instant::now());
             if let Poll::Ready(end) = self.poll_patience(cx) {
@@ -254,21 +317,12 @@ impl AsyncRead for Http1Stream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.end.is_none() {
-            let before = buffer.filled().len();
-            match Pin::new(&mut this.stream).poll_read(cx, buffer) {
-                Poll::Ready(Ok(())) if buffer.filled().len() == before => this.end = Some(End::Client),
-                Poll::Ready(Ok(())) => {
-                    this.judge(buffer, before);
-                    if buffer.filled().len() > before {
-                        return Poll::Ready(Ok(()));
-                    }
-                }
-                Poll::Pending => this.end = Some(std::task::ready!(this.poll_patience(cx))),
-                failed => return failed,
-            }
+        let before = buffer.filled().len();
+        this.release(buffer);
+        if this.end.is_none() && buffer.filled().len() == before {
+            std::task::ready!(this.poll_good(cx, buffer))?;
         }
-        if matches!(this.end, Some(End::Client)) {
+        if buffer.filled().len() > before || matches!(this.end, Some(End::Client)) {
             return Poll::Ready(Ok(()));
         }
         this.poll_end(cx)
@@ -301,6 +355,10 @@ impl AsyncWrite for Http1Stream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.told && matches!(self.end, Some(End::Refused(_) | End::Http2(_))) {
+            // There is something to say yet.
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use http::{Request, Response, StatusCode, Version, header};
+use http::{Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::http2;
@@ -19,8 +19,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 
 use super::client_stream::ClientStream;
+use super::connection::drive_until;
 use super::cores::OpenConnection;
-use super::http1::first;
 use super::http2_body::{Http2Body, Pieces, Stall};
 use crate::answers::respond;
 use crate::app::App;
@@ -72,10 +72,11 @@ pub async fn serve(app: &Arc<App>, stream: ClientStream, connection: OpenConnect
         .keep_alive_timeout(PING_TIMEOUT);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut outcome =
-        first(&mut connection, either(closing.begins(), streams.idle(settings.keep_alive_timeout))).await;
+        drive_until(&mut connection, either(closing.begins(), streams.idle(settings.keep_alive_timeout)))
+            .await;
     if outcome.is_none() {
         connection.as_mut().graceful_shutdown();
-        outcome = first(&mut connection, streams.ended()).await;
+        outcome = drive_until(&mut connection, streams.ended()).await;
     }
     if let Some(Err(error)) = outcome {
         tracing::debug!(%error, "client connection ended");
@@ -89,8 +90,8 @@ async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) 
 }
 
 /// One request. Headers of a connection are left out of the answer by hyper, `connection: close` of an error among them.
-async fn answer(app: &Arc<App>, mut request: Request<Incoming>) -> Response<RelayBody> {
-    // A worker is asked in HTTP/1.1, where there is `host` and no `:authority`.
+async fn answer(app: &Arc<App>, request: Request<Incoming>) -> Response<RelayBody> {
+    // Whoever reads both must not read two hosts (RFC 9113, section 8.3.1).
     let authority = request.uri().authority().map(http::uri::Authority::as_str);
     let differs = |host: &http::HeaderValue| Some(host.as_bytes()) != authority.map(str::as_bytes);
     if authority.is_some() && request.headers().get_all(header::HOST).iter().any(differs) {
@@ -99,7 +100,6 @@ async fn answer(app: &Arc<App>, mut request: Request<Incoming>) -> Response<Rela
         let body = error_body(message, "invalid_request_error", None, Some("malformed_request"));
         return respond(StatusCode::BAD_REQUEST, "application/json", body.to_vec());
     }
-    *request.version_mut() = Version::HTTP_11;
     serve_request(app, request).await
 }
 

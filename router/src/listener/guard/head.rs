@@ -2,7 +2,7 @@
 
 use memchr::{memchr, memrchr};
 
-use super::lines::{Fault, Lines};
+use super::lines::{Fault, Lines, count_controls};
 use super::{Framing, MAX_FIELDS, Violation};
 
 /// What can be held of a target.
@@ -39,6 +39,11 @@ impl Head {
     /// Takes bytes up to the end of the head: how many, and the framing if that end has come. `first` is whether nothing has
     /// come before it on its connection.
     pub(super) fn push(&mut self, bytes: &[u8], first: bool) -> Result<(usize, Option<Framing>), Violation> {
+        if !self.has_begun()
+            && let Some((taken, framing)) = self.whole(bytes, first)
+        {
+            return Ok((taken, Some(framing)));
+        }
         let mut next = 0;
         while next < bytes.len() {
             let (taken, line) = self.lines.read(&bytes[next..])?;
@@ -51,6 +56,26 @@ impl Head {
             }
         }
         Ok((next, None))
+    }
+
+    /// The same for a head that is whole and in order, as most are. Of any other the way of lines finds out what is wrong.
+    #[inline]
+    fn whole(&self, bytes: &[u8], first: bool) -> Option<(usize, Framing)> {
+        let mut facts = Facts::default();
+        let (mut next, mut lines) = (0, 0);
+        loop {
+            let line = &bytes[next..];
+            let line = line[..memchr(b'\n', line)?].strip_suffix(b"\r")?;
+            next += line.len() + 2;
+            lines += 1;
+            if next > self.max_bytes {
+                return None;
+            }
+            if let Some(framing) = facts.line(line, first).ok()? {
+                // The ends of the lines must be the only controls.
+                return (count_controls(&bytes[..next]) == 2 * lines).then_some((next, framing));
+            }
+        }
     }
 }
 
@@ -93,9 +118,11 @@ impl Facts {
         }
         let (name, value) = field(line)?;
         match name.len() {
-            4 if name.eq_ignore_ascii_case(b"host") => self.host(value)?,
-            14 if name.eq_ignore_ascii_case(b"content-length") => self.content_length(value)?,
-            17 if name.eq_ignore_ascii_case(b"transfer-encoding") => self.coding(value, version)?,
+            4 if name.eq_ignore_ascii_case(b"host") => self.host(value.trim_ascii())?,
+            14 if name.eq_ignore_ascii_case(b"content-length") => self.content_length(value.trim_ascii())?,
+            17 if name.eq_ignore_ascii_case(b"transfer-encoding") => {
+                self.coding(value.trim_ascii(), version)?;
+            }
             _ => {}
         }
         Ok(None)
@@ -204,21 +231,17 @@ fn is_target(method: &[u8], target: &[u8]) -> bool {
     }
 }
 
-/// A field's name, and its value without the whitespace around it.
+/// A field's name, and its value with the whitespace around it.
 #[inline]
 pub(super) fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Violation> {
-    if matches!(line.first(), Some(b' ' | b'\t')) {
-        return Err(Violation::Folded);
+    let name_bytes = line.iter().position(|byte| !TOKEN[usize::from(*byte)]).unwrap_or(line.len());
+    let (name, rest) = line.split_at(name_bytes);
+    match rest {
+        [b':', value @ ..] if !name.is_empty() => Ok((name, value)),
+        [b' ' | b'\t', ..] if name.is_empty() => Err(Violation::Folded),
+        [b' ' | b'\t', ..] if rest.trim_ascii_start().starts_with(b":") => Err(Violation::SpaceBeforeColon),
+        _ => Err(Violation::FieldName),
     }
-    let colon = memchr(b':', line).ok_or(Violation::FieldName)?;
-    let (name, value) = (&line[..colon], &line[colon + 1..]);
-    if is_token(name) {
-        return Ok((name, value.trim_ascii()));
-    }
-    if matches!(name.last(), Some(b' ' | b'\t')) {
-        return Err(Violation::SpaceBeforeColon);
-    }
-    Err(Violation::FieldName)
 }
 
 #[inline]

@@ -103,6 +103,14 @@ fn has_controls(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |found, byte| found | u8::from(is_control(*byte))) != 0
 }
 
+/// How many control characters there are, line ends included.
+#[inline]
+pub(super) fn count_controls(bytes: &[u8]) -> usize {
+    // Sums that fit into a byte are added up many at a time.
+    let few = |bytes: &[u8]| bytes.iter().fold(0_u8, |count, byte| count + u8::from(is_control(*byte)));
+    bytes.chunks(128).map(|bytes| usize::from(few(bytes))).sum()
+}
+
 #[inline]
 fn is_control(byte: u8) -> bool {
     (byte < b' ' && byte != b'\t') || byte == 0x7f

@@ -200,11 +200,12 @@ impl HeadGuard {
         self.messages
     }
 
-    /// Judges the next bytes of the connection.
+    /// Judges the next bytes of the connection. Returns how many of them come before the head that is not whole yet, if there is
+    /// one.
     ///
     /// # Errors
     /// When they are refused; then nothing after [`Refused::good_bytes`] may be read as a message, now or later.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<(), Refused> {
+    pub fn push(&mut self, bytes: &[u8]) -> Result<usize, Refused> {
         if let Some(violation) = self.refused {
             return Err(Refused { good_bytes: 0, violation });
         }
@@ -222,7 +223,7 @@ impl HeadGuard {
                 good = next;
             }
         }
-        Ok(())
+        Ok(good)
     }
 
     /// Takes what it can of `bytes`, at least one.

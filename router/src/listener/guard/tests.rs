@@ -158,8 +158,10 @@ fn what_came_before_a_bad_message_is_good() {
     let refused = HeadGuard::new(LIMITS).push(format!("{good}{good}GET / HTTP/1.1\r\nx : y\r\n").as_bytes());
     let expected = Refused { good_bytes: 2 * good.len(), violation: Violation::SpaceBeforeColon };
     assert_eq!(refused, Err(expected));
+    let begun = HeadGuard::new(LIMITS).push(format!("{good}GET").as_bytes());
+    assert_eq!(begun, Ok(good.len()));
     let mut guard = HeadGuard::new(LIMITS);
-    assert_eq!(guard.push(b"GET / HT"), Ok(()));
+    assert_eq!(guard.push(b"GET / HT"), Ok(0));
     assert_eq!(guard.position(), Position::Head);
     assert_eq!(guard.push(b"TP/1.1\n").unwrap_err().good_bytes, 0);
     assert_eq!(guard.push(good.as_bytes()).unwrap_err().violation, Violation::BareLf);
