@@ -2,25 +2,25 @@
 //! file, the default and the line of `--help`.
 
 mod file;
+mod files;
 mod model_timeouts;
 mod units;
 mod workers;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use router_core::{WorkerSpec, policy};
 use rustls::pki_types::CertificateDer;
 
+use files::Files;
 pub use model_timeouts::ModelTimeouts;
 pub use units::{Share, TimeLimit};
 use units::{parse_bytes, parse_duration, parse_duration_or_zero, parse_share, parse_time_limit};
 pub use workers::{is_worker_id, parse_worker};
 
-use crate::keys::{KeyFile, Keys, WorkerKeys};
-use crate::transport::read_certificates;
+use crate::keys::{Keys, WorkerKeys};
 
 /// All knobs of the router.
 #[derive(Clone, Debug, clap::Args)]
@@ -422,47 +422,6 @@ impl Settings {
         }
         admin
     }
-}
-
-/// What the files hold that the knobs name.
-struct Files {
-    keys: Keys,
-    worker_keys: WorkerKeys,
-    worker_authorities: Vec<CertificateDer<'static>>,
-}
-
-impl Files {
-    /// Reads all of them; what is wrong goes to `errors`.
-    fn open(settings: &Settings, errors: &mut Vec<String>) -> Self {
-        let key_file = |path: &Path| KeyFile::open(path).map(Arc::new);
-        let certificates = |path: &Path| {
-            let pem = std::fs::read(path).map_err(|error| format!("cannot be read: {error}"));
-            let found = pem.and_then(|pem| read_certificates(&pem));
-            found.map_err(|error| format!("{} {error}", path.display()))
-        };
-        let keys = Keys {
-            clients: read("api-key-file", settings.api_key_file.as_ref(), errors, key_file),
-            admins: read("admin-key-file", settings.admin_key_file.as_ref(), errors, key_file),
-        };
-        let of_workers = settings.worker_api_key_file.as_ref();
-        let worker_keys = read("worker-api-key-file", of_workers, errors, WorkerKeys::open);
-        let worker_authorities = read("worker-ca", settings.worker_ca.as_ref(), errors, certificates);
-        Self {
-            keys,
-            worker_keys: worker_keys.unwrap_or_default(),
-            worker_authorities: worker_authorities.unwrap_or_default(),
-        }
-    }
-}
-
-fn read<T>(
-    name: &str,
-    path: Option<&PathBuf>,
-    errors: &mut Vec<String>,
-    open: impl FnOnce(&Path) -> Result<T, String>,
-) -> Option<T> {
-    let opened = open(path?);
-    opened.map_err(|error| errors.push(format!("{name}: {error}"))).ok()
 }
 
 impl Cli {

@@ -108,12 +108,13 @@ impl HttpTransport {
         loop {
             let (line, age) = match self.pool.take() {
                 Some(line) => (line, Age::Used),
-                None => (self.connect().await?, Age::New),
+                // Boxed, as is HTTP/2: what most requests do not need should not make them larger.
+                None => (Box::pin(self.connect()).await?, Age::New),
             };
             let multiplexed = matches!(line, Line::Mux(_));
             let tried = match line {
                 Line::Link(link) => self.over_http1(link, age, request).await,
-                Line::Mux(mux) => self.over_http2(mux, request).await,
+                Line::Mux(mux) => Box::pin(self.over_http2(mux, request)).await,
             };
             match tried {
                 Tried::Answered(response) => return checked(response),

@@ -1,0 +1,51 @@
+//! What stands in other files than the configuration's own: keys and certificates.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+
+use super::Settings;
+use crate::keys::{KeyFile, Keys, WorkerKeys};
+use crate::transport::read_certificates;
+
+/// What the files hold that the knobs name.
+pub(super) struct Files {
+    pub(super) keys: Keys,
+    pub(super) worker_keys: WorkerKeys,
+    pub(super) worker_authorities: Vec<CertificateDer<'static>>,
+}
+
+impl Files {
+    /// Reads all of them; what is wrong goes to `errors`.
+    pub(super) fn open(settings: &Settings, errors: &mut Vec<String>) -> Self {
+        let key_file = |path: &Path| KeyFile::open(path).map(Arc::new);
+        let certificates = |path: &Path| {
+            let pem = std::fs::read(path).map_err(|error| format!("cannot be read: {error}"));
+            let found = pem.and_then(|pem| read_certificates(&pem));
+            found.map_err(|error| format!("{} {error}", path.display()))
+        };
+        let keys = Keys {
+            clients: read("api-key-file", settings.api_key_file.as_ref(), errors, key_file),
+            admins: read("admin-key-file", settings.admin_key_file.as_ref(), errors, key_file),
+        };
+        let of_workers = settings.worker_api_key_file.as_ref();
+        let worker_keys = read("worker-api-key-file", of_workers, errors, WorkerKeys::open);
+        let worker_authorities = read("worker-ca", settings.worker_ca.as_ref(), errors, certificates);
+        Self {
+            keys,
+            worker_keys: worker_keys.unwrap_or_default(),
+            worker_authorities: worker_authorities.unwrap_or_default(),
+        }
+    }
+}
+
+fn read<T>(
+    name: &str,
+    path: Option<&PathBuf>,
+    errors: &mut Vec<String>,
+    open: impl FnOnce(&Path) -> Result<T, String>,
+) -> Option<T> {
+    let opened = open(path?);
+    opened.map_err(|error| errors.push(format!("{name}: {error}"))).ok()
+}
