@@ -20,7 +20,7 @@ directory=$(mktemp -d)
 trap 'rm -rf "$directory"' EXIT
 lines=${LINES_FILE:-$directory/lines}
 
-servers() { for at in "${!mocks[@]}"; do printf "$1" "$at" "${mocks[$at]}"; done; }
+servers() { for mock in "${mocks[@]}"; do echo "${1//PORT/$mock}"; done; }
 
 # As many connections as the descriptors allow: 5,000 idle streams take 10,000 of them.
 connections=$((($(ulimit -Hn) - 200) / 2))
@@ -40,7 +40,7 @@ frontend clients
     default_backend workers
 backend workers
     balance roundrobin
-$(servers '    server m%d 127.0.0.1:%d\n')
+$(servers '    server mPORT 127.0.0.1:PORT')
 CONFIG
 cat >"$directory/nginx.conf" <<CONFIG
 daemon off;
@@ -62,7 +62,7 @@ http {
     upstream workers {
         keepalive 256;
         keepalive_requests 1000000000;
-$(servers '        server 127.0.0.1:%.0s%d;\n' | sed 's/:0*/:/')
+$(servers '        server 127.0.0.1:PORT;')
     }
     server {
         listen 127.0.0.1:$port backlog=4096;
@@ -77,7 +77,7 @@ $(servers '        server 127.0.0.1:%.0s%d;\n' | sed 's/:0*/:/')
 }
 CONFIG
 
-# program NAME, command NAME, version NAME: what a router needs, how it starts, what it is.
+# What a router needs, its policy, how it starts, what it is.
 program() {
     case $1 in
         haproxy) echo "$haproxy" ;;
@@ -85,7 +85,6 @@ program() {
         ours-*) echo "$ours" ;;
         vllm-*) echo "$vllm" ;;
         sglang-*) echo "$sglang" ;;
-        *) echo "unknown router $1" >&2 && exit 2 ;;
     esac
 }
 policy() {
@@ -116,6 +115,10 @@ version() {
 
 present=()
 for router in "${routers[@]}"; do
+    case $router in
+        direct | haproxy | nginx | ours-rr | ours-pa | vllm-rr | vllm-ca | sglang-rr | sglang-ca) ;;
+        *) echo "no router $router: there are direct haproxy nginx ours-{rr,pa} vllm-{rr,ca} sglang-{rr,ca}" >&2 && exit 2 ;;
+    esac
     if [ "$router" = direct ] || command -v "$(program "$router")" >/dev/null; then
         present+=("$router")
     else

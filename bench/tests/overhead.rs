@@ -153,7 +153,7 @@ async fn every_part_gives_its_figures() {
         path_prefix: String::new(),
         process: Some(ProcessTree::of_this_process()), // in place of a router, which is not there
         connections: 32,
-        timing: Timing { warmup: Duration::from_millis(50), duration: Duration::from_millis(300) },
+        timing: Timing { warmup: Duration::from_millis(50), duration: Duration::from_millis(500) },
     };
     let figures = measure(&rig, &args.load).await.unwrap();
     let json = serde_json::to_value(&figures).unwrap();

@@ -39,8 +39,10 @@ pub fn pin_to(core: Core) -> anyhow::Result<()> {
         Core::Any => (0..CpuSet::MAX_CPU).for_each(|number| cores.set(number)),
         Core::Number(number) => cores.set(number),
     }
-    sched_setaffinity(None, &cores)
-        .with_context(|| format!("cannot run on core {core:?}; `any` asks for none"))
+    sched_setaffinity(None, &cores).with_context(|| match core {
+        Core::Any => "cannot run on any core".to_owned(),
+        Core::Number(number) => format!("cannot run on core {number}; `any` asks for none in particular"),
+    })
 }
 
 /// Raises the limit of open files as far as it goes; the limit.

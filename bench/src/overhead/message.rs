@@ -28,7 +28,7 @@ pub enum Progress {
 /// What is wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Longer than [`HEAD_LIMIT_BYTES`].
+    /// A head without an end.
     #[error("head of more than {HEAD_LIMIT_BYTES} bytes")]
     HeadTooLarge,
     /// Not a request line or status line.

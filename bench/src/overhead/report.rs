@@ -199,3 +199,60 @@ fn whole(value: Option<f64>) -> String {
 fn thousands(count: u64) -> String {
     if count >= 10_000 { format!("{}k", count / 1000) } else { count.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(figures: Figures) -> Report {
+        Report {
+            router: "r".to_owned(),
+            router_version: None,
+            tag: None,
+            unix_time: 0,
+            commit: None,
+            bench_version: "0",
+            command_line: Vec::new(),
+            machine: Machine { cpu_model: None, cores: 2, kernel: None, load_average: None },
+            figures,
+            unknown_to_mocks: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    fn rate(kilobytes: usize, cpu_us_per_request: Option<f64>) -> Rate {
+        let errors = [("status 500".to_owned(), 2)].into();
+        let usage = Usage { requests: 10, hit_percent: Some(24.6), errors, ..Usage::default() };
+        Rate { kilobytes, requests_per_s: 93_742.6, cpu_us_per_request, usage }
+    }
+
+    #[test]
+    fn a_row_has_what_was_measured_and_dashes_for_what_cannot_be_known() {
+        let figures = Figures {
+            rss_idle_mb: Some(15.4),
+            rss_end_mb: Some(16.0),
+            rates: vec![rate(1, Some(10.44)), rate(16, None)],
+            ..Figures::default()
+        };
+        let report = report(figures);
+        let table = report.table();
+        assert_eq!(
+            table.lines().collect::<Vec<_>>(),
+            [
+                "| router | req/s 1 KB | CPU µs 1 KB | CPU µs 16 KB | hit % | RSS MB idle → after n requests → end | errors |",
+                "|---|---|---|---|---|---|---|",
+                "| r | 93743 | 10.4 | – | 25 | 15 → – → 16 | 4 |",
+            ]
+        );
+        assert!(report.remarks().contains("error: 16 KB: 2 × status 500\n"), "{}", report.remarks());
+        assert_eq!((report.error_count(), report.success_count()), (4, 20));
+    }
+
+    #[test]
+    fn a_busy_machine_is_named() {
+        let quiet = Usage { router_waited_percent: Some(1.0), ..Usage::default() };
+        assert!(!remarks_on("paced", &quiet).contains("quiet"));
+        let busy = Usage { router_waited_percent: Some(7.0), ..quiet };
+        assert!(remarks_on("paced", &busy).contains("note: paced: not a quiet machine: the router waited"));
+    }
+}

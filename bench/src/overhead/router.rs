@@ -20,6 +20,8 @@ use super::workload::Workload;
 
 /// Pause between two questions whether the router is there.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// Pause between two requests that look for the other workers: a policy that remembers prompts is to remember few of ours.
+const ASK_NEXT: Duration = Duration::from_millis(10);
 /// How long requests go on after the first good one, so that a router finds all its workers.
 const ALL_SEEN: Duration = Duration::from_secs(2);
 /// How long one question may take.
@@ -136,9 +138,7 @@ pub async fn wait_until_ready(
             }
             Err(_) => ready_since = None,
         }
-        if ready_since.is_none() {
-            tokio::time::sleep(ASK_AGAIN).await;
-        }
+        tokio::time::sleep(if ready_since.is_some() { ASK_NEXT } else { ASK_AGAIN }).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! What has been counted so far: answers, chunks, errors by their text.
 //!
-//! Shared by all tasks of the generator; nothing is ever dropped from it. Next on the path: [`super::figures`].
+//! Shared by all tasks of the generator; nothing is ever dropped from it. Next on the path: [`super::rig`].
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
