@@ -18,6 +18,7 @@ pub mod report;
 pub mod rig;
 pub mod router;
 pub mod socket;
+pub mod spin;
 pub mod streams;
 pub mod tally;
 pub mod ticker;
@@ -40,7 +41,10 @@ use process::ProcessTree;
 use report::{Figures, Report};
 use rig::{Rig, Timing};
 use router::{Cores, Launched, read_pid_file, wait_until_ready};
+use spin::{Idle, Waiting};
 
+/// Tasks that run between two looks at the sockets: few, so that a message is not left lying.
+const EVENT_INTERVAL: u32 = 16;
 /// Descriptors for everything but idle streams.
 const OTHER_FILES: u64 = 500;
 
@@ -53,7 +57,8 @@ pub fn overhead(args: &OverheadArgs) -> anyhow::Result<Report> {
     args.validate()?;
     pin_to(args.router.core).context("--core")?;
     let open_files = raise_open_files();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().event_interval(EVENT_INTERVAL).build()?;
     let report = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -93,6 +98,9 @@ async fn run(args: &OverheadArgs, open_files: u64) -> anyhow::Result<Report> {
         (None, pid, _) => pid,
     };
     rig.process = pid.map(ProcessTree::of);
+    if args.router.waiting == Waiting::Spin {
+        rig.idle = Some(Idle::spin());
+    }
     let (load, limited) = within_open_files(&args.load, open_files);
     report.notes.extend(limited);
     report.figures = measure(&rig, &load).await?;
@@ -151,7 +159,7 @@ async fn build_rig(args: &OverheadArgs, mocks: Mocks) -> anyhow::Result<Rig> {
         duration: Duration::from_secs_f64(args.load.duration),
     };
     let connections = args.load.connections;
-    Ok(Rig { mocks, addresses, authority, path_prefix, process: None, connections, timing })
+    Ok(Rig { mocks, addresses, authority, path_prefix, process: None, idle: None, connections, timing })
 }
 
 /// Fewer idle streams where there are not descriptors enough for them, and a note that says so. A stream takes two: the

@@ -152,6 +152,7 @@ async fn every_part_gives_its_figures() {
         authority: "mocks".to_owned(),
         path_prefix: String::new(),
         process: Some(ProcessTree::of_this_process()), // in place of a router, which is not there
+        idle: None,
         connections: 32,
         timing: Timing { warmup: Duration::from_millis(50), duration: Duration::from_millis(500) },
     };

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::machine::Core;
 use super::mocks::Pacing;
+use super::spin::Waiting;
 
 /// Everything `bench overhead` takes.
 #[derive(Debug, Clone, Args)]
@@ -52,6 +53,9 @@ pub struct RouterArgs {
     /// Core for the generator and the mocks together, or any
     #[arg(long, value_name = "CORE", default_value = "1")]
     pub core: Core,
+    /// What the generator does while there is nothing to do
+    #[arg(long, value_enum, default_value_t = Waiting::Spin)]
+    pub waiting: Waiting,
     /// Loopback ports of the mock workers
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "19001,19002,19003,19004")]
     pub mock_ports: Vec<u16>,

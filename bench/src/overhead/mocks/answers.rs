@@ -27,7 +27,7 @@ pub enum TokensShape {
 }
 
 /// How much of a body is looked at for its system prompt. Every router tried keeps the messages near the beginning.
-const LOOKED_AT_BYTES: usize = 2048;
+const LOOKED_AT_BYTES: usize = 512;
 
 impl Endpoint {
     /// The kind of a path.
