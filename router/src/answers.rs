@@ -89,6 +89,7 @@ fn server_info(app: &App) -> Value {
         "policy": app.decider.policy().name(),
         "uptime_s": app.started.elapsed().as_secs(),
         "requests_in_flight": app.admission.in_flight(),
+        "requests_queued": app.admission.queued(),
         "workers": workers,
     })
 }

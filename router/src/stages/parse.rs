@@ -180,7 +180,11 @@ impl Parser {
                 _ => payload.push(piece),
             }
         }
-        Ok((payload.finish(), scan.and_then(BodyScanner::finish)))
+        let scanned = match scan {
+            Ok(scanner) => scanner.finish(),
+            Err(error) => Err(error),
+        };
+        Ok((payload.finish(), scanned))
     }
 
     fn reading(&self, headers: &HeaderMap, scanned: Option<Scanned>, ratios: &TokenRatios) -> Reading {

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod bodies;
 mod canary;
 mod fault_processes;
 mod fault_suite;
+
 mod faults;
 mod faults_health;
 mod harness;

@@ -80,7 +80,8 @@ impl ToolsSegment {
 pub struct PromptHasher {
     seed: ChainHasher,
     max_blocks: usize,
-    tools: Option<Segment>,
+    /// Most prompts have none.
+    tools: Option<Box<Segment>>,
     text: Segment,
 }
 
@@ -88,6 +89,7 @@ impl PromptHasher {
     /// Begins a prompt under `seed`, which is the process's secret. Blocks beyond those that are read are not hashed,
     /// only counted.
     #[must_use]
+    #[inline]
     pub fn new(seed: ChainHasher, prompt_use: PromptUse) -> Self {
         let max_blocks = prompt_use.max_blocks();
         Self { seed, max_blocks, tools: None, text: Segment::new(seed, max_blocks) }
@@ -106,13 +108,13 @@ impl PromptHasher {
 
     /// The tools begin. If there were others, these are instead of them.
     pub fn begin_tools(&mut self) {
-        self.tools = Some(Segment::new(self.seed, self.max_blocks));
+        self.tools = Some(Box::new(Segment::new(self.seed, self.max_blocks)));
     }
 
     /// Adds the next piece of the tools.
     pub fn push_tools(&mut self, piece: &[u8]) {
         let (seed, max_blocks) = (self.seed, self.max_blocks);
-        self.tools.get_or_insert_with(|| Segment::new(seed, max_blocks)).push(piece);
+        self.tools.get_or_insert_with(|| Box::new(Segment::new(seed, max_blocks))).push(piece);
     }
 
     /// The blocks, kept apart from those of other prompts by `salt`.
@@ -148,6 +150,7 @@ struct Segment {
 }
 
 impl Segment {
+    #[inline]
     fn new(seed: ChainHasher, max_blocks: usize) -> Self {
         Self {
             chain: seed,

@@ -47,6 +47,9 @@ pub enum Problem {
     /// Such as 01.
     #[error("numbers have no leading zeros")]
     LeadingZero,
+    /// Such as 1-2 or 1.5.2.
+    #[error("this does not belong in a number")]
+    Number,
     /// A container too many.
     #[error("nested deeper than {0} levels")]
     TooDeep(usize),

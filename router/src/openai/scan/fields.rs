@@ -79,6 +79,14 @@ pub(super) fn unescaped(raw: &[u8]) -> Option<Cow<'_, str>> {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Name(SmallVec<[u8; 64]>);
 
+impl Name {
+    /// Its bytes, which are UTF-8.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl From<&str> for Name {
     fn from(text: &str) -> Self {
         Self(SmallVec::from_slice(text.as_bytes()))

@@ -1,14 +1,15 @@
-//! JSON as a machine that is pushed along byte by byte, and stops wherever a piece ends: no recursion, nothing kept of
-//! what went by, a bit for each open container.
+//! JSON as a machine that is pushed along, and stops wherever a piece ends: no recursion, nothing kept of what went by, a
+//! bit for each open container.
 //!
-//! It checks everything, and tells of the values that are watched for: those whose container is not deeper than
-//! [`watch`](Json::watch). It does not know what they mean; its caller, [`BodyScanner`](super::BodyScanner), does.
+//! It checks everything, and tells of what is asked for: where values of the watched container begin, where it ends, and
+//! where a certain value ends. It does not know what they mean; the [`Reader`] does, which is next.
 
 use smallvec::SmallVec;
 
 use super::error::{Problem, SyntaxError};
 use super::number::Number;
-use super::text::Text;
+use super::reader::Reader;
+use super::text::{Bytes, Fault, Text};
 
 /// Containers that may be open at once. Engines stop earlier; a tool's schema needs some ten.
 pub const MAX_DEPTH: usize = 256;
@@ -18,16 +19,18 @@ const MAX_KEY_BYTES: usize = 64;
 /// The machine.
 pub(super) struct Json {
     state: State,
-    role: Role,
+    /// What follows a value where the machine stands.
+    after: State,
+    /// Of the current piece.
+    bytes: Bytes,
     text: Text,
+    number: Number,
+    /// In `true`, `false` or `null`: what of it is missing.
+    word: &'static [u8],
     depth: usize,
     /// A bit for each open container, whether it is an object.
     objects: [u64; MAX_DEPTH / 64],
-    watched_depth: usize,
-    /// Where in the piece the key being read begins.
-    key_from: usize,
-    /// What came of it in earlier pieces.
-    key_before: SmallVec<[u8; MAX_KEY_BYTES]>,
+    key: Key,
     /// Length of all pieces before this one.
     offset: usize,
     line: usize,
@@ -46,19 +49,24 @@ enum State {
     /// After `{`.
     KeyOrEnd,
     Colon,
-    /// After a value: in a container its end or a comma, outside nothing.
-    AfterValue,
-    InText,
-    InNumber(Number),
-    /// In `true`, `false` or `null`: how much of it has been read.
-    InWord(&'static str, usize),
+    AfterMember,
+    AfterElement,
+    AfterDocument,
+    // Only between two pieces:
+    InKey,
+    InString,
+    InNumber,
+    InWord,
 }
 
-/// What a string is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    Key,
-    Value,
+/// The last key.
+#[derive(Default)]
+pub(super) struct Key {
+    /// Where in the piece it begins and ends; `None` while it has not ended.
+    from: usize,
+    to: Option<usize>,
+    /// What came of it in earlier pieces.
+    before: SmallVec<[u8; MAX_KEY_BYTES]>,
 }
 
 /// What a value is.
@@ -72,30 +80,22 @@ pub(super) enum Kind {
     Null,
 }
 
-/// Something that is watched for. Positions are in the current piece.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Event {
-    /// A value begins at `at`.
-    Begin { kind: Kind, at: usize },
-    /// A key has been read: what of it is in this piece.
-    Key { from: usize, to: usize },
-    /// A value has ended before `at`.
-    End { at: usize },
-}
-
-type Step = Result<Option<Event>, (Problem, usize)>;
+/// Where the machine stands after some bytes.
+type Step = Result<(State, usize), Fault>;
 
 impl Json {
+    #[inline]
     pub(super) fn new() -> Self {
         Self {
             state: State::Value,
-            role: Role::Value,
+            after: State::AfterDocument,
+            bytes: Bytes::Any,
             text: Text::default(),
+            number: Number::Zero,
+            word: &[],
             depth: 0,
             objects: [0; MAX_DEPTH / 64],
-            watched_depth: 0,
-            key_from: 0,
-            key_before: SmallVec::new(),
+            key: Key::default(),
             offset: 0,
             line: 1,
             line_offset: 0,
@@ -103,217 +103,254 @@ impl Json {
         }
     }
 
-    /// Open containers.
-    pub(super) fn depth(&self) -> usize {
-        self.depth
-    }
-
-    /// From now on values and keys within more than `depth` containers are checked and not told.
-    pub(super) fn watch(&mut self, depth: usize) {
-        self.watched_depth = depth;
-    }
-
-    /// Reads on at `at` until something is to be told, or the piece ends.
-    pub(super) fn next(&mut self, piece: &[u8], at: &mut usize) -> Result<Option<Event>, SyntaxError> {
+    /// Reads the next piece, and tells `reader` of what it asks for.
+    pub(super) fn push(&mut self, piece: &[u8], reader: &mut Reader) -> Result<(), SyntaxError> {
         if let Some(error) = self.failed {
             return Err(error);
         }
-        while let Some(&byte) = piece.get(*at) {
-            match self.step(piece, byte, at) {
-                Ok(None) => {}
-                Ok(event) => return Ok(event),
-                Err((problem, offset)) => return Err(self.fail(problem, offset)),
+        self.bytes = Bytes::of(piece);
+        match self.read(piece, reader) {
+            Ok(state) => self.state = state,
+            Err((problem, at)) => {
+                // `at` is modulo 2^64: a character may have begun in an earlier piece.
+                let column = self.offset.wrapping_add(at) + 1 - self.line_offset;
+                return self.fail(problem, column);
             }
         }
-        Ok(None)
-    }
-
-    /// Must be called between two pieces.
-    pub(super) fn end_piece(&mut self, piece: &[u8]) {
         self.offset += piece.len();
-        if self.state == State::InText && self.role == Role::Key && self.depth <= self.watched_depth {
-            let part = piece.get(self.key_from..).unwrap_or_default();
-            let room = MAX_KEY_BYTES - self.key_before.len();
-            self.key_before.extend_from_slice(&part[..part.len().min(room)]);
+        if self.depth == reader.watched_depth() {
+            self.key.end_piece(piece);
         }
-        self.key_from = 0;
-    }
-
-    /// The key that an event told of, as it stands between its quotes. Cut off if it is longer than any that is looked for.
-    pub(super) fn key<'a>(&'a mut self, piece: &'a [u8], from: usize, to: usize) -> &'a [u8] {
-        if self.key_before.is_empty() {
-            return &piece[from..to];
-        }
-        let room = MAX_KEY_BYTES - self.key_before.len();
-        self.key_before.extend_from_slice(&piece[from..to.min(from + room)]);
-        &self.key_before
+        Ok(())
     }
 
     /// The body has ended.
     pub(super) fn finish(&mut self) -> Result<(), SyntaxError> {
-        if let Some(error) = self.failed {
-            return Err(error);
-        }
         let complete = match self.state {
-            State::AfterValue => true,
-            State::InNumber(number) => number.is_complete(),
+            State::AfterDocument => true,
+            State::InNumber => self.number.is_complete() && self.depth == 0,
             _ => false,
         };
-        if complete && self.depth == 0 {
-            return Ok(());
+        match self.failed {
+            Some(error) => Err(error),
+            None if complete => Ok(()),
+            None => self.fail(Problem::Ends(self.expected(self.state)), self.offset - self.line_offset),
         }
-        let problem = Problem::Ends(self.expected());
-        // The last byte there is, if any.
-        Err(self.fail(problem, self.offset.wrapping_sub(1)))
     }
 
-    fn fail(&mut self, problem: Problem, offset: usize) -> SyntaxError {
-        let column = offset.wrapping_add(1) - self.line_offset;
+    #[cold]
+    fn fail(&mut self, problem: Problem, column: usize) -> Result<(), SyntaxError> {
         let error = SyntaxError { problem, line: self.line, column };
         self.failed = Some(error);
-        error
+        Err(error)
     }
 
-    fn step(&mut self, piece: &[u8], byte: u8, at: &mut usize) -> Step {
+    fn read(&mut self, piece: &[u8], reader: &mut Reader) -> Result<State, Fault> {
+        let (mut state, mut at) = self.resume(piece, reader)?;
+        while let Some(&byte) = piece.get(at) {
+            let next = at + 1;
+            (state, at) = match (state, byte) {
+                (State::Value | State::ValueOrEnd, b'"') => self.string(piece, at, reader)?,
+                (State::Key | State::KeyOrEnd, b'"') => {
+                    self.key.begin(next);
+                    self.key(piece, next)?
+                }
+                (State::AfterMember, b',') => (State::Key, next),
+                (State::AfterElement, b',') | (State::Colon, b':') => (State::Value, next),
+                (_, b' ' | b'\r' | b'\t') => (state, next),
+                (_, b'\n') => {
+                    self.line += 1;
+                    self.line_offset = self.offset + next;
+                    (state, next)
+                }
+                (State::KeyOrEnd | State::AfterMember, b'}')
+                | (State::ValueOrEnd | State::AfterElement, b']') => {
+                    self.close();
+                    self.end_value(piece, next, reader)
+                }
+                (State::Value | State::ValueOrEnd, _) => self.value(state, byte, piece, at, reader)?,
+                _ => return Err((Problem::Expected(self.expected(state)), at)),
+            };
+        }
+        Ok(state)
+    }
+
+    /// Goes on with what the last piece ended in.
+    fn resume(&mut self, piece: &[u8], reader: &mut Reader) -> Step {
         match self.state {
-            State::InText => return self.read_text(piece, at),
-            State::InNumber(number) => return self.read_number(number, piece, at),
-            State::InWord(word, read) => return self.read_word((word, read), byte, at),
-            _ => {}
+            State::InKey => self.key(piece, 0),
+            State::InString => self.rest_of_string(piece, 0, reader),
+            State::InNumber => self.rest_of_number(piece, 0, reader),
+            State::InWord => self.rest_of_word(piece, 0, reader),
+            state => Ok((state, 0)),
         }
-        match (byte, self.state) {
-            (b' ' | b'\r' | b'\t', _) => {}
-            (b'\n', _) => {
-                self.line += 1;
-                self.line_offset = self.offset + *at + 1;
-            }
-            (_, State::Value | State::ValueOrEnd) => return self.begin_value(byte, at),
-            (b'"', State::Key | State::KeyOrEnd) => self.begin_key(*at),
-            (b':', State::Colon) => self.state = State::Value,
-            (b',', State::AfterValue) if self.depth > 0 => {
-                self.state = if self.in_object() { State::Key } else { State::Value };
-            }
-            (b'}', State::KeyOrEnd) => return self.close(at),
-            (b'}', State::AfterValue) if self.in_object() => return self.close(at),
-            (b']', State::AfterValue) if self.depth > 0 && !self.in_object() => return self.close(at),
-            _ => return Err((Problem::Expected(self.expected()), self.offset + *at)),
-        }
-        *at += 1;
-        Ok(None)
     }
 
-    fn begin_value(&mut self, byte: u8, at: &mut usize) -> Step {
-        let depth = self.depth;
-        let (kind, state) = match byte {
-            b'"' => {
-                (self.text, self.role) = (Text::default(), Role::Value);
-                (Kind::String, State::InText)
-            }
-            b'{' => (Kind::Object, State::KeyOrEnd),
-            b'[' => (Kind::Array, State::ValueOrEnd),
-            b't' => (Kind::Boolean, State::InWord("true", 1)),
-            b'f' => (Kind::Boolean, State::InWord("false", 1)),
-            b'n' => (Kind::Null, State::InWord("null", 1)),
-            b']' if self.state == State::ValueOrEnd => return self.close(at),
-            _ => match Number::begin(byte) {
-                Some(number) => (Kind::Number, State::InNumber(number)),
-                None => return Err((Problem::Expected(self.expected()), self.offset + *at)),
-            },
+    /// A key, from after its quote or from where the last piece ended, and the colon if it is right behind it.
+    #[inline]
+    fn key(&mut self, piece: &[u8], at: usize) -> Step {
+        let Some(quote) = self.text.advance(piece, at, self.bytes)? else {
+            return Ok((State::InKey, piece.len()));
         };
-        if matches!(kind, Kind::Object | Kind::Array) {
-            self.open(kind).map_err(|problem| (problem, self.offset + *at))?;
+        self.key.to = Some(quote);
+        Ok(match piece.get(quote + 1) {
+            Some(b':') => (State::Value, quote + 2),
+            _ => (State::Colon, quote + 1),
+        })
+    }
+
+    #[inline]
+    fn string(&mut self, piece: &[u8], at: usize, reader: &mut Reader) -> Step {
+        self.begin_value(Kind::String, piece, at, reader);
+        self.rest_of_string(piece, at + 1, reader)
+    }
+
+    fn value(&mut self, state: State, byte: u8, piece: &[u8], at: usize, reader: &mut Reader) -> Step {
+        let next = at + 1;
+        let (kind, word): (_, &'static [u8]) = match byte {
+            b'{' | b'[' => return self.open(byte, piece, at, reader),
+            b't' => (Kind::Boolean, b"rue"),
+            b'f' => (Kind::Boolean, b"alse"),
+            b'n' => (Kind::Null, b"ull"),
+            _ => {
+                let expected = |_| (Problem::Expected(self.expected(state)), at);
+                self.number = Number::begin(byte).ok_or(()).map_err(expected)?;
+                self.begin_value(Kind::Number, piece, at, reader);
+                return self.rest_of_number(piece, next, reader);
+            }
+        };
+        self.begin_value(kind, piece, at, reader);
+        self.word = word;
+        self.rest_of_word(piece, next, reader)
+    }
+
+    #[inline]
+    fn begin_value(&mut self, kind: Kind, piece: &[u8], at: usize, reader: &mut Reader) {
+        if self.depth == reader.watched_depth() {
+            reader.begin(kind, &mut self.key, piece, at);
         }
-        self.state = state;
-        let begin = *at;
-        *at += 1;
-        Ok((depth <= self.watched_depth).then_some(Event::Begin { kind, at: begin }))
     }
 
-    fn begin_key(&mut self, at: usize) {
-        (self.text, self.role, self.state) = (Text::default(), Role::Key, State::InText);
-        self.key_from = at + 1;
-        self.key_before.clear();
+    /// A value has ended before `at`. If a comma is right behind it, it is read along.
+    #[inline]
+    fn end_value(&self, piece: &[u8], at: usize, reader: &mut Reader) -> (State, usize) {
+        if reader.awaits_end(self.depth) {
+            reader.end(self.depth, piece, at);
+        }
+        match (self.after, piece.get(at)) {
+            (State::AfterMember, Some(b',')) => (State::Key, at + 1),
+            (State::AfterElement, Some(b',')) => (State::Value, at + 1),
+            (after, _) => (after, at),
+        }
     }
 
-    fn open(&mut self, kind: Kind) -> Result<(), Problem> {
+    fn open(&mut self, byte: u8, piece: &[u8], at: usize, reader: &mut Reader) -> Step {
         let (word, bit) = (self.depth / 64, 1 << (self.depth % 64));
-        let Some(objects) = self.objects.get_mut(word) else { return Err(Problem::TooDeep(MAX_DEPTH)) };
-        match kind {
-            Kind::Object => *objects |= bit,
-            _ => *objects &= !bit,
-        }
-        self.depth += 1;
-        Ok(())
-    }
-
-    /// Whether the innermost container is an object.
-    fn in_object(&self) -> bool {
-        let Some(at) = self.depth.checked_sub(1) else { return false };
-        self.objects[at / 64] & (1 << (at % 64)) != 0
-    }
-
-    fn close(&mut self, at: &mut usize) -> Step {
-        self.depth -= 1;
-        *at += 1;
-        Ok(self.end_value(*at))
-    }
-
-    fn end_value(&mut self, at: usize) -> Option<Event> {
-        self.state = State::AfterValue;
-        (self.depth <= self.watched_depth).then_some(Event::End { at })
-    }
-
-    fn read_text(&mut self, piece: &[u8], at: &mut usize) -> Step {
-        let Some(quote) = self.text.advance(piece, *at, self.offset)? else {
-            *at = piece.len();
-            return Ok(None);
+        let Some(objects) = self.objects.get_mut(word) else {
+            return Err((Problem::TooDeep(MAX_DEPTH), at));
         };
-        *at = quote + 1;
-        if self.role == Role::Value {
-            return Ok(self.end_value(quote + 1));
-        }
-        self.state = State::Colon;
-        let event = Event::Key { from: self.key_from, to: quote };
-        Ok((self.depth <= self.watched_depth).then_some(event))
+        let (kind, state) = if byte == b'{' {
+            *objects |= bit;
+            self.after = State::AfterMember;
+            (Kind::Object, State::KeyOrEnd)
+        } else {
+            *objects &= !bit;
+            self.after = State::AfterElement;
+            (Kind::Array, State::ValueOrEnd)
+        };
+        self.begin_value(kind, piece, at, reader);
+        self.depth += 1;
+        Ok((state, at + 1))
     }
 
-    fn read_number(&mut self, mut number: Number, piece: &[u8], at: &mut usize) -> Step {
-        while let Some(&byte) = piece.get(*at) {
-            match number.next(byte).map_err(|problem| (problem, self.offset + *at))? {
-                Some(next) => number = next,
-                None => return Ok(self.end_value(*at)),
+    fn close(&mut self) {
+        self.depth -= 1;
+        self.after = match self.depth.checked_sub(1) {
+            None => State::AfterDocument,
+            Some(at) if self.objects[at / 64] & (1 << (at % 64)) != 0 => State::AfterMember,
+            Some(_) => State::AfterElement,
+        };
+    }
+
+    #[inline]
+    fn rest_of_string(&mut self, piece: &[u8], at: usize, reader: &mut Reader) -> Step {
+        Ok(match self.text.advance(piece, at, self.bytes)? {
+            Some(quote) => self.end_value(piece, quote + 1, reader),
+            None => (State::InString, piece.len()),
+        })
+    }
+
+    fn rest_of_number(&mut self, piece: &[u8], mut at: usize, reader: &mut Reader) -> Step {
+        let mut number = self.number;
+        while let Some(&byte) = piece.get(at) {
+            // Most bytes of numbers are digits among digits, or end them.
+            if !(byte.is_ascii_digit() && number.takes_digits()) {
+                if Number::ends_at(byte) && number.is_complete() {
+                    return Ok(self.end_value(piece, at, reader));
+                }
+                number = number.next(byte).map_err(|problem| (problem, at))?;
             }
-            *at += 1;
+            at += 1;
         }
-        self.state = State::InNumber(number);
-        Ok(None)
+        self.number = number;
+        Ok((State::InNumber, at))
     }
 
-    fn read_word(&mut self, (word, read): (&'static str, usize), byte: u8, at: &mut usize) -> Step {
-        if word.as_bytes()[read] != byte {
-            return Err((Problem::Expected(self.expected()), self.offset + *at));
+    fn rest_of_word(&mut self, piece: &[u8], mut at: usize, reader: &mut Reader) -> Step {
+        while let [expected, rest @ ..] = self.word {
+            match piece.get(at) {
+                None => return Ok((State::InWord, at)),
+                Some(byte) if byte == expected => self.word = rest,
+                Some(_) => return Err((Problem::Expected(self.expected(State::InWord)), at)),
+            }
+            at += 1;
         }
-        *at += 1;
-        if read + 1 == word.len() {
-            return Ok(self.end_value(*at));
-        }
-        self.state = State::InWord(word, read + 1);
-        Ok(None)
+        Ok(self.end_value(piece, at, reader))
     }
 
-    fn expected(&self) -> &'static str {
-        match self.state {
+    #[cold]
+    fn expected(&self, state: State) -> &'static str {
+        match state {
+            State::InNumber if self.number.is_complete() => self.expected(self.after),
+            State::InNumber => "a digit",
+            State::InString | State::InKey => self.text.expected(),
+            State::InWord => "`true`, `false` or `null`",
             State::Value => "a value",
             State::ValueOrEnd => "a value or `]`",
             State::Key => "a key in quotes",
             State::KeyOrEnd => "a key in quotes or `}`",
             State::Colon => "`:`",
-            State::InNumber(number) if !number.is_complete() => "a digit",
-            State::AfterValue | State::InNumber(_) if self.depth == 0 => "nothing after the body's value",
-            State::AfterValue | State::InNumber(_) if self.in_object() => "`,` or `}`",
-            State::AfterValue | State::InNumber(_) => "`,` or `]`",
-            State::InText => self.text.expected(),
-            State::InWord(word, _) => word,
+            State::AfterMember => "`,` or `}`",
+            State::AfterElement => "`,` or `]`",
+            State::AfterDocument => "nothing after the body's value",
         }
+    }
+}
+
+impl Key {
+    fn begin(&mut self, from: usize) {
+        (self.from, self.to) = (from, None);
+        self.before.clear();
+    }
+
+    fn end_piece(&mut self, piece: &[u8]) {
+        self.keep(piece.get(self.from..self.to.unwrap_or(piece.len())).unwrap_or_default());
+        self.from = 0;
+        self.to = self.to.map(|_| 0);
+    }
+
+    /// The key as it stands between its quotes. Cut off if it is longer than any that is looked for.
+    pub(super) fn whole<'a>(&'a mut self, piece: &'a [u8]) -> &'a [u8] {
+        let here = piece.get(self.from..self.to.unwrap_or_default()).unwrap_or_default();
+        if self.before.is_empty() {
+            return here;
+        }
+        self.keep(here);
+        &self.before
+    }
+
+    fn keep(&mut self, part: &[u8]) {
+        let room = MAX_KEY_BYTES - self.before.len();
+        self.before.extend_from_slice(&part[..part.len().min(room)]);
     }
 }

@@ -26,10 +26,15 @@ impl Number {
         }
     }
 
-    /// The number with `byte` added; `None` if the number has ended before it.
-    #[inline]
-    pub(super) fn next(self, byte: u8) -> Result<Option<Self>, Problem> {
-        Ok(Some(match (self, byte) {
+    /// Whether `byte` is none that may stand in a number.
+    #[inline(always)]
+    pub(super) fn ends_at(byte: u8) -> bool {
+        !matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-')
+    }
+
+    /// The number with `byte` added.
+    pub(super) fn next(self, byte: u8) -> Result<Self, Problem> {
+        Ok(match (self, byte) {
             (Self::Integer, b'0'..=b'9') => Self::Integer,
             (Self::Point | Self::Fraction, b'0'..=b'9') => Self::Fraction,
             (Self::E | Self::Sign | Self::Exponent, b'0'..=b'9') => Self::Exponent,
@@ -39,12 +44,19 @@ impl Number {
             (Self::Zero | Self::Integer, b'.') => Self::Point,
             (Self::Zero | Self::Integer | Self::Fraction, b'e' | b'E') => Self::E,
             (Self::E, b'+' | b'-') => Self::Sign,
-            _ if self.is_complete() => return Ok(None),
+            _ if self.is_complete() => return Err(Problem::Number),
             _ => return Err(Problem::Expected("a digit")),
-        }))
+        })
+    }
+
+    /// Whether a digit would leave it as it is.
+    #[inline(always)]
+    pub(super) fn takes_digits(self) -> bool {
+        matches!(self, Self::Integer | Self::Fraction | Self::Exponent)
     }
 
     /// Whether it may end here.
+    #[inline(always)]
     pub(super) fn is_complete(self) -> bool {
         matches!(self, Self::Zero | Self::Integer | Self::Fraction | Self::Exponent)
     }

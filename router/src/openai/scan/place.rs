@@ -62,8 +62,12 @@ impl Place {
         }
     }
 
-    /// What a key means here. `raw` is as it stands between its quotes.
-    pub(super) fn key(self, raw: &[u8]) -> Key {
+    /// What a key means here. `raw` is as it stands between its quotes; it is asked for only where there are keys.
+    pub(super) fn key<'a>(self, raw: impl FnOnce() -> &'a [u8]) -> Key {
+        if matches!(self, Self::Document | Self::Messages | Self::Parts) {
+            return Key::Other;
+        }
+        let raw = raw();
         match self.known_key(raw) {
             Key::Other if raw.contains(&b'\\') => {
                 unescaped(raw).map_or(Key::Other, |key| self.known_key(key.as_bytes()))

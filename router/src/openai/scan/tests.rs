@@ -1,6 +1,8 @@
 //! What is taken for JSON, what is read of it, and that cuts make no difference.
 
 use proptest::prelude::*;
+use roundhouse_types::ChainHasher;
+use router_core::prefix::PromptHasher;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
@@ -212,8 +214,9 @@ fn says_where_and_what_was_expected() {
         ("[1", "expected `,` or `]`, but the body ends at line 1 column 2"),
         ("{\n", "expected a key in quotes or `}`, but the body ends at line 2 column 0"),
         ("{} x", "expected nothing after the body's value at line 1 column 4"),
-        ("{\"a\": trux}", "expected true at line 1 column 10"),
+        ("{\"a\": trux}", "expected `true`, `false` or `null` at line 1 column 10"),
         ("[01]", "numbers have no leading zeros at line 1 column 3"),
+        ("[1.5.2]", "this does not belong in a number at line 1 column 5"),
         ("[1.]", "expected a digit at line 1 column 4"),
         ("-", "expected a digit, but the body ends at line 1 column 1"),
         ("{\"a", "expected the closing quote of a string, but the body ends at line 1 column 3"),
