@@ -6,7 +6,6 @@ mod bodies;
 mod canary;
 mod fault_processes;
 mod fault_suite;
-
 mod faults;
 mod faults_health;
 mod harness;

@@ -11,13 +11,18 @@ use crate::request::PromptUse;
 const SMALL_BLOCK_BYTES: usize = 64;
 /// Where medium blocks begin.
 const SMALL_BLOCKS: usize = 32;
-/// Blocks up to 256 KiB, which is some 64,000 tokens.
+/// Blocks up to 16 KiB.
 const MEDIUM_BLOCK_BYTES: usize = 256;
 /// Where large blocks begin.
-const MEDIUM_BLOCKS: usize = SMALL_BLOCKS + 1_016;
-/// All later blocks: at most 1.6 % of what came before them. They are chained in steps of a medium block.
-const LARGE_BLOCK_BYTES: usize = 4_096;
-/// A prompt has no more blocks than this, 12 MiB of it: the tree takes them in one step, under its lock.
+const MEDIUM_BLOCKS: usize = SMALL_BLOCKS + 56;
+/// Blocks up to 256 KiB, which is some 64,000 tokens: at most 6 % of what came before them. All beyond a medium block are
+/// chained in steps of one.
+const LARGE_BLOCK_BYTES: usize = 1_024;
+/// Where the largest blocks begin.
+const LARGE_BLOCKS: usize = MEDIUM_BLOCKS + 240;
+/// All later blocks.
+const HUGE_BLOCK_BYTES: usize = 4_096;
+/// A prompt has no more blocks than this, 15 MiB of it: the tree takes them in one step, under its lock.
 pub const MAX_BLOCKS: usize = 4_096;
 /// What most short prompts have; room for them is taken at once.
 const USUAL_BLOCKS: usize = 32;
@@ -28,15 +33,19 @@ pub fn block_bytes(index: usize) -> usize {
     match index {
         0..SMALL_BLOCKS => SMALL_BLOCK_BYTES,
         SMALL_BLOCKS..MEDIUM_BLOCKS => MEDIUM_BLOCK_BYTES,
-        _ => LARGE_BLOCK_BYTES,
+        MEDIUM_BLOCKS..LARGE_BLOCKS => LARGE_BLOCK_BYTES,
+        _ => HUGE_BLOCK_BYTES,
     }
 }
 
 /// Where block number `count` of a segment begins: the bytes that `count` blocks cover.
 #[must_use]
 pub fn covered_bytes(count: usize) -> usize {
-    let (small, medium) = (count.min(SMALL_BLOCKS), count.min(MEDIUM_BLOCKS));
-    small * SMALL_BLOCK_BYTES + (medium - small) * MEDIUM_BLOCK_BYTES + (count - medium) * LARGE_BLOCK_BYTES
+    let (small, medium, large) = (count.min(SMALL_BLOCKS), count.min(MEDIUM_BLOCKS), count.min(LARGE_BLOCKS));
+    small * SMALL_BLOCK_BYTES
+        + (medium - small) * MEDIUM_BLOCK_BYTES
+        + (large - medium) * LARGE_BLOCK_BYTES
+        + (count - large) * HUGE_BLOCK_BYTES
 }
 
 /// The blocks of a whole prompt: those of its tools, then those of its text, each segment cut anew from small blocks on.
@@ -142,7 +151,7 @@ struct Segment {
     chain: ChainHasher,
     partial: [u8; MEDIUM_BLOCK_BYTES],
     partial_bytes: usize,
-    /// What of a large block is in the chain already.
+    /// What of a larger block is in the chain already.
     chained_bytes: usize,
     blocks: Vec<BlockHash>,
     max_blocks: usize,
