@@ -2,8 +2,6 @@
 //!
 //! `cargo bench -p router --bench parse -- --quick`
 
-#![expect(missing_docs, reason = "criterion's macros make public functions")]
-
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

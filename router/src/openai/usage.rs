@@ -1,5 +1,6 @@
 //! Finds the usage in a reply without parsing the reply: engines put it last.
 
+use memchr::memmem;
 use serde_json::value::RawValue;
 
 use roundhouse_types::Usage;
@@ -28,9 +29,9 @@ impl ReplyTail {
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         const KEY: &[u8] = b"\"usage\":";
-        let starts = self.tail.windows(KEY.len()).enumerate().filter(|(_, window)| *window == KEY);
-        let starts: Vec<_> = starts.map(|(at, _)| at + KEY.len()).collect();
-        starts.into_iter().rev().find_map(|at| read_usage(&self.tail[at..]))
+        // More than is promised may be left of what came before; how much depends on where the pieces were cut.
+        let tail = &self.tail[self.tail.len().saturating_sub(TAIL_BYTES)..];
+        memmem::rfind_iter(tail, KEY).find_map(|at| read_usage(&tail[at + KEY.len()..]))
     }
 }
 
@@ -80,6 +81,14 @@ mod tests {
             let reply = "x".repeat(before) + STREAM;
             let expected = Usage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: 8 };
             prop_assert_eq!(usage_of(&reply, cut), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_usage_too_far_from_the_end_is_not_seen_however_the_reply_is_cut() {
+        let reply = format!("{STREAM}{}", "x".repeat(TAIL_BYTES));
+        for cut in [1, 999, TAIL_BYTES - 1, TAIL_BYTES, 100_000] {
+            assert_eq!(usage_of(&reply, cut), None, "cut every {cut} bytes");
         }
     }
 

@@ -198,11 +198,14 @@ impl Segment {
         }
     }
 
-    /// Keeps the blocks apart from equal ones under another salt. Equal results still mean equal salts and paths.
+    /// Keeps the blocks apart from equal ones under another salt. Equal results still mean equal salts and paths, as far
+    /// as hashes go: hash and salt both come from the secret seed, and each step can be undone.
     fn salt(&mut self, salt: ChainHasher) {
-        for block in &mut self.blocks {
-            let mut salted = salt;
-            *block = salted.push_bytes(&block.0.to_le_bytes());
+        /// The golden ratio, as in Fibonacci hashing.
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        for BlockHash(hash) in &mut self.blocks {
+            let mixed = (*hash ^ salt.current().0).wrapping_mul(ODD);
+            *hash = mixed ^ (mixed >> 32);
         }
     }
 
