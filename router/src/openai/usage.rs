@@ -32,9 +32,11 @@ impl ReplyTail {
     /// The last usage in what was seen; `None` if the engine reported none.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
-        let mut before = self.tail.len();
-        while let Some(at) = LAST_KEY.rfind(&self.tail[..before]) {
-            if let Some(usage) = read_usage(&self.tail[at + KEY.len()..]) {
+        // More than is promised may be left of what came before; how much depends on where the pieces were cut.
+        let tail = &self.tail[self.tail.len().saturating_sub(TAIL_BYTES)..];
+        let mut before = tail.len();
+        while let Some(at) = LAST_KEY.rfind(&tail[..before]) {
+            if let Some(usage) = read_usage(&tail[at + KEY.len()..]) {
                 return Some(usage);
             }
             before = at;
@@ -89,6 +91,14 @@ mod tests {
             let reply = "x".repeat(before) + STREAM;
             let expected = Usage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: 8 };
             prop_assert_eq!(usage_of(&reply, cut), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_usage_too_far_from_the_end_is_not_seen_however_the_reply_is_cut() {
+        let reply = format!("{STREAM}{}", "x".repeat(TAIL_BYTES));
+        for cut in [1, 999, TAIL_BYTES - 1, TAIL_BYTES, 100_000] {
+            assert_eq!(usage_of(&reply, cut), None, "cut every {cut} bytes");
         }
     }
 

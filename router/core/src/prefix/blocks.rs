@@ -207,11 +207,14 @@ impl Segment {
         }
     }
 
-    /// Keeps the blocks apart from equal ones under another salt. Equal results still mean equal salts and paths.
+    /// Keeps the blocks apart from equal ones under another salt. Equal results still mean equal salts and paths, as far
+    /// as hashes go: hash and salt both come from the secret seed, and each step can be undone.
     fn salt(&mut self, salt: ChainHasher) {
-        for block in &mut self.blocks {
-            let mut salted = salt;
-            *block = salted.push_bytes(&block.0.to_le_bytes());
+        /// The golden ratio, as in Fibonacci hashing.
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        for BlockHash(hash) in &mut self.blocks {
+            let mixed = (*hash ^ salt.current().0).wrapping_mul(ODD);
+            *hash = mixed ^ (mixed >> 32);
         }
     }
 
@@ -338,7 +341,7 @@ mod tests {
         assert_eq!((first.hashes.len(), first.prompt_bytes), (16, 5_000));
         let whole = hash_with_tools("", &text, PromptUse::Whole);
         assert_eq!(first.hashes, whole.hashes[..16]);
-        let endless = hash_with_tools(&"t".repeat(13 << 20), &text, PromptUse::Whole);
+        let endless = hash_with_tools(&"t".repeat(16 << 20), &text, PromptUse::Whole);
         assert_eq!(endless.hashes.len(), MAX_BLOCKS);
         assert_eq!(endless.tools.blocks, MAX_BLOCKS);
     }

@@ -132,9 +132,8 @@ impl Reader {
             return Err(BodyError::NotAnObject { found });
         }
         let Fields { model, user, cache_salt, .. } = self.fields;
-        let salt = ChainHasher::new(self.seed)
-            .salted(model.as_ref().map_or(&[], Name::as_bytes))
-            .salted(cache_salt.map(u64::to_le_bytes).as_ref().map_or(&[], |salt| &salt[..]));
+        let salt = ChainHasher::new(self.seed).salted(model.as_ref().map_or(&[], Name::as_bytes));
+        let salt = cache_salt.map_or(salt, |own| salt.salted(&own.to_le_bytes()));
         Ok(Scanned { model, user, prompt: self.prompt.finish(salt) })
     }
 

@@ -37,7 +37,7 @@ fn hashed(tools: Option<&str>, text: &str, salt: ChainHasher) -> PromptBlocks {
 }
 
 fn salt_of(model: &str) -> ChainHasher {
-    ChainHasher::new(SEED).salted(model.as_bytes()).salted(&[])
+    ChainHasher::new(SEED).salted(model.as_bytes())
 }
 
 /// Whether `serde_json` takes it. It leaves strings that it skips unchecked, as far as UTF-8 goes.
