@@ -2,7 +2,8 @@
 //!
 //! Invariant: what a worker holds is closed under prefixes, that is, who holds a block holds its parent. The search
 //! for the longest match relies on it, and eviction keeps it: each worker's blocks are in order of use, a path is
-//! refreshed from its end to its beginning, so that a child is always older than its parent and goes first.
+//! refreshed from its end to its beginning, so that a child comes before its parent, and a block that still has
+//! children is never taken.
 
 use hashbrown::HashTable;
 use roundhouse_types::BlockHash;
@@ -12,6 +13,8 @@ use super::arena::Arena;
 use crate::worker::WorkerSlot;
 
 const NONE: u32 = u32::MAX;
+/// A moment is as many insertions as a worker has blocks, divided by two to this power.
+const MOMENT_BITS: u32 = 10;
 
 /// Bounds of the tree, in blocks held by workers (a block that three workers hold counts three times).
 #[derive(Clone, Copy, Debug)]
@@ -149,24 +152,21 @@ impl PrefixTree {
         if self.workers.len() <= worker.index() {
             self.workers.resize(worker.index() + 1, EMPTY_LIST);
         }
-        let mut on_path = Vec::with_capacity(path.len());
-        let mut known = 0;
-        let mut parent = NONE;
-        for hash in path {
-            let node = self.node(*hash, parent);
-            let holders = &self.nodes[node].holders;
-            let holding = match holders.binary_search_by_key(&worker, |(slot, _)| *slot) {
-                Ok(at) => {
-                    known += 1;
-                    holders[at].1
-                }
-                Err(at) => self.add_holding(node, worker, at, on_path.last().copied()),
-            };
-            on_path.push(holding);
-            parent = node;
+        // What a worker holds is closed under prefixes, so the blocks it has are the first ones.
+        let known = path.partition_point(|hash| self.held_by(*hash, worker).is_some());
+        let deepest = known.checked_sub(1).and_then(|at| self.held_by(path[at], worker));
+        let (mut parent, mut above) = deepest.unwrap_or((NONE, NONE));
+        let mut new: SmallVec<[u32; 32]> = SmallVec::new();
+        for hash in &path[known..] {
+            parent = self.node(*hash, parent);
+            above = self.add_holding(parent, worker, above);
+            new.push(above);
         }
-        for holding in on_path.into_iter().rev() {
-            self.touch(holding);
+        for holding in new.into_iter().rev() {
+            self.link_newest(holding);
+        }
+        if let Some((_, holding)) = deepest {
+            self.touch_path(holding);
         }
         self.evict(worker);
         known
@@ -209,16 +209,44 @@ impl PrefixTree {
         self.map.find(hash.0, |node| self.nodes[*node].hash == hash).copied()
     }
 
-    fn add_holding(&mut self, node: u32, worker: WorkerSlot, at: usize, parent: Option<u32>) -> u32 {
+    /// The node of `hash` and what `worker` holds of it.
+    fn held_by(&self, hash: BlockHash, worker: WorkerSlot) -> Option<(u32, u32)> {
+        let node = self.find(hash)?;
+        let holders = &self.nodes[node].holders;
+        let at = holders.binary_search_by_key(&worker, |(slot, _)| *slot).ok()?;
+        Some((node, holders[at].1))
+    }
+
+    /// Makes `worker` a holder of `node`, below what it holds under the number `above`. Not yet in the order of use.
+    fn add_holding(&mut self, node: u32, worker: WorkerSlot, above: u32) -> u32 {
         let new = Holding { node, worker, children: 0, newer: NONE, older: NONE, used: self.clock };
         let holding = self.holdings.place(new);
-        self.nodes[node].holders.insert(at, (worker, holding));
-        if let Some(parent) = parent {
-            self.holdings[parent].children += 1;
+        let holders = &mut self.nodes[node].holders;
+        let at = holders.partition_point(|(slot, _)| *slot < worker);
+        holders.insert(at, (worker, holding));
+        if above != NONE {
+            self.holdings[above].children += 1;
         }
-        self.link_newest(holding);
         self.held += 1;
         holding
+    }
+
+    /// Makes `holding` and all above it the newest of their worker, the root last. Stops at one that was used a moment ago,
+    /// since what is above that was as well: a prompt that is asked for all the time is not moved each time. A moment is
+    /// short beside the time that a block stays, and no time at all in a small tree, whose order of use is exact.
+    fn touch_path(&mut self, mut holding: u32) {
+        let worker = self.holdings[holding].worker;
+        let moment = u32::try_from(self.workers[worker.index()].blocks >> MOMENT_BITS).unwrap_or(u32::MAX);
+        while self.clock.wrapping_sub(self.holdings[holding].used) >= moment {
+            self.touch(holding);
+            let parent = self.nodes[self.holdings[holding].node].parent;
+            if parent == NONE {
+                break;
+            }
+            let holders = &self.nodes[parent].holders;
+            let Ok(at) = holders.binary_search_by_key(&worker, |(slot, _)| *slot) else { break };
+            holding = holders[at].1;
+        }
     }
 
     fn touch(&mut self, holding: u32) {
@@ -259,7 +287,7 @@ impl PrefixTree {
     /// Evicts from `worker` down to its own bound, then from whoever has the oldest block down to the common one.
     fn evict(&mut self, worker: WorkerSlot) {
         while self.workers[worker.index()].blocks > self.limits.worker_blocks {
-            self.remove(self.workers[worker.index()].oldest);
+            self.evict_oldest(worker);
         }
         while self.held > self.limits.total_blocks {
             // A batch at a time, because finding the worker costs a look at all of them.
@@ -268,19 +296,28 @@ impl PrefixTree {
             let lists = self.workers.iter().filter(|list| list.oldest != NONE);
             let Some(list) = lists.max_by_key(age) else { return };
             let victim = self.holdings[list.oldest].worker;
-            for _ in 0..BATCH_BLOCKS.min(self.held - self.limits.total_blocks) {
-                match self.workers[victim.index()].oldest {
-                    NONE => break,
-                    oldest => self.remove(oldest),
-                }
+            let batch = BATCH_BLOCKS.min(self.held - self.limits.total_blocks);
+            for _ in 0..batch.min(self.workers[victim.index()].blocks) {
+                self.evict_oldest(victim);
             }
+        }
+    }
+
+    /// Evicts the leaf that `worker`, which must hold something, has not used for longest. A block with others below it has
+    /// been used when they were, whatever the order says, and goes to the front.
+    fn evict_oldest(&mut self, worker: WorkerSlot) {
+        loop {
+            let oldest = self.workers[worker.index()].oldest;
+            if self.holdings[oldest].children == 0 {
+                return self.remove(oldest);
+            }
+            self.touch(oldest);
         }
     }
 
     fn remove(&mut self, holding: u32) {
         self.unlink(holding);
-        let Holding { node, worker, children, .. } = self.holdings[holding];
-        debug_assert_eq!(children, 0, "a child goes before its parent");
+        let Holding { node, worker, .. } = self.holdings[holding];
         self.holdings.free(holding);
         self.held -= 1;
         let Node { parent, hash, ref mut holders } = self.nodes[node];

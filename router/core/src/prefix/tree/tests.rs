@@ -206,3 +206,19 @@ fn ten_thousand_workers_may_hold_one_prefix() {
     tree.forget(WorkerSlot(7));
     assert_eq!(tree.hits(&path(&[0, 1, 2])).blocks(WorkerSlot(7)), 0);
 }
+
+#[test]
+fn a_large_tree_stays_closed_and_keeps_what_is_used_all_the_time() {
+    let mut tree = PrefixTree::new(TreeLimits { total_blocks: 3_000, worker_blocks: 3_000 });
+    let worker = WorkerSlot(0);
+    let mut chain = ChainHasher::new(7);
+    let hot: Vec<BlockHash> = (0..20u8).map(|step| chain.push_bytes(&[step])).collect();
+    for number in 0..4_000u32 {
+        let mut chain = chain;
+        let own = (0..5u32).map(|step| chain.push_bytes(&(number * 8 + step).to_le_bytes()));
+        let whole: Vec<BlockHash> = hot.iter().copied().chain(own).collect();
+        assert_eq!(tree.insert(worker, &whole), if number == 0 { 0 } else { hot.len() });
+    }
+    assert_eq!(tree.worker_blocks(worker), 3_000, "some two insertions are a moment here");
+    tree.check_invariants();
+}
