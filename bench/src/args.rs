@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::arrivals::RequestRate;
 use crate::overhead::args::OverheadArgs;
+use crate::soak::SoakArgs;
 use crate::statistics::Goodput;
 
 /// The whole command line.
@@ -27,6 +28,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Measure what a router costs: CPU, latency and memory, before mock workers of this program's own
     Overhead(Box<OverheadArgs>),
+    /// Send at a fixed rate for long, while workers are killed and come back
+    Soak(SoakArgs),
 }
 
 /// Everything `bench serve` takes.
@@ -466,7 +469,7 @@ mod tests {
         let words = ["bench", "serve"].into_iter().chain(line.split_whitespace());
         Cli::try_parse_from(words).map(|cli| match cli.command {
             Command::Serve(args) => *args,
-            Command::Overhead(_) => panic!("parsed serve as overhead"),
+            Command::Overhead(_) | Command::Soak(_) => panic!("parsed serve as something else"),
         })
     }
 

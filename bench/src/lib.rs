@@ -1,8 +1,8 @@
 //! Serving benchmarks in the format people already read: SGLang's and vLLM's tables, JSON keys and flags.
 //!
 //! The path of a run, in order: [`args`] → [`dataset`] → [`arrivals`] → [`run`] (over [`client`]) →
-//! [`record`] → [`statistics`] → [`report`]. [`overhead`] is another measurement, of routers. Nothing here knows the router's or the worker's insides: it speaks
-//! HTTP like any client.
+//! [`record`] → [`statistics`] → [`report`]. [`overhead`] and [`soak`] are other measurements, of
+//! routers. Nothing here knows the router's or the worker's insides: it speaks HTTP like any client.
 
 pub mod args;
 pub mod arrivals;
@@ -14,6 +14,7 @@ pub mod overhead;
 pub mod record;
 pub mod report;
 pub mod run;
+pub mod soak;
 pub mod sse;
 pub mod statistics;
 pub mod tokens;

@@ -1,5 +1,6 @@
 //! The router's command line.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -79,30 +80,33 @@ fn run(config: Config) -> anyhow::Result<ExitCode> {
     outcome
 }
 
-/// Says what has been started, and how to try it.
+/// Says what has been started, and how to try it. Whether anybody reads it makes no difference: stdout may be closed.
 fn introduce(app: &Arc<App>, addresses: Addresses) {
+    let _ = std::io::stdout().write_all(introduction(app, addresses).as_bytes());
+}
+
+fn introduction(app: &App, addresses: Addresses) -> String {
     let roster = app.fleet.roster();
-    println!("Roundhouse router {} on http://{}", env!("CARGO_PKG_VERSION"), addresses.clients);
-    println!("  policy   {}", app.decider.policy().name());
+    let scheme = if app.settings.tls_cert.is_some() { "https" } else { "http" };
+    let clients = format!("{scheme}://{}", addresses.clients);
+    let mut lines = vec![
+        format!("Roundhouse router {} on {clients}", env!("CARGO_PKG_VERSION")),
+        format!("  policy   {}", app.decider.policy().name()),
+    ];
     for worker in roster.snapshot.workers() {
         let state = if worker.is_usable() { "up" } else { "not up yet" };
-        println!("  worker   {:<6} {} ({state})", worker.id().as_str(), worker.spec.address);
+        lines.push(format!("  worker   {:<6} {} ({state})", worker.id().as_str(), worker.spec.address));
     }
-    if let Some(admin) = addresses.admin {
-        println!("  admin    http://{admin}/metrics /workers /explain");
-    }
-    if let Some(metrics) = addresses.metrics {
-        println!("  metrics  http://{metrics}/metrics");
-    }
+    lines.extend(addresses.admin.map(|admin| format!("  admin    http://{admin}/metrics /workers /explain")));
+    lines.extend(addresses.metrics.map(|metrics| format!("  metrics  http://{metrics}/metrics")));
     let models = roster.snapshot.workers().iter().find_map(|worker| worker.models());
     let model = models.and_then(|models| models.first().cloned()).unwrap_or_else(|| "MODEL".to_owned());
-    println!("\nTry it:\n");
-    println!(
-        "  curl -N http://{}/v1/chat/completions -H 'content-type: application/json' \\",
-        addresses.clients
-    );
-    println!(
+    lines.push(format!(
+        "\nTry it:\n\n  curl -N {clients}/v1/chat/completions -H 'content-type: application/json' \\"
+    ));
+    lines.push(format!(
         "    -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \
-         \"Who is Mr. Darcy?\"}}]}}'\n"
-    );
+         \"Who is Mr. Darcy?\"}}]}}'\n\n"
+    ));
+    lines.join("\n")
 }

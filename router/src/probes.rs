@@ -138,6 +138,9 @@ impl Prober {
                 if self.failures >= FAILURES_TO_DOWN && worker.is_up() && worker.mark_down() {
                     tracing::warn!(worker = %worker.id(), %reason, "worker is down");
                     self.decider.forget(worker.slot);
+                } else if self.failures == FAILURES_TO_DOWN {
+                    // Once: what keeps a worker from coming up, such as a certificate that nobody trusts, is seen nowhere else.
+                    tracing::warn!(worker = %worker.id(), %reason, "worker is not up");
                 }
             }
         }

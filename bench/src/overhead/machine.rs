@@ -29,6 +29,15 @@ impl std::str::FromStr for Core {
     }
 }
 
+impl std::fmt::Display for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::Number(number) => number.fmt(f),
+        }
+    }
+}
+
 /// Keeps this thread, and whatever it starts from now on, on a core.
 ///
 /// # Errors
