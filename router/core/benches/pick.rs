@@ -1,0 +1,76 @@
+//! What a decision costs: hits, ledger, policy, lease and the tree's new entry, for prompts of 1, 16 and 200 KB before four and a
+//! hundred workers. 8 shared beginnings make 75 % of the text; the rest is new each time, as in `bench overhead`.
+//!
+//! `cargo bench -p router-core --bench pick`
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
+use roundhouse_types::ChainHasher;
+use router_core::prefix::PromptHasher;
+use router_core::prefix::blocks::PromptBlocks;
+use router_core::prefix::tree::TreeLimits;
+use router_core::{
+    Among, Decider, Fleet, FleetSnapshot, PromptUse, RequestView, WorkerId, WorkerSpec, policy,
+};
+
+const SHARED_PROMPTS: u64 = 8;
+
+fn fleet(count: usize) -> std::sync::Arc<FleetSnapshot> {
+    let spec =
+        |n: usize| WorkerSpec { id: WorkerId::new(&format!("w{n}")), address: format!("http://w{n}:8000") };
+    let mut fleet = Fleet::default();
+    fleet.reconcile(&(0..count).map(spec).collect::<Vec<_>>());
+    let snapshot = fleet.snapshot();
+    for worker in snapshot.workers() {
+        worker.mark_up();
+    }
+    snapshot
+}
+
+/// Request number `number` of `kilobytes`.
+fn prompt(kilobytes: usize, number: u64) -> PromptBlocks {
+    let bytes = kilobytes * 1_024;
+    let text =
+        |seed: u64, length: usize| seed.to_le_bytes().into_iter().cycle().take(length).collect::<Vec<u8>>();
+    let mut hasher = PromptHasher::new(ChainHasher::new(1), PromptUse::Whole);
+    hasher.push(&text(number % SHARED_PROMPTS, bytes * 3 / 4));
+    hasher.push(&text(SHARED_PROMPTS + number, bytes / 4));
+    hasher.finish(ChainHasher::new(2))
+}
+
+fn pick(criterion: &mut Criterion) {
+    for (name, workers) in [("round_robin", 4), ("prefix_aware", 4), ("prefix_aware", 100)] {
+        let mut group = criterion.benchmark_group(format!("{name}/{workers} workers"));
+        let fleet = fleet(workers);
+        for kilobytes in [1, 16, 200] {
+            let policy = policy::by_name(name).expect("it is in the table");
+            let decider = Decider::new(policy, TreeLimits::within_bytes(64 << 20), 1);
+            let mut number = 0;
+            let mut next = || {
+                number += 1;
+                prompt(kilobytes, number)
+            };
+            group.bench_function(BenchmarkId::from_parameter(format!("{kilobytes} KB")), |bencher| {
+                bencher.iter_batched(
+                    &mut next,
+                    |prompt| {
+                        let request = RequestView {
+                            blocks: &prompt.hashes,
+                            prompt_bytes: prompt.prompt_bytes,
+                            prompt_tokens: prompt.prompt_bytes / 4,
+                            ..RequestView::default()
+                        };
+                        black_box(decider.decide(&fleet, &request, Among::Untried(&[]), Duration::ZERO))
+                    },
+                    BatchSize::SmallInput,
+                );
+            });
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, pick);
+criterion_main!(benches);
