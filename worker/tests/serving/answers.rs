@@ -157,7 +157,13 @@ async fn a_client_that_leaves_frees_its_blocks() {
     let body = chat("Tell me everything.", &json!({"stream": true, "max_tokens": 8000, "ignore_eos": true}));
     let mut response = send(&worker, Method::POST, CHAT, body.to_string()).await;
     http_body_util::BodyExt::frame(response.body_mut()).await.unwrap().unwrap();
-    assert_eq!(get(&worker, "/server_info").await["requests_running"], 1);
+    // The counters are written after the step whose token has just come.
+    let counted = async {
+        while get(&worker, "/server_info").await["requests_running"] != 1 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), counted).await.expect("it runs");
     drop(response);
     let freed = async {
         while get(&worker, "/server_info").await["kv_blocks_used"] != 0 {
