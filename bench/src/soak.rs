@@ -32,6 +32,8 @@ use workers::MockProcesses;
 
 /// Requests are due this often; several at once when the rate is higher.
 const TICK: Duration = Duration::from_millis(1);
+/// A connection that has waited longer is not used again: the router may be closing it at this moment, as it says it does.
+const LONGEST_IDLE: Duration = Duration::from_secs(20);
 
 /// Everything `bench soak` takes.
 #[derive(Debug, Clone, Args)]
@@ -180,7 +182,8 @@ struct Shared {
     address: SocketAddr,
     workload: Workload,
     tally: Tally,
-    idle: Mutex<Vec<Connection>>,
+    /// With the time since which each waits; the one used last is taken first.
+    idle: Mutex<Vec<(Connection, Instant)>>,
 }
 
 impl Shared {
@@ -196,12 +199,12 @@ impl Shared {
     async fn exchange(&self, draft: &Draft) -> Result<(), ExchangeError> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut connection = match idle {
-            Some(connection) => connection,
-            None => Connection::open(self.address).await?,
+            Some((connection, since)) if since.elapsed() < LONGEST_IDLE => connection,
+            _ => Connection::open(self.address).await?,
         };
         connection.exchange(self.workload.pieces(draft)).await?;
         if !connection.closes() {
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push((connection, Instant::now()));
         }
         Ok(())
     }
