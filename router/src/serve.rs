@@ -33,8 +33,8 @@ pub struct Addresses {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Serves until `stop` resolves, and then for `--drain-delay` while saying that it goes; then drains. `ready` is called once everything listens. Must run on a current-thread or
-/// other tokio runtime, which then does the accepting, the probing and the admin API.
+/// Serves until `stop` resolves, and then for `--drain-delay` while saying that it goes; then drains. `ready` is called
+/// once everything listens. Must run on a tokio runtime, which then does the accepting, the probing and the admin API.
 ///
 /// # Errors
 /// When an address is taken, or a worker cannot be set up.

@@ -157,7 +157,10 @@ impl Recorder {
                         app.report_failure(worker.id(), trial);
                     }
                     metrics.attempt(worker, AttemptOutcome::Broken);
-                    tracing::warn!(worker = %worker.id(), %error, "stream broke");
+                    // A worker that dies takes all of its streams along.
+                    if app.failure_logs.allow(worker.id()) {
+                        tracing::warn!(worker = %worker.id(), %error, "stream broke");
+                    }
                 }
                 self.record("broken", Some(usage));
             }
