@@ -10,6 +10,7 @@ pub mod error;
 pub mod failure_logs;
 pub mod fleet;
 pub mod hop_by_hop;
+pub mod http1;
 pub mod keys;
 pub mod listener;
 pub mod metrics;

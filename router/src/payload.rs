@@ -14,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 /// Pieces below this are copied together: a client that sends byte by byte must not cost a piece of bookkeeping for each.
 const SMALL_PIECE_BYTES: usize = 4 << 10;
 /// After so much of a body its sender lets others run: some 50 µs of copying into a socket.
-const TURN_BYTES: usize = 256 << 10;
+pub const TURN_BYTES: usize = 256 << 10;
 
 /// A body, cheap to clone.
 #[derive(Clone, Debug)]

@@ -11,7 +11,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use http::{Method, Request, StatusCode, Uri};
+use http::StatusCode;
+use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
 use router_core::{Arrival, Decider};
 use serde_json::Value;
@@ -19,8 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::config::Settings;
 use crate::fleet::Upstream;
-use crate::payload::Payload;
-use crate::transport::{Transport, TransportError};
+use crate::transport::{Transport, TransportError, WorkerRequest};
 
 /// Probes that must fail, one after the other, to take out a worker that was up.
 const FAILURES_TO_DOWN: usize = 2;
@@ -37,7 +37,7 @@ pub struct Prober {
     decider: Arc<Decider>,
     /// Where the clock of workers' health begins.
     started: std::time::Instant,
-    path: Uri,
+    path: PathAndQuery,
     limit: Duration,
     interval: Duration,
     interval_down: Duration,
@@ -160,7 +160,7 @@ enum ProbeError {
     TooLong,
 }
 
-async fn probe(upstream: &Upstream, path: Uri, list_models: bool) -> Result<(), ProbeError> {
+async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Result<(), ProbeError> {
     let (status, _) = get(&*upstream.transport, path).await?;
     // An engine without such a path that answers at all is well.
     let has_none = matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED);
@@ -168,7 +168,7 @@ async fn probe(upstream: &Upstream, path: Uri, list_models: bool) -> Result<(), 
         return Err(ProbeError::Status(status));
     }
     if list_models {
-        let (status, body) = get(&*upstream.transport, Uri::from_static("/v1/models")).await?;
+        let (status, body) = get(&*upstream.transport, PathAndQuery::from_static("/v1/models")).await?;
         if let (true, Some(entries)) = (status.is_success(), entries_of(&body)) {
             let id = |entry: &Value| entry.get("id")?.as_str().map(str::to_owned);
             upstream.worker.set_models(entries.iter().filter_map(id).collect());
@@ -185,11 +185,9 @@ fn entries_of(body: &[u8]) -> Option<Vec<Value>> {
     serde_json::from_value(body.get_mut("data")?.take()).ok()
 }
 
-async fn get(transport: &dyn Transport, path: Uri) -> Result<(StatusCode, Bytes), ProbeError> {
-    let mut request = Request::new(Payload::default());
-    *request.method_mut() = Method::GET;
-    *request.uri_mut() = path;
-    let (head, mut body) = transport.send(request).await?.into_parts();
+async fn get(transport: &dyn Transport, path: PathAndQuery) -> Result<(StatusCode, Bytes), ProbeError> {
+    let request = WorkerRequest::get(path);
+    let (head, mut body) = transport.send(&request).await?.into_parts();
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame?.into_data() {

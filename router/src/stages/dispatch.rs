@@ -12,7 +12,9 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{self, HeaderName};
-use http::{HeaderValue, Request, Response, StatusCode, Uri};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use router_core::{Decided, Lease, Worker};
 use tokio::sync::OwnedSemaphorePermit;
@@ -28,7 +30,7 @@ use crate::hop_by_hop;
 use crate::payload::Payload;
 use crate::retry_after::retry_after;
 use crate::time_limits::TimeLimits;
-use crate::transport::{TransportError, UpstreamBody};
+use crate::transport::{TransportError, UpstreamBody, WorkerRequest};
 
 /// Header that names a request on its whole way.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -73,36 +75,38 @@ pub async fn dispatch(
     parsed: Parsed,
     recorder: &mut Recorder,
 ) -> Result<Dispatched, RequestError> {
-    let limits = app.time_limits.of(parsed.reading.model.as_deref());
+    let Parsed { head, body, reading, permit } = parsed;
+    let request = outgoing(head, body);
+    let limits = app.time_limits.of(reading.model.as_deref());
     let deadline = Instant::now() + limits.total;
     let mut now = app.now();
     app.retry_budget.count_request(now);
     let mut retries = Retries::default();
     let begun = loop {
-        let picked = match pick(app, &parsed, retries.among(), now) {
+        let picked = match pick(app, &reading, retries.among(), now) {
             Ok(picked) => picked,
             // Nobody is left: what the last one said is the answer, if one was asked at all.
             Err(error) => break retries.give_up().unwrap_or(Err(error.into()))?,
         };
-        let failed = match attempt(app, &parsed, picked, (limits, deadline), recorder).await {
+        let failed = match attempt(app, (&request, &reading), picked, (limits, deadline), recorder).await {
             Ok(begun) => break begun,
             Err(failed) => *failed,
         };
-        match retries.after(app, &parsed, failed, deadline) {
+        match retries.after(app, &reading, failed, deadline) {
             Some(Duration::ZERO) => {}
             Some(wait) => tokio::time::sleep(wait).await,
             None => break retries.give_up().expect("it has just been given a failure")?,
         }
         now = app.now();
     };
-    Ok(Dispatched { begun, limits, deadline, reading: parsed.reading, permit: parsed.permit })
+    Ok(Dispatched { begun, limits, deadline, reading, permit })
 }
 
 /// One attempt: send, and wait for the head and the first piece of the answer. What became of it is told to the worker's
 /// health, the tree and the recorder.
 async fn attempt(
     app: &App,
-    parsed: &Parsed,
+    (request, reading): (&WorkerRequest, &Reading),
     picked: Picked,
     (limits, deadline): (TimeLimits, Instant),
     recorder: &mut Recorder,
@@ -111,12 +115,12 @@ async fn attempt(
     recorder.attempt(&decided.worker, decided.hit_tokens);
     let exchange = async {
         let upstream = upstream.as_ref().ok_or(TransportError::Left)?;
-        let response = upstream.transport.send(outgoing(parsed)).await?;
+        let response = upstream.transport.send(request).await?;
         first_piece(response).await
     };
     match within(limits, deadline, exchange).await {
-        Ok(answer) => answered(app, parsed, decided, answer, recorder),
-        Err(error) => Err(Box::new(lost(app, parsed, decided, error, recorder))),
+        Ok(answer) => answered(app, reading, decided, answer, recorder),
+        Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),
     }
 }
 
@@ -137,7 +141,7 @@ async fn within<T>(
 /// A worker answered. Whether that is an answer for the client is another question.
 fn answered(
     app: &App,
-    parsed: &Parsed,
+    reading: &Reading,
     decided: Decided,
     (response, first): (Response<UpstreamBody>, Option<Bytes>),
     recorder: &mut Recorder,
@@ -147,7 +151,7 @@ fn answered(
     lease.first_token();
     recorder.attempt_answered(&worker, status);
     if !status.is_success() {
-        app.decider.take_back(worker.slot, &parsed.reading.blocks, known_blocks);
+        app.decider.take_back(worker.slot, &reading.blocks, known_blocks);
     }
     let begun = |response| Begun { worker: Arc::clone(&worker), lease, hit_tokens, response, first };
     let Some(cause) = Cause::of_status(status) else {
@@ -173,14 +177,14 @@ fn answered(
 /// No answer came.
 fn lost(
     app: &App,
-    parsed: &Parsed,
+    reading: &Reading,
     decided: Decided,
     source: TransportError,
     recorder: &mut Recorder,
 ) -> Failed {
     let Decided { worker, lease, trial, known_blocks, .. } = decided;
     let (cause, now) = (Cause::of_error(&source), app.now());
-    app.decider.take_back(worker.slot, &parsed.reading.blocks, known_blocks);
+    app.decider.take_back(worker.slot, &reading.blocks, known_blocks);
     recorder.attempt_failed(&worker, &source);
     let own = is_routers_own(&source);
     if !own && (cause.is_unreachable() || cause == Cause::Reset) {
@@ -221,16 +225,12 @@ async fn first_piece(
 }
 
 /// The client's request as a worker gets it: same method, path, headers and bytes, less what belongs to the connection.
-fn outgoing(parsed: &Parsed) -> Request<Payload> {
-    let mut request = Request::new(parsed.body.clone());
-    *request.method_mut() = parsed.head.method.clone();
-    let path = parsed.head.uri.path_and_query().cloned();
-    *request.uri_mut() = path.map_or_else(Uri::default, Uri::from);
-    *request.headers_mut() = parsed.head.headers.clone();
-    let headers = request.headers_mut();
-    hop_by_hop::strip(headers);
-    headers.remove(header::HOST);
-    headers.remove(header::EXPECT);
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(parsed.body.len()));
-    request
+fn outgoing(head: Parts, body: Payload) -> WorkerRequest {
+    let Parts { method, uri, mut headers, .. } = head;
+    hop_by_hop::strip(&mut headers);
+    for name in [header::HOST, header::EXPECT, header::CONTENT_LENGTH] {
+        headers.remove(name);
+    }
+    let path = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    WorkerRequest { method, path, headers, body }
 }

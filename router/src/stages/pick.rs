@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use router_core::{Among, Decided, PickError};
 
-use super::parse::Parsed;
+use super::parse::Reading;
 use crate::app::App;
 use crate::fleet::Upstream;
 
@@ -23,9 +23,9 @@ pub struct Picked {
 ///
 /// # Errors
 /// [`PickError`] when there is none.
-pub fn pick(app: &App, parsed: &Parsed, among: Among<'_>, now: Duration) -> Result<Picked, PickError> {
+pub fn pick(app: &App, reading: &Reading, among: Among<'_>, now: Duration) -> Result<Picked, PickError> {
     let roster = app.fleet.roster();
-    let decided = app.decider.decide(&roster.snapshot, &parsed.reading.view(), among, now)?;
+    let decided = app.decider.decide(&roster.snapshot, &reading.view(), among, now)?;
     let upstream = roster.upstream(&decided.worker);
     Ok(Picked { decided, upstream })
 }

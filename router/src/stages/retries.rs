@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::dispatch::Begun;
-use super::parse::Parsed;
+use super::parse::Reading;
 use crate::app::App;
 use crate::error::RequestError;
 use crate::transport::TransportError;
@@ -111,7 +111,7 @@ impl Retries {
     pub(super) fn after(
         &mut self,
         app: &App,
-        parsed: &Parsed,
+        reading: &Reading,
         failed: Failed,
         deadline: Instant,
     ) -> Option<Duration> {
@@ -121,7 +121,7 @@ impl Retries {
         if cause == Cause::TimeUp || third_internal_error || self.failures > app.settings.max_retries {
             return None;
         }
-        self.find_somebody(app, parsed, cause)?;
+        self.find_somebody(app, reading, cause)?;
         let wait = self.back_off(cause, rand::random());
         if Instant::now() + wait >= deadline {
             return None;
@@ -175,9 +175,9 @@ impl Retries {
 
     /// Another worker while one is left. Then, if the last one processed nothing and said so at once, any: it may be
     /// about to listen again.
-    fn find_somebody(&mut self, app: &App, parsed: &Parsed, cause: Cause) -> Option<()> {
+    fn find_somebody(&mut self, app: &App, reading: &Reading, cause: Cause) -> Option<()> {
         let roster = app.fleet.roster();
-        let view = parsed.reading.view();
+        let view = reading.view();
         let can = |among: Among<'_>| Decider::can_decide(&roster.snapshot, &view, among);
         if can(Among::Untried(&self.tried)) {
             self.anyone = None;

@@ -1,12 +1,10 @@
 //! To a worker inside this process: a function call in place of a connection.
 #![cfg(feature = "embedded")]
 
-use http::Request;
+use http::{HeaderValue, Request, Uri, header};
 use worker::Worker;
 
-use crate::payload::Payload;
-
-use super::{Answer, Transport, UpstreamBody};
+use super::{Answer, Transport, UpstreamBody, WorkerRequest};
 
 /// A worker with its own engine thread in this process.
 pub struct EmbeddedTransport {
@@ -28,9 +26,12 @@ impl Drop for EmbeddedTransport {
 }
 
 impl Transport for EmbeddedTransport {
-    fn send(&self, request: Request<Payload>) -> Answer<'_> {
-        Box::pin(async move {
-            Ok(self.worker.handle(request.map(|body| body.joined())).await.map(UpstreamBody::Embedded))
-        })
+    fn send<'a>(&'a self, request: &'a WorkerRequest) -> Answer<'a> {
+        let mut call = Request::new(request.body.joined());
+        call.method_mut().clone_from(&request.method);
+        *call.uri_mut() = Uri::from(request.path.clone());
+        call.headers_mut().clone_from(&request.headers);
+        call.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(request.body.len()));
+        Box::pin(async move { Ok(self.worker.handle(call).await.map(UpstreamBody::Embedded)) })
     }
 }

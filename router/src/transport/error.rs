@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::http1::ChunkFault;
+
 /// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
@@ -40,12 +42,12 @@ pub enum TransportError {
     },
     /// The connection broke.
     #[error("connection broke: {0}")]
-    Broken(#[source] hyper::Error),
+    Broken(#[source] Broken),
     /// A connection that had served before was closed as the request was written, and not one byte of an answer came.
     /// Most likely the worker closed it for being idle at that very moment. It may have seen the request, so it is not
     /// sent there again; another worker may be asked, and the worker's health should not suffer.
     #[error("a reused connection was closed before an answer began: {0}")]
-    Stale(#[source] hyper::Error),
+    Stale(#[source] Broken),
     /// An HTTP/2 worker said that it has not processed the request, on a second connection as well. Safe to send elsewhere.
     #[error("the worker refused the stream: {0}")]
     Refused(#[source] hyper::Error),
@@ -76,6 +78,26 @@ pub enum TransportError {
     /// The worker left the fleet between pick and dispatch.
     #[error("the worker has left")]
     Left,
+}
+
+/// How a connection broke.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// What the system, or TLS, said.
+    #[error("{0}")]
+    Io(#[source] std::io::Error),
+    /// The worker ended it before its answer was whole.
+    #[error("the worker closed it")]
+    Closed,
+    /// What came is no answer.
+    #[error("the worker's answer {0}")]
+    Malformed(&'static str),
+    /// What came is no body in chunks.
+    #[error("the worker's answer: {0}")]
+    Chunk(#[source] ChunkFault),
+    /// What the HTTP/2 connection said.
+    #[error("{0}")]
+    Http2(#[source] hyper::Error),
 }
 
 impl TransportError {

@@ -9,7 +9,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use ::http::{Request, Response};
+use ::http::uri::PathAndQuery;
+use ::http::{HeaderMap, Method, Response};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 
@@ -17,7 +18,7 @@ use crate::payload::Payload;
 
 #[cfg(feature = "embedded")]
 pub use embedded::EmbeddedTransport;
-pub use error::TransportError;
+pub use error::{Broken, TransportError};
 pub use http::tls::read_certificates;
 pub use http::{AddressError, Connector, HttpTransport};
 
@@ -25,11 +26,33 @@ pub use http::{AddressError, Connector, HttpTransport};
 pub type Answer<'a> =
     Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, TransportError>> + Send + 'a>>;
 
+/// What a worker is asked, whoever it will be. Without what belongs to one connection; `host` and `content-length` are added by the
+/// transport.
+#[derive(Clone, Debug)]
+pub struct WorkerRequest {
+    /// Method.
+    pub method: Method,
+    /// Path and query.
+    pub path: PathAndQuery,
+    /// Headers, from end to end.
+    pub headers: HeaderMap,
+    /// Body.
+    pub body: Payload,
+}
+
+impl WorkerRequest {
+    /// A GET of `path`.
+    #[must_use]
+    pub fn get(path: PathAndQuery) -> Self {
+        Self { method: Method::GET, path, headers: HeaderMap::new(), body: Payload::default() }
+    }
+}
+
 /// Carries requests to one worker.
 pub trait Transport: Send + Sync {
-    /// Sends `request`, whose URI is path and query, and waits for the head of the answer. Dropping the future, or the
-    /// body it yields, cancels the request at the worker.
-    fn send(&self, request: Request<Payload>) -> Answer<'_>;
+    /// Sends `request` and waits for the head of the answer. Dropping the future, or the body it yields, cancels the request at
+    /// the worker.
+    fn send<'a>(&'a self, request: &'a WorkerRequest) -> Answer<'a>;
 
     /// Connections to the worker, over all threads; none where a call is no connection.
     fn connections(&self) -> Connections {

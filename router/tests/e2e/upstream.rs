@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::{Method, Request, Response};
+use http::uri::PathAndQuery;
+use http::{Method, Response};
 use http_body_util::BodyExt;
 use router::keys::WorkerKeys;
-use router::payload::Payload;
-use router::transport::{Connector, HttpTransport, Transport, TransportError, UpstreamBody};
+use router::transport::{Connector, HttpTransport, Transport, TransportError, UpstreamBody, WorkerRequest};
 use router_core::{WorkerId, WorkerSpec};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -147,10 +147,10 @@ pub(crate) fn transport(address: &str, authorities: Vec<CertificateDer<'static>>
     connector.transport(&WorkerSpec { id: WorkerId::new("w0"), address: address.to_owned() }).unwrap()
 }
 
-pub(crate) fn post(body: &str) -> Request<Payload> {
-    let mut request = Request::new(Payload::from(bytes::Bytes::from(body.to_owned())));
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = "/v1/completions".parse().unwrap();
+pub(crate) fn post(body: &str) -> WorkerRequest {
+    let mut request = WorkerRequest::get(PathAndQuery::from_static("/v1/completions"));
+    request.method = Method::POST;
+    request.body = bytes::Bytes::from(body.to_owned()).into();
     request
 }
 
@@ -318,8 +318,8 @@ async fn a_used_connection_that_dies_without_a_word_is_stale_and_another_worker_
     })
     .await;
     let transport = stale.transport();
-    assert_eq!(text(transport.send(post("{}")).await.unwrap()).await, "ok");
-    let error = transport.send(post("{}")).await.err().unwrap();
+    assert_eq!(text(transport.send(&post("{}")).await.unwrap()).await, "ok");
+    let error = transport.send(&post("{}")).await.err().unwrap();
     assert!(matches!(error, TransportError::Stale(_)), "{error}");
     assert_eq!(stale.posts(), [0, 0], "it may have been processed, so it was not sent twice");
 
@@ -327,7 +327,7 @@ async fn a_used_connection_that_dies_without_a_word_is_stale_and_another_worker_
         wire.post().await;
     })
     .await;
-    let error = dies.transport().send(post("{}")).await.err().unwrap();
+    let error = dies.transport().send(&post("{}")).await.err().unwrap();
     assert!(matches!(error, TransportError::Broken(_)), "a fresh connection is not stale: {error}");
 
     let cuts_its_head = RawWorker::start(|mut wire| async move {
@@ -339,8 +339,8 @@ async fn a_used_connection_that_dies_without_a_word_is_stale_and_another_worker_
     })
     .await;
     let transport = cuts_its_head.transport();
-    text(transport.send(post("{}")).await.unwrap()).await;
-    let error = transport.send(post("{}")).await.err().unwrap();
+    text(transport.send(&post("{}")).await.unwrap()).await;
+    let error = transport.send(&post("{}")).await.err().unwrap();
     assert!(matches!(error, TransportError::Broken(_)), "an answer had begun: {error}");
 }
 
@@ -364,7 +364,7 @@ async fn a_connection_found_closed_or_poisoned_is_replaced() {
         })
         .await;
         let transport = worker.transport();
-        assert_eq!(text(transport.send(post("{}")).await.unwrap()).await, "ok");
+        assert_eq!(text(transport.send(&post("{}")).await.unwrap()).await, "ok");
         gone.notify_one();
         tokio::task::yield_now().await;
         until("the worker has closed", || async {
@@ -372,7 +372,7 @@ async fn a_connection_found_closed_or_poisoned_is_replaced() {
             Arc::strong_count(&gone) == 2
         })
         .await;
-        assert_eq!(text(transport.send(post("{}")).await.unwrap()).await, "ok");
+        assert_eq!(text(transport.send(&post("{}")).await.unwrap()).await, "ok");
         assert_eq!(worker.posts(), [0, 1]);
     }
 }
@@ -404,7 +404,7 @@ async fn the_connection_used_last_comes_first_and_a_cancelled_one_goes_alone() {
     let transport = Arc::new(worker.transport());
     let send = || {
         let transport = Arc::clone(&transport);
-        tokio::spawn(async move { text(transport.send(post("{}")).await.unwrap()).await })
+        tokio::spawn(async move { text(transport.send(&post("{}")).await.unwrap()).await })
     };
     let one = send();
     until("one is in flight", || async { worker.posts().len() == 1 }).await;
@@ -461,11 +461,11 @@ async fn idle_connections_are_closed_when_their_worker_leaves() {
 async fn an_idle_connection_is_given_up_after_a_while() {
     let worker = RawWorker::answering(OK.to_vec()).await;
     let transport = worker.transport();
-    text(transport.send(post("{}")).await.unwrap()).await;
+    text(transport.send(&post("{}")).await.unwrap()).await;
     assert_eq!(transport.connections().idle, 1);
     until("it is closed", || async { transport.connections().idle == 0 }).await;
     // A sweeper starts again with the next one.
-    text(transport.send(post("{}")).await.unwrap()).await;
+    text(transport.send(&post("{}")).await.unwrap()).await;
     until("that is closed, too", || async { transport.connections().idle == 0 }).await;
     assert_eq!(worker.posts(), [0, 1]);
 }
@@ -491,8 +491,7 @@ async fn a_long_answer_and_a_long_request_pass_at_once() {
     .await;
     let transport = worker.transport();
     let body: String = "0123456789abcdef".chars().cycle().take(BYTES).collect();
-    let mut request = post(&body);
-    request.headers_mut().insert(http::header::CONTENT_LENGTH, BYTES.into());
-    let answer = tokio::time::timeout(LIMIT, async { text(transport.send(request).await.unwrap()).await });
+    let request = post(&body);
+    let answer = tokio::time::timeout(LIMIT, async { text(transport.send(&request).await.unwrap()).await });
     assert!(answer.await.expect("nothing waits for ever") == body);
 }

@@ -198,8 +198,8 @@ async fn a_cancelled_stream_leaves_the_others_alone() {
         pieces
     });
     let transport = transport(&format!("h2c://{}", engine.start().await));
-    let one = transport.send(post("1")).await.unwrap();
-    let two = transport.send(post("2")).await.unwrap();
+    let one = transport.send(&post("1")).await.unwrap();
+    let two = transport.send(&post("2")).await.unwrap();
     assert_eq!((transport.connections().busy, transport.connections().idle), (1, 0));
     let (first, second) = {
         let senders = senders.lock().unwrap();
@@ -213,7 +213,7 @@ async fn a_cancelled_stream_leaves_the_others_alone() {
     assert_eq!(text(two).await, "still here");
 
     // Before its answer has begun.
-    let waits = tokio::time::timeout(Duration::from_millis(1), transport.send(post("3"))).await;
+    let waits = tokio::time::timeout(Duration::from_millis(1), transport.send(&post("3"))).await;
     drop(waits);
     assert_eq!(engine.connections.load(Ordering::SeqCst), 1);
     assert_eq!((transport.connections().busy, transport.connections().idle), (0, 1));
@@ -232,7 +232,7 @@ async fn a_full_connection_gets_a_neighbour() {
     let transport = transport(&format!("h2c://{}", engine.start().await));
     let mut answers = Vec::new();
     for n in 0..6 {
-        answers.push(transport.send(post(&n.to_string())).await.unwrap());
+        answers.push(transport.send(&post(&n.to_string())).await.unwrap());
     }
     let by_connection: Vec<_> = engine.seen().iter().map(|seen| seen.connection).collect();
     assert_eq!(by_connection, [0, 0, 1, 1, 2, 2]);
@@ -249,14 +249,14 @@ async fn a_worker_that_says_goodbye_is_connected_to_again() {
     let engine = Engine::new(ok);
     let transport = transport(&format!("h2c://{}", engine.start().await));
     for _ in 0..3 {
-        assert_eq!(text(transport.send(post("{}")).await.unwrap()).await, "ok");
+        assert_eq!(text(transport.send(&post("{}")).await.unwrap()).await, "ok");
         engine.shut_down.notify_one();
     }
     let connections: Vec<_> = engine.seen().iter().map(|seen| seen.connection).collect();
     // The goodbye may come after the next request was sent, which is then answered where it is.
     assert!(connections.is_sorted() && connections.len() == 3, "{connections:?}");
     until("the goodbye has come", || async { transport.connections().idle == 0 }).await;
-    assert_eq!(text(transport.send(post("{}")).await.unwrap()).await, "ok");
+    assert_eq!(text(transport.send(&post("{}")).await.unwrap()).await, "ok");
 }
 
 /// Refuses every stream of the first `refusing` connections, and answers those of later ones.
@@ -289,16 +289,16 @@ async fn worker_that_refuses(refusing: usize, reason: h2::Reason) -> (SocketAddr
 async fn a_refused_stream_is_sent_again_and_a_broken_one_is_not() {
     let (address, asked) = worker_that_refuses(1, h2::Reason::REFUSED_STREAM).await;
     let way = transport(&format!("h2c://{address}"));
-    assert_eq!(text(way.send(post("{}")).await.unwrap()).await, "ok");
+    assert_eq!(text(way.send(&post("{}")).await.unwrap()).await, "ok");
     assert_eq!(asked.load(Ordering::SeqCst), 2);
 
     let (address, asked) = worker_that_refuses(usize::MAX, h2::Reason::REFUSED_STREAM).await;
-    let error = transport(&format!("h2c://{address}")).send(post("{}")).await.err().unwrap();
+    let error = transport(&format!("h2c://{address}")).send(&post("{}")).await.err().unwrap();
     assert!(matches!(error, TransportError::Refused(_)), "{error}");
     assert_eq!(asked.load(Ordering::SeqCst), 3, "there is an end to it");
 
     let (address, asked) = worker_that_refuses(1, h2::Reason::INTERNAL_ERROR).await;
-    let error = transport(&format!("h2c://{address}")).send(post("{}")).await.err().unwrap();
+    let error = transport(&format!("h2c://{address}")).send(&post("{}")).await.err().unwrap();
     assert!(matches!(error, TransportError::Broken(_)), "it may have been processed: {error}");
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
@@ -364,14 +364,14 @@ async fn a_worker_that_nobody_vouches_for_is_told_by_name() {
     engine.tls = Some(acceptor);
     let address = format!("https://{}", engine.start().await);
     let trusted = read_certificates(another_authority.as_bytes()).unwrap();
-    let error = crate::upstream::transport(&address, trusted).send(post("{}")).await.err().unwrap();
+    let error = crate::upstream::transport(&address, trusted).send(&post("{}")).await.err().unwrap();
     assert!(error.is_unreachable());
     let message = error.to_string();
     assert!(message.contains(&address) && message.contains("UnknownIssuer"), "{message}");
 
     // And one that does not speak TLS at all.
     let plain = Engine::new(ok).start().await;
-    let error = transport(&format!("https://{plain}")).send(post("{}")).await.err().unwrap();
+    let error = transport(&format!("https://{plain}")).send(&post("{}")).await.err().unwrap();
     assert!(matches!(error, TransportError::Tls { .. }), "{error}");
 }
 

@@ -2,8 +2,8 @@
 
 use memchr::{memchr, memrchr};
 
-use super::lines::{Fault, Lines, count_controls};
-use super::{Framing, MAX_FIELDS, Violation};
+use super::{Framing, Violation};
+use crate::http1::{Fault, FieldFault, Lines, MAX_FIELDS, TOKEN, byte_table, count_controls, field};
 
 /// What can be held of a target.
 const MAX_TARGET_BYTES: usize = 65_534;
@@ -15,6 +15,16 @@ impl From<Fault> for Violation {
             Fault::BareLf => Self::BareLf,
             Fault::BareCr => Self::BareCr,
             Fault::Control => Self::Control,
+        }
+    }
+}
+
+impl From<FieldFault> for Violation {
+    fn from(fault: FieldFault) -> Self {
+        match fault {
+            FieldFault::Folded => Self::Folded,
+            FieldFault::SpaceBeforeColon => Self::SpaceBeforeColon,
+            FieldFault::Name => Self::FieldName,
         }
     }
 }
@@ -231,42 +241,12 @@ fn is_target(method: &[u8], target: &[u8]) -> bool {
     }
 }
 
-/// A field's name, and its value with the whitespace around it.
-#[inline]
-pub(super) fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Violation> {
-    let name_bytes = line.iter().position(|byte| !TOKEN[usize::from(*byte)]).unwrap_or(line.len());
-    let (name, rest) = line.split_at(name_bytes);
-    match rest {
-        [b':', value @ ..] if !name.is_empty() => Ok((name, value)),
-        [b' ' | b'\t', ..] if name.is_empty() => Err(Violation::Folded),
-        [b' ' | b'\t', ..] if rest.trim_ascii_start().starts_with(b":") => Err(Violation::SpaceBeforeColon),
-        _ => Err(Violation::FieldName),
-    }
-}
-
 #[inline]
 fn is_token(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.iter().all(|byte| TOKEN[usize::from(*byte)])
 }
 
-const fn table(others: &[u8]) -> [bool; 256] {
-    let mut table = [false; 256];
-    let mut byte = 0;
-    while byte < 128 {
-        table[byte] = (byte as u8).is_ascii_alphanumeric();
-        byte += 1;
-    }
-    let mut other = 0;
-    while other < others.len() {
-        table[others[other] as usize] = true;
-        other += 1;
-    }
-    table
-}
-
-/// RFC 9110, section 5.6.2.
-const TOKEN: [bool; 256] = table(b"!#$%&'*+-.^_`|~");
 /// What the crate `http` takes in paths and in queries alike. No `#`: a fragment is never sent.
-const TARGET: [bool; 256] = table(b"!$%&'()*+,-./:;=?@[\\]^_{|}~");
+const TARGET: [bool; 256] = byte_table(b"!$%&'()*+,-./:;=?@[\\]^_{|}~");
 /// RFC 3986, section 3.2.2, less the comma, which would make a list.
-const HOST: [bool; 256] = table(b"-._~!$&'()*+;=:[]%");
+const HOST: [bool; 256] = byte_table(b"-._~!$&'()*+;=:[]%");

@@ -7,12 +7,11 @@
 //! (except for the beginning of a line that was cut), and its verdict does not depend on where they were cut.
 //! Next: [`http1_stream`](super::http1_stream), which reads through it.
 
-mod body;
 mod head;
-mod lines;
 
-use body::Chunks;
 use head::Head;
+
+use crate::http1::{ChunkFault, Chunks, Part};
 
 /// How large a head may be.
 #[derive(Clone, Copy, Debug)]
@@ -20,15 +19,6 @@ pub struct HeadLimits {
     /// Bytes of request line and fields, line ends included.
     pub max_head_bytes: usize,
 }
-
-/// Fields that a head, or the trailers of a body, may have. As many as hyper has room for.
-pub const MAX_FIELDS: usize = 100;
-/// Bytes that all trailers of a body may have.
-pub const MAX_TRAILER_BYTES: usize = 8 << 10;
-/// Bytes of one chunk's size and extensions.
-pub const MAX_CHUNK_LINE_BYTES: usize = 1 << 10;
-/// Bytes of the extensions of all chunks of a body; nobody uses any, and each costs time to skip.
-pub const MAX_EXTENSION_BYTES: usize = 8 << 10;
 
 /// What is wrong with what a client sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -110,25 +100,16 @@ pub enum Violation {
     /// The head took too long.
     #[error("the request head did not arrive within --client-timeout")]
     HeadTimeout,
-    /// A chunk's size is no number, or too large.
-    #[error("the size of a chunk is not a hexadecimal number of at most 16 digits")]
-    ChunkSize,
-    /// A chunk's line is too long.
-    #[error("the extensions of chunks are too long")]
-    ChunkExtension,
-    /// A line between chunks is not as it must be.
-    #[error("a chunk does not end in CR LF")]
-    ChunkEnd,
-    /// Trailers too large or too many.
-    #[error("the trailers of the body are too long")]
-    TrailersTooLarge,
+    /// A fault in a chunked body.
+    #[error(transparent)]
+    Chunk(#[from] ChunkFault),
 }
 
 impl Violation {
     /// Whether it was found in a body. Its request has been passed on by then, and is the one to answer.
     #[must_use]
     pub fn is_in_body(self) -> bool {
-        matches!(self, Self::ChunkSize | Self::ChunkExtension | Self::ChunkEnd | Self::TrailersTooLarge)
+        matches!(self, Self::Chunk(_))
     }
 }
 
@@ -249,7 +230,10 @@ impl HeadGuard {
                 *left -= taken as u64;
                 (taken, *left == 0)
             }
-            At::Chunks(chunks) => chunks.push(bytes)?,
+            At::Chunks(chunks) => {
+                let taken = chunks.push(bytes)?;
+                (taken.bytes, taken.part == Part::End)
+            }
         };
         if ended {
             self.at = At::Head;

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::http1::MAX_FIELDS;
 
 const LIMITS: HeadLimits = HeadLimits { max_head_bytes: 2_048 };
 
@@ -113,29 +114,30 @@ fn bad_heads_are_told_apart() {
 
 #[test]
 fn bad_chunks_are_told_apart() {
-    use Violation as V;
+    use ChunkFault as F;
     let long = format!("1;{}\r\n", "x".repeat(2_000));
     let many = "1;aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\nx\r\n".repeat(400);
     let trailers = format!("0\r\n{}", "a: b\r\n".repeat(2_000));
     for (body, expected) in [
-        ("x\r\n", V::ChunkSize),
-        ("\r\n", V::ChunkSize),
-        ("-1\r\n", V::ChunkSize),
-        ("0x1\r\n", V::ChunkSize),
-        ("1 \r\n", V::ChunkSize),
-        ("11111111111111111\r\n", V::ChunkSize),
-        ("1\nx", V::ChunkEnd),
-        ("1\r\nxy\r\n", V::ChunkEnd),
-        ("1\r\nx\n", V::ChunkEnd),
-        ("1\r\nx\rx", V::ChunkEnd),
-        ("1;a\rb\r\n", V::ChunkEnd),
-        ("0\r\nx\r\n\r\n", V::ChunkEnd),
-        ("0\r\n x: y\r\n\r\n", V::ChunkEnd),
-        (long.as_str(), V::ChunkExtension),
-        (many.as_str(), V::ChunkExtension),
-        (trailers.as_str(), V::TrailersTooLarge),
+        ("x\r\n", F::Size),
+        ("\r\n", F::Size),
+        ("-1\r\n", F::Size),
+        ("0x1\r\n", F::Size),
+        ("1 \r\n", F::Size),
+        ("11111111111111111\r\n", F::Size),
+        ("1\nx", F::End),
+        ("1\r\nxy\r\n", F::End),
+        ("1\r\nx\n", F::End),
+        ("1\r\nx\rx", F::End),
+        ("1;a\rb\r\n", F::End),
+        ("0\r\nx\r\n\r\n", F::End),
+        ("0\r\n x: y\r\n\r\n", F::End),
+        (long.as_str(), F::Extension),
+        (many.as_str(), F::Extension),
+        (trailers.as_str(), F::Trailers),
     ] {
         let bytes = format!("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{body}");
+        let expected = Violation::Chunk(expected);
         assert_eq!(violation(&bytes), Some(expected), "{body:?}");
         assert!(expected.is_in_body());
     }

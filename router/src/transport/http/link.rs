@@ -1,43 +1,45 @@
 //! One HTTP/1.1 connection to a worker, driven by whoever waits for its answer.
 //!
-//! hyper's connection is a future that somebody must poll. A task for each would cost two hand-overs between tasks for a
-//! request and for each piece of its answer; polled by the request itself it costs none, its memory is freed with it, and
-//! dropping the request closes it. Knows no pools of its own: see [`pool`](super::pool).
+//! The codec is our own: a general client hands requests and pieces of answers from task to task through channels, which costs
+//! more than all the rest of a request's way to its worker. Here whoever waits reads and writes the socket itself, what
+//! comes is handed on as it lies in the piece that was read, and a connection that waits holds no buffer. Dropping the request
+//! closes the connection. Knows no pools of its own: see [`pool`](super::pool).
 
+use std::cell::RefCell;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
-use bytes::Bytes;
-use http::{Request, Response};
+use bytes::{Bytes, BytesMut};
+use http::Response;
 use http_body::{Body, Frame};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{Builder, Connection, SendRequest};
-use hyper_util::rt::TokioIo;
-use tokio::task::unconstrained;
+use tokio::io::{AsyncRead, ReadBuf};
 
+use super::framing::{Framing, KeepAlive};
+use super::outgoing::Outgoing;
 use super::pool::{Counts, Pool};
-use super::signal::Signal;
-use super::socket::{Socket, Stream};
-use crate::payload::PayloadBody;
-use crate::transport::TransportError;
+use super::reply_head::{Read, ReplyHead, read_head};
+use super::socket::Stream;
+use crate::transport::{Broken, TransportError};
 
-/// What hyper reads ahead at most.
-const MAX_BUFFER_BYTES: usize = 64 << 10;
-/// A response's head, or its trailers; engines send a few hundred bytes. hyper refuses more than 100 header lines by itself.
+/// What is read at once.
+const PIECE_BYTES: usize = 64 << 10;
+/// A reply's head; engines send a few hundred bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// How often the two halves of a connection are polled in turn before others of the thread come first.
-const MAX_ROUNDS: usize = 4;
+
+thread_local! {
+    /// Where a thread reads into. What came is then copied into a piece of its own size: a hundred bytes for a token, against
+    /// thousands that each waiting connection would hold otherwise.
+    static READ: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE_BYTES].into_boxed_slice());
+}
 
 /// A connection.
 pub(super) struct Link {
-    sender: SendRequest<PayloadBody>,
-    /// `None` once it has ended.
-    connection: Option<Connection<TokioIo<Socket>, PayloadBody>>,
-    signal: Arc<Signal>,
-    waker: Waker,
+    stream: Stream,
+    outgoing: Outgoing,
     counts: Arc<Counts>,
     state: State,
 }
@@ -48,102 +50,128 @@ enum State {
     Busy,
 }
 
+/// A head that has not come whole.
+#[derive(Default)]
+struct Begun {
+    bytes: BytesMut,
+    heard: Heard,
+}
+
+/// Whether anything has come of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Heard {
+    #[default]
+    Nothing,
+    Something,
+}
+
+impl Begun {
+    fn push(&mut self, piece: Bytes) -> Result<Read, Failed> {
+        self.heard = Heard::Something;
+        if self.bytes.is_empty() {
+            return read_head(piece);
+        }
+        self.bytes.extend_from_slice(&piece);
+        if self.bytes.len() > MAX_HEAD_BYTES {
+            return Err(Failed::Broken(Broken::Malformed("has a head of more than 64 KiB")));
+        }
+        let bytes = std::mem::take(&mut self.bytes).freeze();
+        // A head ends with a line: before the next end of one there is nothing to find that was not there before.
+        if memchr::memchr(b'\n', &piece).is_none() { Ok(Read::Part(bytes)) } else { read_head(bytes) }
+    }
+}
+
 /// Why an exchange brought no answer.
 pub(super) enum Failed {
-    /// The connection had ended before anything was written: here is the request again.
-    Unsent(Box<Request<PayloadBody>>, hyper::Error),
+    /// The connection had ended before anything was written.
+    Unsent(Broken),
     /// It ended after that, before the first byte of an answer.
-    Silent(hyper::Error),
+    Silent(Broken),
     /// It ended in the middle of the answer's head, or that was none.
-    Broken(hyper::Error),
+    Broken(Broken),
+    /// The head leaves open where its body ends.
+    Ambiguous(&'static str),
 }
 
 impl Link {
     /// Speaks HTTP/1.1 over `stream`.
-    pub(super) async fn open(stream: Stream, counts: Arc<Counts>) -> Result<Box<Self>, TransportError> {
-        let signal = Arc::new(Signal::default());
-        let socket = TokioIo::new(Socket::new(stream, Arc::clone(&signal)));
-        let (sender, connection) = Builder::new()
-            .max_buf_size(MAX_BUFFER_BYTES)
-            .max_header_size(MAX_HEAD_BYTES)
-            // Long bodies are written from where they lie.
-            .writev(true)
-            .handshake(socket)
-            .await
-            .map_err(TransportError::Broken)?;
-        let waker = Waker::from(Arc::clone(&signal));
+    pub(super) fn open(stream: Stream, counts: Arc<Counts>) -> Box<Self> {
         counts.opened();
         let state = State::Idle { since: Instant::now() };
-        Ok(Box::new(Self { sender, connection: Some(connection), signal, waker, counts, state }))
+        Box::new(Self { stream, outgoing: Outgoing::default(), counts, state })
     }
 
-    /// Sends `request` and waits for the head of its answer. Dropping the future closes the connection.
+    /// Sends what `write` makes of a request, and waits for the head of its answer; `bodiless` is whether that has no body
+    /// whatever it says, as with HEAD. Dropping the future closes the connection.
     pub(super) async fn exchange(
         mut self: Box<Self>,
-        request: Request<PayloadBody>,
+        write: impl FnOnce(&mut Outgoing),
+        bodiless: Bodiless,
         pool: Arc<Pool>,
     ) -> Result<Response<LinkBody>, Failed> {
         self.set(State::Busy);
-        self.signal.listen();
-        let sender = &mut self.sender;
-        let sent = self.signal.quietly(|| sender.try_send_request(request));
-        // Unconstrained: a spent budget would otherwise say `Pending` to a waker that nobody hears.
-        let mut answer = pin!(unconstrained(sent));
-        let answer = poll_fn(|cx| self.poll(cx, |quiet| answer.as_mut().poll(quiet))).await;
-        match answer {
-            Ok(response) => Ok(response.map(|incoming| LinkBody { incoming, link: Some(self), pool })),
-            Err(mut error) => Err(match error.take_message() {
-                Some(request) => Failed::Unsent(Box::new(request), error.into_error()),
-                None if self.signal.has_heard() => Failed::Broken(error.into_error()),
-                None => Failed::Silent(error.into_error()),
-            }),
+        if !self.is_quiet() {
+            return Err(Failed::Unsent(Broken::Closed));
         }
+        write(&mut self.outgoing);
+        let mut begun = Begun::default();
+        let (head, rest) = poll_fn(|cx| self.poll_head(cx, &mut begun)).await?;
+        let ReplyHead { response, framing, keep_alive } = head;
+        let framing = if bodiless == Bodiless::Yes { Framing::Done } else { framing };
+        let mut body = LinkBody { framing, keep_alive, rest, link: Some(self), pool };
+        if body.is_end_stream() {
+            body.give_back();
+        }
+        Ok(response.map(|()| body))
     }
 
-    /// Polls the connection and what comes out of it, until neither gets further.
-    ///
-    /// `ask` is given a waker that does nothing: only the connection can make it ready, and is always polled before it.
-    fn poll<T>(&mut self, cx: &mut Context<'_>, mut ask: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
-        self.signal.follow(cx.waker());
-        for _ in 0..MAX_ROUNDS {
-            self.advance();
-            let answer = self.signal.quietly(|| ask(&mut Context::from_waker(Waker::noop())));
-            if answer.is_ready() || !self.signal.take_nudge() {
-                return answer;
+    /// Whether nothing has come since its last exchange: neither an end nor a byte that nobody has asked for. The socket
+    /// itself is asked only if something has happened there.
+    fn is_quiet(&mut self) -> bool {
+        self.poll_receive(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+
+    /// The head of the answer, and what came along with it.
+    fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        begun: &mut Begun,
+    ) -> Poll<Result<(ReplyHead, Bytes), Failed>> {
+        loop {
+            self.outgoing.poll_send(&mut self.stream, cx);
+            let piece = match ready!(self.poll_receive(cx)) {
+                Ok(piece) if piece.is_empty() => return Poll::Ready(Err(self.broke(begun, Broken::Closed))),
+                Ok(piece) => piece,
+                Err(error) => return Poll::Ready(Err(self.broke(begun, Broken::Io(error)))),
+            };
+            match begun.push(piece)? {
+                Read::Whole(head, rest) => return Poll::Ready(Ok((head, rest))),
+                Read::Part(bytes) => begun.bytes = BytesMut::from(bytes),
             }
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
     }
 
-    /// Reads and writes what can be.
-    fn advance(&mut self) {
-        let Some(connection) = &mut self.connection else { return };
-        self.signal.take_nudge();
-        if let Poll::Ready(outcome) = Pin::new(connection).poll(&mut Context::from_waker(&self.waker)) {
-            if let Err(error) = outcome {
-                tracing::debug!(%error, "connection to worker ended");
-            }
-            self.connection = None;
+    /// What it means that the connection broke before an answer.
+    fn broke(&self, begun: &Begun, broken: Broken) -> Failed {
+        match begun.heard {
+            Heard::Something => Failed::Broken(broken),
+            Heard::Nothing if self.outgoing.is_untouched() => Failed::Unsent(broken),
+            Heard::Nothing => Failed::Silent(broken),
         }
     }
 
-    /// Whether it can take another request, now that an exchange is over. It cannot if the worker has said so, has closed
-    /// it or sent more than its answer, or if the request was never sent to its end.
-    fn settles(&mut self) -> bool {
-        self.signal.unfollow();
-        if !self.sender.is_ready() {
-            self.advance();
-        }
-        self.set(State::Idle { since: Instant::now() });
-        self.connection.is_some() && self.sender.is_ready()
+    /// What comes next; empty once the worker has ended its side.
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        READ.with_borrow_mut(|space| {
+            let mut buffer = ReadBuf::new(space);
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
+            Poll::Ready(Ok(Bytes::copy_from_slice(buffer.filled())))
+        })
     }
 
     /// Whether it may be kept any longer: open, and idle since `earliest` or later.
     pub(super) fn keeps(&mut self, earliest: Option<Instant>) -> bool {
-        self.advance();
-        let State::Idle { since } = self.state else { return false };
-        self.connection.is_some() && earliest.is_none_or(|earliest| since >= earliest)
+        !self.is_older_than(earliest) && self.is_quiet()
     }
 
     /// Since when it is idle, at the latest.
@@ -170,30 +198,53 @@ impl Drop for Link {
     }
 }
 
+/// Whether an answer has no body, whatever its head says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bodiless {
+    /// The request was a HEAD.
+    Yes,
+    /// It was any other.
+    No,
+}
+
 /// A body that gives its connection back when it has been read to its end; dropped earlier, it closes the connection,
 /// which is how an engine learns that nobody waits any more.
 pub struct LinkBody {
-    incoming: Incoming,
+    framing: Framing,
+    keep_alive: KeepAlive,
+    /// What has come and is not handed on yet.
+    rest: Bytes,
     link: Option<Box<Link>>,
     pool: Arc<Pool>,
 }
 
 impl LinkBody {
-    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let incoming = &mut self.incoming;
-        let mut ask = |cx: &mut Context<'_>| {
-            pin!(unconstrained(poll_fn(|cx| Pin::new(&mut *incoming).poll_frame(cx)))).poll(cx)
-        };
-        let Some(link) = &mut self.link else { return ask(cx) };
-        // What has come with the piece before is there already.
-        let ready = link.signal.quietly(|| ask(&mut Context::from_waker(Waker::noop())));
-        if ready.is_ready() { ready } else { link.poll(cx, ask) }
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+        loop {
+            match self.framing.next(&mut self.rest) {
+                Ok(None) if self.framing == Framing::Done => return Poll::Ready(None),
+                Ok(None) => {}
+                Ok(Some(piece)) => return Poll::Ready(Some(Ok(piece))),
+                Err(fault) => return Poll::Ready(Some(Err(Broken::Chunk(fault)))),
+            }
+            let Some(link) = &mut self.link else { return Poll::Ready(None) };
+            // A long request may still be on its way.
+            link.outgoing.poll_send(&mut link.stream, cx);
+            match ready!(link.poll_receive(cx)) {
+                Ok(piece) if !piece.is_empty() => self.rest = piece,
+                Ok(_) if self.framing == Framing::ToTheEnd => self.framing = Framing::Done,
+                Ok(_) => return Poll::Ready(Some(Err(Broken::Closed))),
+                Err(error) => return Poll::Ready(Some(Err(Broken::Io(error)))),
+            }
+        }
     }
 
+    /// Hands the connection on, if it can take another request: it cannot if the worker has said so, has closed it or sent
+    /// more than its answer, or if the request was never sent to its end.
     fn give_back(&mut self) {
-        if let Some(mut link) = self.link.take()
-            && link.settles()
-        {
+        let Some(mut link) = self.link.take() else { return };
+        if self.keep_alive == KeepAlive::Yes && self.rest.is_empty() && link.outgoing.is_over() {
+            link.set(State::Idle { since: Instant::now() });
             self.pool.put(link);
         }
     }
@@ -207,23 +258,17 @@ impl Body for LinkBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
-        let frame = self.poll_incoming(cx);
-        if matches!(frame, Poll::Ready(None)) || self.incoming.is_end_stream() {
+        let piece = ready!(self.poll_piece(cx));
+        if matches!(piece, Some(Err(_))) {
+            self.framing = Framing::Done;
+            self.link = None;
+        } else if self.framing == Framing::Done {
             self.give_back();
         }
-        frame.map_err(TransportError::Broken)
+        Poll::Ready(piece.map(|piece| piece.map(Frame::data).map_err(TransportError::Broken)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
-    }
-}
-
-impl Drop for LinkBody {
-    fn drop(&mut self) {
-        // A body that was empty from the start is never polled.
-        if self.incoming.is_end_stream() {
-            self.give_back();
-        }
+        self.framing == Framing::Done
     }
 }

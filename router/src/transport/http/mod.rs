@@ -4,28 +4,31 @@
 //! on another connection; whatever else fails is reported, and the stages decide. Knows no policies and no clients.
 
 mod connect;
+mod framing;
 mod link;
 mod mux;
+mod outgoing;
 mod pool;
-mod signal;
+mod reply_head;
 mod socket;
 pub(super) mod tls;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use http::{HeaderValue, Method, Request, Response, Version, header};
 use router_core::WorkerSpec;
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 
 use self::connect::Origin;
-use self::link::Link;
+use self::link::{Bodiless, Link};
 use self::mux::Mux;
+use self::outgoing::Outgoing;
 use self::pool::{Alive, Line, Pool, Protocol};
-use super::{Answer, Connections, Transport, TransportError, UpstreamBody};
+use super::{Answer, Broken, Connections, Transport, TransportError, UpstreamBody, WorkerRequest};
 use crate::keys::WorkerKeys;
-use crate::payload::{Payload, PayloadBody};
+use crate::payload::PayloadBody;
 
 pub use connect::AddressError;
 pub(super) use link::LinkBody;
@@ -87,7 +90,7 @@ pub struct HttpTransport {
 enum Tried {
     Answered(Response<UpstreamBody>),
     /// Not processed: may be tried again.
-    Unsent(Request<PayloadBody>, TransportError),
+    Unsent(TransportError),
     Failed(TransportError),
 }
 
@@ -99,11 +102,7 @@ enum Age {
 }
 
 impl HttpTransport {
-    async fn attempt(&self, mut request: Request<Payload>) -> Result<Response<UpstreamBody>, TransportError> {
-        if let Some(authorization) = &self.authorization {
-            request.headers_mut().entry(header::AUTHORIZATION).or_insert_with(|| authorization.clone());
-        }
-        let mut request = request.map(PayloadBody::from);
+    async fn attempt(&self, request: &WorkerRequest) -> Result<Response<UpstreamBody>, TransportError> {
         let mut refusals = 0;
         loop {
             let (line, age) = match self.pool.take() {
@@ -117,46 +116,56 @@ impl HttpTransport {
                 Line::Mux(mux) => Box::pin(self.over_http2(mux, request)).await,
             };
             match tried {
-                Tried::Answered(response) => return checked(response),
+                Tried::Answered(response) => return Ok(response),
                 Tried::Failed(error) => return Err(error),
                 // A used HTTP/1 connection costs nothing to give up, and there are only so many of them.
-                Tried::Unsent(unsent, _) if age == Age::Used && !multiplexed => request = unsent,
-                Tried::Unsent(unsent, _) if multiplexed && refusals < MAX_REFUSALS => {
-                    (request, refusals) = (unsent, refusals + 1);
-                }
-                Tried::Unsent(_, error) => return Err(error),
+                Tried::Unsent(_) if age == Age::Used && !multiplexed => {}
+                Tried::Unsent(_) if multiplexed && refusals < MAX_REFUSALS => refusals += 1,
+                Tried::Unsent(error) => return Err(error),
             }
         }
     }
 
-    async fn over_http1(&self, link: Box<Link>, age: Age, mut request: Request<PayloadBody>) -> Tried {
-        request.headers_mut().insert(header::HOST, self.origin.host.clone());
-        match link.exchange(request, Arc::clone(&self.pool)).await {
+    async fn over_http1(&self, link: Box<Link>, age: Age, request: &WorkerRequest) -> Tried {
+        let bodiless = if request.method == Method::HEAD { Bodiless::Yes } else { Bodiless::No };
+        let write = |outgoing: &mut Outgoing| {
+            outgoing.begin(request, &self.origin.host, self.authorization.as_ref());
+        };
+        match link.exchange(write, bodiless, Arc::clone(&self.pool)).await {
             Ok(response) => Tried::Answered(response.map(UpstreamBody::Http1)),
-            Err(link::Failed::Unsent(request, error)) => {
-                Tried::Unsent(*request, TransportError::Broken(error))
+            Err(link::Failed::Unsent(broken)) => Tried::Unsent(TransportError::Broken(broken)),
+            Err(link::Failed::Silent(broken)) if age == Age::Used => {
+                Tried::Failed(TransportError::Stale(broken))
             }
-            Err(link::Failed::Silent(error)) if age == Age::Used => {
-                Tried::Failed(TransportError::Stale(error))
+            Err(link::Failed::Silent(broken) | link::Failed::Broken(broken)) => {
+                Tried::Failed(TransportError::Broken(broken))
             }
-            Err(link::Failed::Silent(error) | link::Failed::Broken(error)) => {
-                Tried::Failed(TransportError::Broken(error))
-            }
+            Err(link::Failed::Ambiguous(what)) => Tried::Failed(TransportError::Protocol { what }),
         }
     }
 
-    async fn over_http2(&self, mux: Mux, request: Request<PayloadBody>) -> Tried {
-        let mut sent = request.clone();
-        *sent.uri_mut() = mux::absolute(&self.origin.parts, request.uri());
+    async fn over_http2(&self, mux: Mux, request: &WorkerRequest) -> Tried {
+        let mut sent = Request::new(PayloadBody::from(request.body.clone()));
+        sent.method_mut().clone_from(&request.method);
+        *sent.uri_mut() = mux::absolute(&self.origin.parts, &request.path);
         *sent.version_mut() = Version::HTTP_2;
-        mux::without_host(sent.headers_mut());
+        sent.headers_mut().clone_from(&request.headers);
+        let headers = sent.headers_mut();
+        if let Some(authorization) = &self.authorization {
+            headers.entry(header::AUTHORIZATION).or_insert_with(|| authorization.clone());
+        }
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(request.body.len()));
         match mux.clone().exchange(sent).await {
-            Ok(response) => Tried::Answered(response.map(UpstreamBody::Http2)),
+            Ok(mut response) => {
+                // What the client is answered in is its own connection's business.
+                *response.version_mut() = Version::HTTP_11;
+                Tried::Answered(response.map(UpstreamBody::Http2))
+            }
             Err(mux::Failed::Refused(error)) => {
                 self.pool.abandon(&mux);
-                Tried::Unsent(request, TransportError::Refused(error))
+                Tried::Unsent(TransportError::Refused(error))
             }
-            Err(mux::Failed::Broken(error)) => Tried::Failed(TransportError::Broken(error)),
+            Err(mux::Failed::Broken(error)) => Tried::Failed(TransportError::Broken(Broken::Http2(error))),
         }
     }
 
@@ -185,7 +194,7 @@ impl HttpTransport {
         self.pool.learn(protocol);
         let counts = self.pool.counts();
         Ok(match protocol {
-            Protocol::Http1 => Line::Link(Link::open(stream, counts).await?),
+            Protocol::Http1 => Line::Link(Link::open(stream, counts)),
             Protocol::Http2 => {
                 let mux = Mux::open(stream, counts).await?;
                 self.pool.share(&mux);
@@ -195,30 +204,8 @@ impl HttpTransport {
     }
 }
 
-/// Refuses an answer whose end could be taken for another place than the one hyper takes it for.
-fn checked(mut response: Response<UpstreamBody>) -> Result<Response<UpstreamBody>, TransportError> {
-    let wrong = |what| Err(TransportError::Protocol { what });
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return wrong("switches protocols, which nobody asked for");
-    }
-    let headers = response.headers();
-    if headers.contains_key(header::TRANSFER_ENCODING) {
-        if headers.contains_key(header::CONTENT_LENGTH) {
-            return wrong("has both transfer-encoding and content-length");
-        }
-        let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-        let only = codings.next().filter(|_| codings.next().is_none());
-        if !only.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
-            return wrong("has a transfer-encoding other than chunked");
-        }
-    }
-    // What the client is answered in is its own connection's business.
-    *response.version_mut() = Version::HTTP_11;
-    Ok(response)
-}
-
 impl Transport for HttpTransport {
-    fn send(&self, request: Request<Payload>) -> Answer<'_> {
+    fn send<'a>(&'a self, request: &'a WorkerRequest) -> Answer<'a> {
         Box::pin(self.attempt(request))
     }
 

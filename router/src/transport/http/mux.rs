@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, Uri, header, uri};
+use http::uri::{self, PathAndQuery};
+use http::{Request, Response, Uri};
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
@@ -18,7 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use super::pool::Counts;
 use super::socket::Stream;
 use crate::payload::PayloadBody;
-use crate::transport::TransportError;
+use crate::transport::{Broken, TransportError};
 
 /// Streams on one connection, if the worker allows as many: few enough that their windows fit into the connection's.
 const MAX_STREAMS: usize = 256;
@@ -70,7 +71,7 @@ impl Mux {
             .max_header_list_size(MAX_HEAD_BYTES)
             .handshake(TokioIo::new(stream))
             .await
-            .map_err(TransportError::Broken)?;
+            .map_err(|error| TransportError::Broken(Broken::Http2(error)))?;
         counts.opened();
         let load = Arc::new(Load {
             streams: AtomicUsize::new(0),
@@ -167,18 +168,12 @@ fn says_unprocessed(error: &hyper::Error) -> bool {
 }
 
 /// `path` at `origin`: HTTP/2 carries scheme and authority beside the path.
-pub(super) fn absolute(origin: &uri::Parts, path: &Uri) -> Uri {
+pub(super) fn absolute(origin: &uri::Parts, path: &PathAndQuery) -> Uri {
     let mut parts = uri::Parts::default();
     parts.scheme.clone_from(&origin.scheme);
     parts.authority.clone_from(&origin.authority);
-    parts.path_and_query = path.path_and_query().cloned();
-    Uri::from_parts(parts).unwrap_or_else(|_| path.clone())
-}
-
-/// Takes out what HTTP/2 has no place for. Headers of the connection are gone already.
-pub(super) fn without_host(headers: &mut HeaderMap) {
-    headers.remove(header::HOST);
-    headers.remove(header::TE);
+    parts.path_and_query = Some(path.clone());
+    Uri::from_parts(parts).unwrap_or_else(|_| Uri::from(path.clone()))
 }
 
 /// Counts a connection until its task ends.
@@ -215,7 +210,9 @@ impl Body for MuxBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
-        Pin::new(&mut self.incoming).poll_frame(cx).map_err(TransportError::Broken)
+        Pin::new(&mut self.incoming)
+            .poll_frame(cx)
+            .map_err(|error| TransportError::Broken(Broken::Http2(error)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -4,7 +4,7 @@ use memchr::memchr;
 
 /// What can be wrong with a line as such.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// All lines together are longer than allowed.
     TooLong,
     /// LF without CR.
@@ -17,7 +17,7 @@ pub(super) enum Fault {
 
 /// Reads lines, up to a number of bytes.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     /// The line so far, if its end has not come.
     cut: Vec<u8>,
     /// The line in `cut` has been given out.
@@ -27,24 +27,24 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn new(max_bytes: usize) -> Self {
+    pub(crate) fn new(max_bytes: usize) -> Self {
         Self { cut: Vec::new(), given: false, seen_bytes: 0, max_bytes }
     }
 
     /// Begins again, with a full allowance.
-    pub(super) fn restart(&mut self, max_bytes: usize) {
+    pub(crate) fn restart(&mut self, max_bytes: usize) {
         self.cut.clear();
         (self.given, self.seen_bytes, self.max_bytes) = (false, 0, max_bytes);
     }
 
     /// Bytes since the last start.
-    pub(super) fn seen_bytes(&self) -> usize {
+    pub(crate) fn seen_bytes(&self) -> usize {
         self.seen_bytes
     }
 
     /// How many of `bytes` it took, and the line, without its end, if it is whole.
     #[inline]
-    pub(super) fn read<'a>(&'a mut self, bytes: &'a [u8]) -> Result<(usize, Option<&'a [u8]>), Fault> {
+    pub(crate) fn read<'a>(&'a mut self, bytes: &'a [u8]) -> Result<(usize, Option<&'a [u8]>), Fault> {
         if self.given {
             self.cut.clear();
             self.given = false;
@@ -105,7 +105,7 @@ fn has_controls(bytes: &[u8]) -> bool {
 
 /// How many control characters there are, line ends included.
 #[inline]
-pub(super) fn count_controls(bytes: &[u8]) -> usize {
+pub(crate) fn count_controls(bytes: &[u8]) -> usize {
     // Sums that fit into a byte are added up many at a time.
     let few = |bytes: &[u8]| bytes.iter().fold(0_u8, |count, byte| count + u8::from(is_control(*byte)));
     bytes.chunks(128).map(|bytes| usize::from(few(bytes))).sum()

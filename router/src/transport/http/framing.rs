@@ -1,0 +1,157 @@
+//! Where an answer's body ends, and what of the bytes that come is body (RFC 9112, sections 6 and 7).
+
+use bytes::{Buf, Bytes};
+
+use crate::http1::{ChunkFault, Chunks, Part};
+
+/// Whether a connection may carry another request after this answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum KeepAlive {
+    /// The worker keeps it open.
+    Yes,
+    /// It closes it, or the body ends with it.
+    No,
+}
+
+/// What is still to come of a body.
+#[derive(Debug)]
+pub(super) enum Framing {
+    /// So many bytes, at least one.
+    Length(u64),
+    /// Chunks.
+    Chunks(Box<Chunks>),
+    /// Everything until the connection ends.
+    ToTheEnd,
+    /// Nothing.
+    Done,
+}
+
+/// Compares what kind of framing it is.
+impl PartialEq for Framing {
+    fn eq(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+impl Framing {
+    /// A body of so many bytes.
+    pub(super) fn length(bytes: u64) -> Self {
+        if bytes == 0 { Self::Done } else { Self::Length(bytes) }
+    }
+
+    /// Takes the next piece of the body out of what has come; `None` if there is no more of it in there. With the last piece
+    /// the framing is done, and what is left is not part of the answer.
+    pub(super) fn next(&mut self, come: &mut Bytes) -> Result<Option<Bytes>, ChunkFault> {
+        match self {
+            Self::Done => Ok(None),
+            _ if come.is_empty() => Ok(None),
+            Self::ToTheEnd => Ok(Some(std::mem::take(come))),
+            Self::Length(left) => {
+                let bytes = usize::try_from(*left).unwrap_or(usize::MAX).min(come.len());
+                *left -= bytes as u64;
+                if *left == 0 {
+                    *self = Self::Done;
+                }
+                Ok(Some(come.split_to(bytes)))
+            }
+            Self::Chunks(_) => self.next_of_chunks(come),
+        }
+    }
+
+    fn next_of_chunks(&mut self, come: &mut Bytes) -> Result<Option<Bytes>, ChunkFault> {
+        let Self::Chunks(chunks) = self else { return Ok(None) };
+        let mut data = None;
+        while !come.is_empty() {
+            // After a piece, on to the next: whether it was the last is best known at once.
+            if data.is_some() && chunks.is_at_data() {
+                break;
+            }
+            let taken = chunks.push(come)?;
+            match taken.part {
+                Part::Data => data = Some(come.split_to(taken.bytes)),
+                Part::Framing => come.advance(taken.bytes),
+                Part::End => {
+                    come.advance(taken.bytes);
+                    *self = Self::Done;
+                    break;
+                }
+            }
+        }
+        Ok(data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The body in `bytes`, which come in pieces; how many bytes are left over; whether it has ended.
+    fn read(
+        mut framing: Framing,
+        bytes: &[u8],
+        cuts: &[usize],
+    ) -> Result<(Vec<u8>, usize, bool), ChunkFault> {
+        let (mut body, mut rest, mut left) = (Vec::new(), bytes, 0);
+        for cut in cuts.iter().copied().chain([usize::MAX]) {
+            let (piece, later) = rest.split_at(cut.min(rest.len()));
+            rest = later;
+            let mut piece = Bytes::copy_from_slice(piece);
+            while let Some(data) = framing.next(&mut piece)? {
+                assert!(!data.is_empty());
+                body.extend_from_slice(&data);
+            }
+            left += piece.len();
+        }
+        Ok((body, left, framing == Framing::Done))
+    }
+
+    fn chunked(pieces: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
+            bytes.extend_from_slice(format!("{:x};ext=1\r\n", piece.len()).as_bytes());
+            bytes.extend_from_slice(piece);
+            bytes.extend_from_slice(b"\r\n");
+        }
+        bytes.extend_from_slice(b"0\r\nx-trailer: 1\r\n\r\n");
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn a_body_is_the_same_wherever_it_is_cut(
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
+            surplus in prop::collection::vec(any::<u8>(), 0..9),
+            cuts in prop::collection::vec(0_usize..30, 0..40),
+        ) {
+            let body = pieces.concat();
+            let bytes = [chunked(&pieces), surplus.clone()].concat();
+            let framing = Framing::Chunks(Box::default());
+            prop_assert_eq!(read(framing, &bytes, &cuts), Ok((body.clone(), surplus.len(), true)));
+            let bytes = [&body[..], &surplus].concat();
+            let framing = Framing::length(body.len() as u64);
+            prop_assert_eq!(read(framing, &bytes, &cuts), Ok((body.clone(), surplus.len(), true)));
+            prop_assert_eq!(read(Framing::ToTheEnd, &body, &cuts), Ok((body, 0, false)));
+        }
+
+        #[test]
+        fn any_bytes_are_judged_alike_wherever_they_are_cut(
+            bytes in prop::collection::vec(prop::sample::select(b"0123fF\r\n;x: ".to_vec()), 0..80),
+            cuts in prop::collection::vec(0_usize..30, 0..40),
+        ) {
+            let whole = read(Framing::Chunks(Box::default()), &bytes, &[]);
+            prop_assert_eq!(read(Framing::Chunks(Box::default()), &bytes, &cuts), whole);
+        }
+    }
+
+    #[test]
+    fn the_end_is_known_with_the_last_piece() {
+        let mut framing = Framing::Chunks(Box::default());
+        let mut come = Bytes::from_static(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n");
+        assert_eq!(framing.next(&mut come), Ok(Some(Bytes::from_static(b"abc"))));
+        assert_ne!(framing, Framing::Done);
+        assert_eq!(framing.next(&mut come), Ok(Some(Bytes::from_static(b"de"))));
+        assert_eq!(framing, Framing::Done);
+    }
+}
