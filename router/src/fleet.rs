@@ -126,11 +126,24 @@ impl FleetService {
     /// # Errors
     /// When a new worker cannot be reached in principle; then nothing has changed.
     pub fn set(&self, desired: &[WorkerSpec], decider: &Arc<Decider>) -> Result<(), FleetError> {
+        self.set_over(desired, decider, |spec| self.transport(spec, desired))
+    }
+
+    /// The same with ways to new workers of the caller's choice.
+    ///
+    /// # Errors
+    /// When `way` makes none; then nothing has changed.
+    pub fn set_over(
+        &self,
+        desired: &[WorkerSpec],
+        decider: &Arc<Decider>,
+        way: impl Fn(&WorkerSpec) -> Result<Arc<dyn Transport>, FleetError>,
+    ) -> Result<(), FleetError> {
         let mut change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.specs();
         let mut transports = HashMap::new();
         for spec in desired.iter().filter(|spec| !known.contains(spec)) {
-            transports.insert(spec.id.clone(), self.transport(spec, desired)?);
+            transports.insert(spec.id.clone(), way(spec)?);
         }
         let diff = change.fleet.reconcile(desired);
         let snapshot = change.fleet.snapshot();

@@ -24,6 +24,28 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
+/// The headers that go on: all but those of the connection, and those that the next connection has of its own (`host`, `content-length`,
+/// `expect`). Nothing is copied.
+pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+    let named: SmallVec<[HeaderName; 4]> =
+        headers.get_all(header::CONNECTION).iter().flat_map(named_in).collect();
+    headers.iter().filter(move |(name, _)| {
+        !is_hop_by_hop(name)
+            && ![header::HOST, header::CONTENT_LENGTH, header::EXPECT].contains(*name)
+            && !named.contains(*name)
+    })
+}
+
+/// The same as a map.
+#[must_use]
+pub fn end_to_end_map(headers: &HeaderMap) -> HeaderMap {
+    let mut map = HeaderMap::with_capacity(headers.len());
+    for (name, value) in end_to_end(headers) {
+        map.append(name, value.clone());
+    }
+    map
+}
+
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     [
         header::CONNECTION,
@@ -69,10 +91,16 @@ mod tests {
         ] {
             headers.append(name, HeaderValue::from_static(value));
         }
+        let requests = end_to_end_map(&headers);
         strip(&mut headers);
+        assert_eq!(requests, headers);
         let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["authorization", "x-custom"]);
+        headers.insert(header::HOST, HeaderValue::from_static("a"));
+        headers.insert(header::EXPECT, HeaderValue::from_static("100-continue"));
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("1"));
+        assert_eq!(end_to_end_map(&headers), requests);
     }
 
     #[test]

@@ -5,10 +5,9 @@
 use std::sync::Arc;
 
 use http::{HeaderValue, Request, Response};
-use hyper::body::Incoming;
 
 use super::dispatch::{REQUEST_ID, dispatch};
-use super::parse::Understanding;
+use super::parse::{RequestBody, Understanding};
 use super::record::Recorder;
 use super::relay::{RelayBody, relay};
 use crate::answers;
@@ -17,14 +16,10 @@ use crate::error::RequestError;
 use crate::routes::Routes;
 
 /// One request, from its head to the head of its answer.
-pub async fn serve(app: &Arc<App>, mut request: Request<Incoming>) -> Response<RelayBody> {
+pub async fn serve<B: RequestBody>(app: &Arc<App>, mut request: Request<B>) -> Response<RelayBody> {
     let endpoint = app.routes.find(request.uri().path());
     let understanding = endpoint.understanding();
-    if !request.headers().contains_key(REQUEST_ID) {
-        let id = format!("{:032x}", rand::random::<u128>());
-        request.headers_mut().extend(HeaderValue::try_from(id).ok().map(|id| (REQUEST_ID, id)));
-    }
-    let id = request.headers().get(REQUEST_ID).cloned();
+    let id = request.headers_mut().entry(REQUEST_ID).or_insert_with(random_id).clone();
     let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id);
     if let Err(error) = app.keys.authorize(endpoint, request.headers_mut()) {
         let error = RequestError::from(error);
@@ -52,9 +47,9 @@ pub async fn serve(app: &Arc<App>, mut request: Request<Incoming>) -> Response<R
 }
 
 /// The middle of the path. What is left after it is to relay the answer, and to record.
-async fn forward(
+async fn forward<B: RequestBody>(
     app: &Arc<App>,
-    request: Request<Incoming>,
+    request: Request<B>,
     understanding: Understanding,
     recorder: &mut Recorder,
 ) -> Result<super::dispatch::Dispatched, RequestError> {
@@ -63,7 +58,15 @@ async fn forward(
     dispatch(app, parsed, recorder).await
 }
 
-fn wrong_method(endpoint: crate::routes::Endpoint, request: &Request<Incoming>) -> RequestError {
+/// 32 hexadecimal digits.
+fn random_id() -> HeaderValue {
+    let bytes: [u8; 16] = rand::random();
+    let digits =
+        bytes.map(|byte| [byte >> 4, byte & 15].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
+    HeaderValue::from_bytes(digits.as_flattened()).expect("digits are a value")
+}
+
+fn wrong_method<B>(endpoint: crate::routes::Endpoint, request: &Request<B>) -> RequestError {
     let path = request.uri().path().to_owned();
     if endpoint == crate::routes::Endpoint::Unknown {
         return RequestError::NotFound { path };

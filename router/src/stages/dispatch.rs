@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{self, HeaderName};
+use http::header::HeaderName;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Response, StatusCode};
@@ -26,7 +26,6 @@ use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries, is_routers_own};
 use crate::app::App;
 use crate::error::RequestError;
-use crate::hop_by_hop;
 use crate::payload::Payload;
 use crate::retry_after::retry_after;
 use crate::time_limits::TimeLimits;
@@ -224,13 +223,10 @@ async fn first_piece(
     Ok((Response::from_parts(head, body), first))
 }
 
-/// The client's request as a worker gets it: same method, path, headers and bytes, less what belongs to the connection.
+/// The client's request as workers get it: same method, path, headers and bytes. What belongs to the connection is left
+/// out by the transports.
 fn outgoing(head: Parts, body: Payload) -> WorkerRequest {
-    let Parts { method, uri, mut headers, .. } = head;
-    hop_by_hop::strip(&mut headers);
-    for name in [header::HOST, header::EXPECT, header::CONTENT_LENGTH] {
-        headers.remove(name);
-    }
+    let Parts { method, uri, headers, .. } = head;
     let path = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
     WorkerRequest { method, path, headers, body }
 }

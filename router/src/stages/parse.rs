@@ -36,6 +36,17 @@ pub enum Understanding {
     BestEffort,
 }
 
+/// A request's body as it arrives.
+pub trait RequestBody:
+    Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Unpin
+{
+}
+
+impl<B> RequestBody for B where
+    B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Unpin
+{
+}
+
 /// What was read of a request.
 #[derive(Debug, Default)]
 pub struct Reading {
@@ -114,7 +125,7 @@ impl Parser {
         ratios: &TokenRatios,
     ) -> Result<Parsed, RequestError>
     where
-        B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Unpin,
+        B: RequestBody,
     {
         let Admitted { head, body, permit } = admitted;
         let (body, scanned) = self.receive(body, understanding).await?;
@@ -149,7 +160,7 @@ impl Parser {
         understanding: Understanding,
     ) -> Result<(Payload, Result<Scanned, BodyError>), RequestError>
     where
-        B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Unpin,
+        B: RequestBody,
     {
         let limit_bytes = self.limits.max_bytes;
         if body.size_hint().lower() > limit_bytes as u64 {
@@ -212,7 +223,7 @@ async fn next_piece<B>(
     limit: Duration,
 ) -> Result<Option<Bytes>, RequestError>
 where
-    B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Unpin,
+    B: RequestBody,
 {
     loop {
         let frame = poll_fn(|cx| {

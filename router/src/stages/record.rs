@@ -31,7 +31,7 @@ pub struct Recorder {
     app: Arc<App>,
     endpoint: Endpoint,
     method: Method,
-    request_id: Option<HeaderValue>,
+    request_id: HeaderValue,
     began: Instant,
     status: Option<StatusCode>,
     worker: Option<Arc<Worker>>,
@@ -48,7 +48,7 @@ pub struct Recorder {
 impl Recorder {
     /// Begins the record of a request that has just come.
     #[must_use]
-    pub fn new(app: &Arc<App>, endpoint: Endpoint, method: Method, request_id: Option<HeaderValue>) -> Self {
+    pub fn new(app: &Arc<App>, endpoint: Endpoint, method: Method, request_id: HeaderValue) -> Self {
         Self {
             app: Arc::clone(app),
             endpoint,
@@ -69,8 +69,8 @@ impl Recorder {
 
     /// The request's id.
     #[must_use]
-    pub fn request_id(&self) -> Option<&HeaderValue> {
-        self.request_id.as_ref()
+    pub fn request_id(&self) -> &HeaderValue {
+        &self.request_id
     }
 
     /// An attempt begins.
@@ -203,7 +203,7 @@ impl Recorder {
             completion_tokens = usage.completion_tokens,
             ttft_ms = self.first_piece.map(|first| milliseconds(first - self.began)),
             e2e_ms = milliseconds(self.began.elapsed()),
-            request_id = self.request_id.as_ref().and_then(|id| id.to_str().ok()),
+            request_id = self.request_id.to_str().ok(),
             "request"
         );
     }

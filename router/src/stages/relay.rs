@@ -119,9 +119,7 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         }
         head.headers.insert(ROUTER_HIT_TOKENS, HeaderValue::from(hit_tokens));
     }
-    if let (false, Some(id)) = (head.headers.contains_key(REQUEST_ID), recorder.request_id()) {
-        head.headers.insert(REQUEST_ID, id.clone());
-    }
+    head.headers.entry(REQUEST_ID).or_insert_with(|| recorder.request_id().clone());
     let content_type = head.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     let events = if content_type.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
         Events::Yes

@@ -4,6 +4,8 @@
 use http::{HeaderValue, Request, Uri, header};
 use worker::Worker;
 
+use crate::hop_by_hop;
+
 use super::{Answer, Transport, UpstreamBody, WorkerRequest};
 
 /// A worker with its own engine thread in this process.
@@ -30,7 +32,7 @@ impl Transport for EmbeddedTransport {
         let mut call = Request::new(request.body.joined());
         call.method_mut().clone_from(&request.method);
         *call.uri_mut() = Uri::from(request.path.clone());
-        call.headers_mut().clone_from(&request.headers);
+        *call.headers_mut() = hop_by_hop::end_to_end_map(&request.headers);
         call.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(request.body.len()));
         Box::pin(async move { Ok(self.worker.handle(call).await.map(UpstreamBody::Embedded)) })
     }

@@ -1,10 +1,12 @@
 //! Ways to a worker. A transport carries one attempt: a request head and the client's bytes there, a head and a body
 //! back. It knows nothing of policies, admission or the client's connection.
 
+mod canned;
 mod embedded;
 mod error;
 mod http;
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -16,6 +18,7 @@ use http_body::{Body, Frame};
 
 use crate::payload::Payload;
 
+pub use canned::CannedTransport;
 #[cfg(feature = "embedded")]
 pub use embedded::EmbeddedTransport;
 pub use error::{Broken, TransportError};
@@ -26,15 +29,15 @@ pub use http::{AddressError, Connector, HttpTransport};
 pub type Answer<'a> =
     Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, TransportError>> + Send + 'a>>;
 
-/// What a worker is asked, whoever it will be. Without what belongs to one connection; `host` and `content-length` are added by the
-/// transport.
+/// What a worker is asked, whoever it will be.
 #[derive(Clone, Debug)]
 pub struct WorkerRequest {
     /// Method.
     pub method: Method,
     /// Path and query.
     pub path: PathAndQuery,
-    /// Headers, from end to end.
+    /// Headers as the client sent them; of these the transport sends what goes [from end to end](crate::hop_by_hop::end_to_end),
+    /// and adds `host` and `content-length`.
     pub headers: HeaderMap,
     /// Body.
     pub body: Payload,
@@ -78,6 +81,8 @@ pub enum UpstreamBody {
     /// From a worker in this process.
     #[cfg(feature = "embedded")]
     Embedded(worker::WorkerBody),
+    /// Known beforehand.
+    Canned(VecDeque<Bytes>),
 }
 
 impl Body for UpstreamBody {
@@ -95,6 +100,7 @@ impl Body for UpstreamBody {
             Self::Embedded(body) => Pin::new(body)
                 .poll_frame(cx)
                 .map(|frame| frame.map(|frame| frame.map_err(|never| match never {}))),
+            Self::Canned(pieces) => Poll::Ready(pieces.pop_front().map(|piece| Ok(Frame::data(piece)))),
         }
     }
 
@@ -104,6 +110,7 @@ impl Body for UpstreamBody {
             Self::Http2(body) => body.is_end_stream(),
             #[cfg(feature = "embedded")]
             Self::Embedded(body) => body.is_end_stream(),
+            Self::Canned(pieces) => pieces.is_empty(),
         }
     }
 }

@@ -27,6 +27,7 @@ use self::mux::Mux;
 use self::outgoing::Outgoing;
 use self::pool::{Alive, Line, Pool, Protocol};
 use super::{Answer, Broken, Connections, Transport, TransportError, UpstreamBody, WorkerRequest};
+use crate::hop_by_hop;
 use crate::keys::WorkerKeys;
 use crate::payload::PayloadBody;
 
@@ -149,7 +150,7 @@ impl HttpTransport {
         sent.method_mut().clone_from(&request.method);
         *sent.uri_mut() = mux::absolute(&self.origin.parts, &request.path);
         *sent.version_mut() = Version::HTTP_2;
-        sent.headers_mut().clone_from(&request.headers);
+        *sent.headers_mut() = hop_by_hop::end_to_end_map(&request.headers);
         let headers = sent.headers_mut();
         if let Some(authorization) = &self.authorization {
             headers.entry(header::AUTHORIZATION).or_insert_with(|| authorization.clone());

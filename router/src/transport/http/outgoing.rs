@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use tokio::io::AsyncWrite;
 
 use super::socket::Stream;
+use crate::hop_by_hop;
 use crate::payload::{Payload, TURN_BYTES};
 use crate::transport::WorkerRequest;
 
@@ -54,7 +55,7 @@ impl Outgoing {
             self.head.extend_from_slice(part.as_bytes());
         }
         self.field(header::HOST.as_str(), host.as_bytes());
-        for (name, value) in headers {
+        for (name, value) in hop_by_hop::end_to_end(headers) {
             self.field(name.as_str(), value.as_bytes());
         }
         if let Some(value) = authorization.filter(|_| !headers.contains_key(header::AUTHORIZATION)) {

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::framing::{Framing, KeepAlive};
 use super::link::Failed;
@@ -55,19 +55,19 @@ fn parse(bytes: &Bytes) -> Result<Option<(usize, ReplyHead)>, Failed> {
         Err(_) => return Err(NO_HEAD),
     };
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or(NO_HEAD)?;
+    let version = if parsed.version == Some(0) { Version::Http10 } else { Version::Http11 };
+    let mut facts = Facts::default();
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 4);
     for field in &*parsed.headers {
+        if facts.take(field.name, field.value)? == Takes::Whole {
+            continue;
+        }
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| NO_HEAD)?;
         // Shares the bytes, and looks at each once more: there is no other way without `unsafe`.
         let value = HeaderValue::from_maybe_shared(bytes.slice_ref(field.value)).map_err(|_| NO_HEAD)?;
         headers.append(name, value);
     }
-    let version = if parsed.version == Some(0) { Version::Http10 } else { Version::Http11 };
-    let framing = framing(version, status, &headers)?;
-    let keep_alive = match framing {
-        Framing::ToTheEnd => KeepAlive::No,
-        _ => keep_alive(version, &headers),
-    };
+    let (framing, keep_alive) = facts.end(version, status)?;
     let mut response = Response::new(());
     *response.status_mut() = status;
     *response.headers_mut() = headers;
@@ -80,59 +80,94 @@ enum Version {
     Http11,
 }
 
-/// Where the body ends. Refuses what two readers could understand differently.
-fn framing(version: Version, status: StatusCode, headers: &HeaderMap) -> Result<Framing, Failed> {
-    let coded = headers.contains_key(header::TRANSFER_ENCODING);
-    if coded && version == Version::Http10 {
-        return Err(Failed::Broken(Broken::Malformed("has a transfer-encoding in HTTP/1.0")));
-    }
-    if coded {
-        if headers.contains_key(header::CONTENT_LENGTH) {
-            return Err(Failed::Ambiguous("has both transfer-encoding and content-length"));
-        }
-        let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-        let only = codings.next().filter(|_| codings.next().is_none());
-        if !only.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
-            return Err(Failed::Ambiguous("has a transfer-encoding other than chunked"));
-        }
-    }
-    let length = content_length(headers)?;
-    if status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
-        return Ok(Framing::Done);
-    }
-    Ok(match length {
-        _ if coded => Framing::Chunks(Box::default()),
-        Some(bytes) => Framing::length(bytes),
-        None => Framing::ToTheEnd,
-    })
+/// What a head says of its body and its connection.
+#[derive(Default)]
+struct Facts {
+    codings: usize,
+    chunked: bool,
+    content_length: Option<u64>,
+    close: bool,
+    keep_alive: bool,
 }
 
-/// What `Content-Length` says, once or several times the same.
-fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Failed> {
-    let mut length = None;
-    for value in headers.get_all(header::CONTENT_LENGTH) {
-        let digits = value.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-        let bytes = digits.and_then(|digits| digits.parse::<u64>().ok());
+/// Whether a field is of interest to anyone else.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// It belongs to this connection alone.
+    Whole,
+    /// The client gets it, too.
+    Note,
+}
+
+impl Facts {
+    /// The next field.
+    fn take(&mut self, name: &str, value: &[u8]) -> Result<Takes, Failed> {
+        match name.len() {
+            17 if name.eq_ignore_ascii_case("transfer-encoding") => {
+                self.codings += 1;
+                self.chunked = value.eq_ignore_ascii_case(b"chunked");
+                Ok(Takes::Whole)
+            }
+            14 if name.eq_ignore_ascii_case("content-length") => {
+                self.length(value)?;
+                Ok(Takes::Note)
+            }
+            10 if name.eq_ignore_ascii_case("connection") => Ok(self.connection(value)),
+            10 if name.eq_ignore_ascii_case("keep-alive") => Ok(Takes::Whole),
+            _ => Ok(Takes::Note),
+        }
+    }
+
+    /// Once, or several times the same.
+    fn length(&mut self, value: &[u8]) -> Result<(), Failed> {
+        let digits =
+            std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        let bytes = digits.and_then(|digits| digits.parse().ok());
         let bytes =
             bytes.ok_or(Failed::Broken(Broken::Malformed("has a content-length that is no length")))?;
-        if length.replace(bytes).is_some_and(|other| other != bytes) {
+        if self.content_length.replace(bytes).is_some_and(|other| other != bytes) {
             return Err(Failed::Broken(Broken::Malformed("has two content-lengths")));
         }
+        Ok(())
     }
-    Ok(length)
-}
 
-/// Whether the connection stays open: in HTTP/1.1 unless it says otherwise, in 1.0 only if it says so.
-fn keep_alive(version: Version, headers: &HeaderMap) -> KeepAlive {
-    let says = |wanted: &str| {
-        let values = headers.get_all(header::CONNECTION).iter();
-        let mut tokens = values.flat_map(|value| value.to_str().unwrap_or("close").split(','));
-        tokens.any(|token| token.trim().eq_ignore_ascii_case(wanted))
-    };
-    if says("close") || (version == Version::Http10 && !says("keep-alive")) {
-        KeepAlive::No
-    } else {
-        KeepAlive::Yes
+    /// Goes on only if it names other fields, which are taken out with it.
+    fn connection(&mut self, value: &[u8]) -> Takes {
+        let mut takes = Takes::Whole;
+        for token in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+            if token.eq_ignore_ascii_case(b"close") {
+                self.close = true;
+            } else if token.eq_ignore_ascii_case(b"keep-alive") {
+                self.keep_alive = true;
+            } else {
+                takes = Takes::Note;
+            }
+        }
+        takes
+    }
+
+    /// Where the body ends, and whether the connection goes on. Refuses what two readers could understand differently.
+    fn end(self, version: Version, status: StatusCode) -> Result<(Framing, KeepAlive), Failed> {
+        if self.codings > 0 && version == Version::Http10 {
+            return Err(Failed::Broken(Broken::Malformed("has a transfer-encoding in HTTP/1.0")));
+        }
+        if self.codings > 0 && self.content_length.is_some() {
+            return Err(Failed::Ambiguous("has both transfer-encoding and content-length"));
+        }
+        if self.codings > 1 || (self.codings == 1 && !self.chunked) {
+            return Err(Failed::Ambiguous("has a transfer-encoding other than chunked"));
+        }
+        let framing = match self.content_length {
+            _ if status.is_informational() => Framing::Done,
+            _ if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) => Framing::Done,
+            _ if self.chunked => Framing::Chunks(Box::default()),
+            Some(bytes) => Framing::length(bytes),
+            None => Framing::ToTheEnd,
+        };
+        // HTTP/1.1 keeps it open unless it says otherwise, 1.0 only if it says so.
+        let stays = !self.close && (version == Version::Http11 || self.keep_alive);
+        let keep_alive = if stays && framing != Framing::ToTheEnd { KeepAlive::Yes } else { KeepAlive::No };
+        Ok((framing, keep_alive))
     }
 }
 
