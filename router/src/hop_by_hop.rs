@@ -31,9 +31,19 @@ pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &He
         headers.get_all(header::CONNECTION).iter().flat_map(named_in).collect();
     headers.iter().filter(move |(name, _)| {
         !is_hop_by_hop(name)
-            && ![header::HOST, header::CONTENT_LENGTH, header::EXPECT].contains(*name)
+            && !is_the_connections_own(name)
             && !named.contains(*name)
     })
+}
+
+#[inline]
+fn is_the_connections_own(name: &HeaderName) -> bool {
+    match name.as_str().len() {
+        4 => name == header::HOST,
+        6 => name == header::EXPECT,
+        14 => name == header::CONTENT_LENGTH,
+        _ => false,
+    }
 }
 
 /// The same as a map.
@@ -46,19 +56,19 @@ pub fn end_to_end_map(headers: &HeaderMap) -> HeaderMap {
     map
 }
 
+#[inline]
 fn is_hop_by_hop(name: &HeaderName) -> bool {
-    [
-        header::CONNECTION,
-        header::TRANSFER_ENCODING,
-        header::TE,
-        header::TRAILER,
-        header::UPGRADE,
-        header::PROXY_AUTHENTICATE,
-        header::PROXY_AUTHORIZATION,
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-    ]
-    .contains(name)
+    // Most names are of another length than all of these.
+    match name.as_str().len() {
+        2 => name == header::TE,
+        7 => name == header::TRAILER || name == header::UPGRADE,
+        10 => name == header::CONNECTION || *name == KEEP_ALIVE,
+        16 => *name == PROXY_CONNECTION,
+        17 => name == header::TRANSFER_ENCODING,
+        18 => name == header::PROXY_AUTHENTICATE,
+        19 => name == header::PROXY_AUTHORIZATION,
+        _ => false,
+    }
 }
 
 fn named_in(connection: &HeaderValue) -> impl Iterator<Item = HeaderName> + '_ {
@@ -86,6 +96,10 @@ mod tests {
             ("te", "trailers"),
             ("transfer-encoding", "chunked"),
             ("proxy-connection", "close"),
+            ("proxy-authorization", "Basic eDp5"),
+            ("proxy-authenticate", "Basic"),
+            ("trailer", "x-trailer"),
+            ("upgrade", "websocket"),
             ("authorization", "Bearer k"),
             ("x-custom", "kept"),
         ] {
