@@ -91,6 +91,7 @@ pub struct Metrics {
     predicted_cached_tokens: IntCounter,
     reported_cached_tokens: IntCounter,
     in_flight: IntGauge,
+    queued: IntGauge,
     worker_in_flight: IntGaugeVec,
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
@@ -171,6 +172,7 @@ impl Default for Metrics {
             predicted_cached_tokens: cached_tokens.with_label_values(&["predicted"]),
             reported_cached_tokens: cached_tokens.with_label_values(&["reported"]),
             in_flight: maker.gauge("router_requests_in_flight", "Requests in flight."),
+            queued: maker.gauge("router_requests_queued", "Requests that wait for a place among those in flight."),
             worker_connections: maker.gauges(
                 "router_worker_connections",
                 "Connections to a worker, by whether they carry a request.",
@@ -280,6 +282,7 @@ impl Metrics {
     fn read_state(&self, app: &App) {
         let gauge = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         self.in_flight.set(gauge(app.admission.in_flight()));
+        self.queued.set(gauge(app.admission.queued()));
         self.tree_blocks.set(gauge(app.decider.tree_blocks()));
         for gauges in [
             &self.worker_in_flight,

@@ -144,6 +144,7 @@ async fn requests_wait_in_line_for_a_place() {
     queued(1).await;
     let mut third = send(&router, "third").await;
     queued(2).await;
+    assert_eq!(router.metric("router_requests_queued").await, 2.0);
     let refused = router.post(PATH, &chat("fourth")).await;
     assert_eq!((refused.status, refused.header("retry-after")), (429, "1"));
     assert!(refused.error().0.contains("--max-queue"), "{}", refused.error().0);
