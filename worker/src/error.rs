@@ -58,6 +58,8 @@ pub enum RequestError {
          prompt and {max_tokens} to generate; shorten the prompt or lower max_tokens"
     )]
     TooLong {
+        /// The parameter with the prompt.
+        parameter: &'static str,
         /// What there is.
         context_tokens: usize,
         /// Prompt and answer.
@@ -129,8 +131,8 @@ impl RequestError {
                 ("invalid_request_error", Some(parameter), Some("invalid_value"))
             }
             Self::UnknownModel { .. } => ("invalid_request_error", Some("model"), Some("model_not_found")),
-            Self::TooLong { .. } => {
-                ("invalid_request_error", Some("messages"), Some("context_length_exceeded"))
+            Self::TooLong { parameter, .. } => {
+                ("invalid_request_error", Some(parameter), Some("context_length_exceeded"))
             }
             Self::Template(_) => ("invalid_request_error", Some("messages"), None),
             Self::Busy { .. } => ("rate_limit_error", None, Some("queue_full")),

@@ -375,6 +375,7 @@ impl Sequence {
         let sample = (end == self.tokens.len()).then(|| SampleRequest {
             params: self.params.clone(),
             generated_tokens: self.generated_tokens() as u64,
+            history: self.params.reads_history().then(|| self.history()),
         });
         SequenceStep {
             id: self.id,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
 
-use crate::sampling::SamplingParams;
+use crate::sampling::{History, SamplingParams};
 use crate::step::{BlockId, SequenceId};
 
 /// What a request asks of the scheduler.
@@ -64,6 +64,11 @@ impl Sequence {
 
     pub(crate) fn generated_tokens(&self) -> usize {
         self.tokens.len() - self.prompt_tokens
+    }
+
+    /// What penalties look at; a copy, since a step outlives no borrow of the scheduler.
+    pub(crate) fn history(&self) -> History {
+        History { tokens: self.tokens.clone(), prompt_tokens: self.prompt_tokens }
     }
 
     /// Chained hashes of all full blocks of its tokens.

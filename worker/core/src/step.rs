@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use roundhouse_types::TokenId;
 
-use crate::sampling::SamplingParams;
+use crate::sampling::{History, Logprobs, SamplingParams};
 
 /// One sequence inside a worker; unique for the life of the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -40,6 +40,8 @@ pub struct SampleRequest {
     pub params: Arc<SamplingParams>,
     /// How many tokens the sequence has generated; mixed into the seed, so that a draw does not depend on the batch.
     pub generated_tokens: u64,
+    /// The tokens before, where [`SamplingParams::reads_history`] says that they matter.
+    pub history: Option<History>,
 }
 
 /// Everything a backend computes in one step.
@@ -58,12 +60,14 @@ impl Batch {
 }
 
 /// A token drawn for a sequence.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct NextToken {
     /// For whom.
     pub id: SequenceId,
     /// The token.
     pub token: TokenId,
+    /// Log-probabilities, where [`SamplingParams::logprobs`] asks for them and the backend has logits.
+    pub logprobs: Option<Box<Logprobs>>,
 }
 
 /// The size of a backend's KV pool.

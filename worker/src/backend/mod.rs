@@ -2,6 +2,7 @@
 //!
 //! [`CpuBackend`] implements the engine's `Backend` over the CPU kernels. Knows no requests, channels or text.
 
+mod adjust;
 mod batch;
 pub mod capacity;
 pub mod cpu;

@@ -3,6 +3,8 @@
 
 mod answers;
 mod errors;
+mod sampling;
+mod tokens;
 
 use std::sync::LazyLock;
 use std::time::Duration;

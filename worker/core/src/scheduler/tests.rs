@@ -32,7 +32,9 @@ impl Device {
             }
         }
         let sampling = batch.sequences.iter().filter(|step| step.sample.is_some());
-        sampling.map(|step| NextToken { id: step.id, token: successor(&self.context(step)) }).collect()
+        sampling
+            .map(|step| NextToken { id: step.id, token: successor(&self.context(step)), logprobs: None })
+            .collect()
     }
 
     fn context(&self, step: &SequenceStep) -> Vec<TokenId> {
