@@ -18,8 +18,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Debug, clap::Parser)]
 #[command(name = "worker", version, max_term_width = 100)]
 struct Cli {
-    /// The model: a Hugging Face directory (Llama, Qwen2 or Qwen3), or `builtin`
-    #[arg(long, default_value = "builtin", value_name = "DIR|builtin")]
+    /// The model: a Hugging Face directory or a GGUF file (Llama, Qwen2 or Qwen3), or `builtin`
+    #[arg(long, default_value = "builtin", value_name = "DIR|FILE.gguf|builtin")]
     model: ModelSource,
 
     /// Address to serve on. Loopback, until an operator decides who may reach it
@@ -30,7 +30,7 @@ struct Cli {
     #[arg(long, default_value_t = 8_001)]
     port: u16,
 
-    /// The id that clients name [default: builtin, or the directory's name]
+    /// The id that clients name [default: builtin, or the name of directory or file]
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
 
