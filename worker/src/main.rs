@@ -18,9 +18,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Debug, clap::Parser)]
 #[command(name = "worker", version, max_term_width = 100)]
 struct Cli {
-    /// The model: a Hugging Face directory (Llama, Qwen2 or Qwen3), or `builtin`. Of it a timing backend
-    /// takes only tokenizer and chat template
-    #[arg(long, default_value = "builtin", value_name = "DIR|builtin")]
+    /// The model: a Hugging Face directory or a GGUF file (Llama, Qwen2 or Qwen3), or `builtin`. Of it a timing
+    /// backend takes only tokenizer and chat template
+    #[arg(long, default_value = "builtin", value_name = "DIR|FILE.gguf|builtin")]
     model: ModelSource,
 
     /// What computes: `cpu`, or `timing:PRESET`, which SIMULATES a recorded engine: HTTP, scheduler, KV blocks and
@@ -41,7 +41,8 @@ struct Cli {
     #[arg(long, default_value_t = 8_001)]
     port: u16,
 
-    /// The id that clients name [default: builtin, or the directory's name; simulated-PRESET for a timing backend]
+    /// The id that clients name [default: builtin, or the name of directory or file; simulated-PRESET for a timing
+    /// backend]
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
 

@@ -153,7 +153,8 @@ impl Api {
                 params: Arc::clone(params),
                 max_tokens,
                 end_tokens: Arc::clone(&end_tokens),
-                priority: request.priority,
+                // Of the scheduler's priorities the highest goes first, of vLLM's the lowest.
+                priority: -i64::from(request.priority),
             };
             let generations = self.engine.submit_siblings(params.iter().map(submission).collect())?;
             self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);

@@ -4,8 +4,6 @@
 //! Order of application as [`worker_core::sampling::SamplingParams`] says: [`adjust`](super::adjust) changes logits, then come
 //! temperature, min-p, top-k and top-p here. A request that asks for none of the former pays nothing for them.
 
-use std::borrow::Cow;
-
 use roundhouse_types::TokenId;
 use worker_core::sampling::{Logprobs, SamplingParams};
 use worker_core::step::SampleRequest;
@@ -54,9 +52,9 @@ pub fn sample(logits: &[f32], request: &SampleRequest) -> Result<Drawn, SampleEr
 }
 
 /// The highest logit; the lowest token among equals.
-fn greedy(logits: &Cow<'_, [f32]>) -> Option<TokenId> {
+fn greedy(logits: &[f32]) -> Option<TokenId> {
     let mut best: Option<(TokenId, f32)> = None;
-    for (token, &logit) in (0..).zip(logits.iter()) {
+    for (token, &logit) in (0..).zip(logits) {
         if best.is_none_or(|(_, highest)| logit > highest) {
             best = Some((token, logit));
         }

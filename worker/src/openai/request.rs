@@ -56,8 +56,8 @@ pub struct GenerationRequest {
     pub ignore_eos: bool,
     /// Begin the answer with the prompt.
     pub echo: bool,
-    /// Of requests that wait, the lowest goes first.
-    pub priority: i64,
+    /// Of requests that wait, the lowest goes first, as in vLLM.
+    pub priority: i32,
     /// How to reply.
     pub streaming: Streaming,
 }

@@ -138,8 +138,9 @@ impl Fields {
         stop.ok_or_else(|| must("stop", &wanted, self.get("stop").unwrap_or(&Value::Null)))
     }
 
-    pub(super) fn priority(&self) -> Result<i64, RequestError> {
+    pub(super) fn priority(&self) -> Result<i32, RequestError> {
         let Some(value) = self.get("priority") else { return Ok(0) };
-        value.as_i64().ok_or_else(|| must("priority", "a whole number", value))
+        let priority = value.as_i64().and_then(|priority| i32::try_from(priority).ok());
+        priority.ok_or_else(|| must("priority", "a whole number of 32 bits", value))
     }
 }
