@@ -8,9 +8,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use roundhouse_text::{SpecialTokenPolicy, Tokenizer};
 use serde::Deserialize;
 use worker::backend::CpuBackend;
-use worker::model::{Model, ModelSource};
+use worker::model::{Model, ModelFiles, ModelSource};
 use worker_core::sampling::SamplingParams;
 use worker_core::step::{Backend, Batch, BlockId, KvCapacity, SampleRequest, SequenceId, SequenceStep};
 
@@ -58,17 +59,21 @@ fn answer(backend: &mut CpuBackend, prompt: &[u32], tokens: usize) -> Vec<u32> {
     let blocks = (prompt.len() + tokens).div_ceil(BLOCK_TOKENS) as u32;
     let mut step = SequenceStep {
         id: SequenceId(0),
-        tokens: prompt.to_vec(),
+        tokens: prompt.into(),
         context_tokens: 0,
         block_table: (0..blocks).map(BlockId).collect(),
-        sample: Some(SampleRequest { params: Arc::new(SamplingParams::greedy()), generated_tokens: 0 }),
+        sample: Some(SampleRequest {
+            params: Arc::new(SamplingParams::greedy()),
+            generated_tokens: 0,
+            history: None,
+        }),
     };
     let mut answer = Vec::new();
     while answer.len() < tokens {
         let next = backend.forward(&Batch { sequences: vec![step.clone()] }).unwrap();
         answer.push(next[0].token);
         step.context_tokens += step.tokens.len();
-        step.tokens = vec![next[0].token];
+        step.tokens = vec![next[0].token].into();
     }
     answer
 }
@@ -134,6 +139,22 @@ fn qwen3_with_its_head_norms_agrees() {
 #[test]
 fn builtin_agrees() {
     agrees(&ModelSource::Builtin, "builtin", 15);
+}
+
+/// The package's own file, which the directory of the test above was made from.
+#[test]
+fn smollm2_as_gguf_agrees() {
+    let Some(file) = std::env::var_os("ROUNDHOUSE_SMOLLM2_GGUF") else {
+        return println!("skipped: ROUNDHOUSE_SMOLLM2_GGUF does not name SmolLM2-135M-Instruct.Q4_1.gguf");
+    };
+    let source = ModelSource::Gguf(file.into());
+    agrees(&source, "smollm2", 15);
+    let tokenizer = ModelFiles::open(&source).unwrap().tokenizer.unwrap();
+    let tokenizer = Tokenizer::from_json(tokenizer.as_bytes()).unwrap();
+    for prompt in &golden("smollm2").prompts {
+        let text = tokenizer.decode_verbatim(&prompt.prompt_ids).unwrap();
+        assert_eq!(tokenizer.encode(&text, SpecialTokenPolicy::Add).unwrap(), prompt.prompt_ids, "{text}");
+    }
 }
 
 #[test]

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use roundhouse_types::TokenId;
+use smallvec::SmallVec;
 
-use crate::sampling::SamplingParams;
+use crate::block_table::BlockTable;
+use crate::sampling::{History, Logprobs, SamplingParams};
 
 /// One sequence inside a worker; unique for the life of the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -13,6 +15,9 @@ pub struct SequenceId(pub u64);
 /// A block of the KV pool: `block_tokens` consecutive positions of one sequence, in all layers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct BlockId(pub u32);
+
+/// The tokens a sequence runs in a step; one mostly, which then needs no allocation.
+pub type StepTokens = SmallVec<[TokenId; 4]>;
 
 /// What one sequence does in a step.
 ///
@@ -24,11 +29,11 @@ pub struct SequenceStep {
     /// Whose step it is.
     pub id: SequenceId,
     /// Tokens to run through the model, at least one: a chunk of the prompt, or the token drawn last.
-    pub tokens: Vec<TokenId>,
+    pub tokens: StepTokens,
     /// Positions whose KV is in the blocks already.
     pub context_tokens: usize,
     /// Blocks of the sequence, in order of position.
-    pub block_table: Vec<BlockId>,
+    pub block_table: BlockTable,
     /// Draw a token after the last of `tokens`; `None` for a chunk of a prompt that goes on.
     pub sample: Option<SampleRequest>,
 }
@@ -40,6 +45,8 @@ pub struct SampleRequest {
     pub params: Arc<SamplingParams>,
     /// How many tokens the sequence has generated; mixed into the seed, so that a draw does not depend on the batch.
     pub generated_tokens: u64,
+    /// The tokens before, where [`SamplingParams::reads_history`] says that they matter.
+    pub history: Option<History>,
 }
 
 /// Everything a backend computes in one step.
@@ -58,12 +65,14 @@ impl Batch {
 }
 
 /// A token drawn for a sequence.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct NextToken {
     /// For whom.
     pub id: SequenceId,
     /// The token.
     pub token: TokenId,
+    /// Log-probabilities, where [`SamplingParams::logprobs`] asks for them and the backend has logits.
+    pub logprobs: Option<Box<Logprobs>>,
 }
 
 /// The size of a backend's KV pool.
@@ -86,6 +95,9 @@ pub trait Backend: Send {
     /// [`BackendError`] when the device failed. KV written by this step is undefined after it; the engine ends the
     /// batch's sequences with an error.
     fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError>;
+
+    /// The engine has nothing to do: the next step begins whenever work comes. For backends that keep time.
+    fn idle(&mut self) {}
 }
 
 /// Why a step could not be computed.

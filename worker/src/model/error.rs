@@ -9,7 +9,7 @@ use worker_kernels::KernelError;
 pub enum ModelError {
     /// The directory is not there, or is no directory.
     #[error(
-        "{path} is not a model directory: give `builtin` or a directory with config.json and safetensors"
+        "{path} is not a model directory: give `builtin`, a directory with config.json and safetensors, or a .gguf file"
     )]
     NoDirectory {
         /// What was named.
@@ -51,6 +51,15 @@ pub enum ModelError {
         /// What is wrong with it.
         #[source]
         source: safetensors::SafeTensorError,
+    },
+    /// A GGUF file cannot be used.
+    #[error("{file} cannot be used")]
+    Gguf {
+        /// Which file.
+        file: String,
+        /// What is wrong with it.
+        #[source]
+        source: super::gguf::GgufError,
     },
     /// The configuration asks for a tensor that no weight file has.
     #[error("tensor `{name}` is in no weight file")]

@@ -1,6 +1,6 @@
-//! The files of a model, from a Hugging Face directory or from this program.
+//! The files of a model, from a Hugging Face directory, a GGUF file or from this program.
 //!
-//! Knows what the files are called, not what is in them. Next: [`super::config`] and [`super::weights`]; the tokenizer
+//! Knows what the files are called, not what is in them; a GGUF file says the same in its own way, which [`super::gguf`] knows. Next: [`super::config`] and [`super::weights`]; the tokenizer
 //! takes its texts from here too.
 
 use std::collections::{BTreeSet, HashMap};
@@ -12,6 +12,7 @@ use std::str::FromStr;
 use worker_kernels::MappedFile;
 
 use super::ModelError;
+use super::gguf::{Gguf, GgufError};
 
 /// Where a model comes from.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -20,14 +21,22 @@ pub enum ModelSource {
     Builtin,
     /// A Hugging Face model directory.
     Directory(PathBuf),
+    /// A GGUF file, as llama.cpp uses it.
+    Gguf(PathBuf),
 }
 
 impl FromStr for ModelSource {
     type Err = Infallible;
 
-    /// `builtin`, or a path; a directory of that name is `./builtin`.
+    /// `builtin`, or a path, that of a file if it ends in `.gguf`; a directory of the former name is `./builtin`.
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(if text == BUILTIN { Self::Builtin } else { Self::Directory(text.into()) })
+        let path = PathBuf::from(text);
+        let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+        Ok(match text {
+            BUILTIN => Self::Builtin,
+            _ if is_gguf => Self::Gguf(path),
+            _ => Self::Directory(path),
+        })
     }
 }
 
@@ -35,7 +44,7 @@ impl fmt::Display for ModelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Builtin => f.write_str(BUILTIN),
-            Self::Directory(path) => path.display().fmt(f),
+            Self::Directory(path) | Self::Gguf(path) => path.display().fmt(f),
         }
     }
 }
@@ -46,7 +55,7 @@ const BUILTIN: &str = "builtin";
 /// A model's files: texts read, weights mapped.
 #[derive(Debug)]
 pub struct ModelFiles {
-    /// The id it is served under: `builtin`, or the directory's name.
+    /// The id it is served under: `builtin`, or the name of the directory or file.
     pub name: String,
     /// `config.json`.
     pub config: String,
@@ -62,10 +71,18 @@ pub struct ModelFiles {
     pub(super) weights: Vec<WeightFile>,
 }
 
-/// A safetensors file.
+/// A file of weights.
 pub(super) struct WeightFile {
     pub(super) name: String,
+    pub(super) format: WeightFormat,
     bytes: WeightBytes,
+}
+
+/// How a file names and stores its tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WeightFormat {
+    Safetensors,
+    Gguf,
 }
 
 enum WeightBytes {
@@ -98,6 +115,7 @@ impl ModelFiles {
         match source {
             ModelSource::Builtin => Ok(Self::builtin()),
             ModelSource::Directory(path) => Self::directory(path),
+            ModelSource::Gguf(path) => Self::gguf(path),
         }
     }
 
@@ -112,6 +130,7 @@ impl ModelFiles {
             chat_template: None,
             weights: vec![WeightFile {
                 name: SINGLE.to_owned(),
+                format: WeightFormat::Safetensors,
                 bytes: WeightBytes::Compiled(include_bytes!("../../models/builtin/model.safetensors")),
             }],
         }
@@ -138,6 +157,34 @@ impl ModelFiles {
     }
 }
 
+impl ModelFiles {
+    fn gguf(path: &Path) -> Result<Self, ModelError> {
+        let mapped =
+            MappedFile::open(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+        let (file, stem) = (path.display().to_string(), path.file_stem().unwrap_or_default());
+        let name = stem.to_string_lossy().into_owned();
+        let bytes = WeightBytes::Mapped(mapped);
+        let weights = WeightFile { name: file.clone(), format: WeightFormat::Gguf, bytes };
+        let described = Self::described_by_gguf(name, weights.bytes());
+        let described = described.map_err(|source| ModelError::Gguf { file, source })?;
+        Ok(Self { weights: vec![weights], ..described })
+    }
+
+    /// All but the weights.
+    fn described_by_gguf(name: String, file: &[u8]) -> Result<Self, GgufError> {
+        let gguf = Gguf::parse(file)?;
+        Ok(Self {
+            name,
+            config: gguf.config()?,
+            generation_config: Some(gguf.generation_config()?),
+            tokenizer: Some(gguf.tokenizer()?),
+            tokenizer_config: Some(gguf.tokenizer_config()?),
+            chat_template: None,
+            weights: Vec::new(),
+        })
+    }
+}
+
 /// Weights in one file.
 const SINGLE: &str = "model.safetensors";
 /// Names the files of weights in several.
@@ -160,7 +207,7 @@ fn weight_files(directory: &Path) -> Result<Vec<WeightFile>, ModelError> {
     let open = |name: String| {
         let path = directory.join(&name);
         let file = MappedFile::open(&path).map_err(|source| ModelError::Read { path, source })?;
-        Ok(WeightFile { name, bytes: WeightBytes::Mapped(file) })
+        Ok(WeightFile { name, format: WeightFormat::Safetensors, bytes: WeightBytes::Mapped(file) })
     };
     names.into_iter().map(open).collect()
 }
@@ -184,6 +231,7 @@ mod tests {
     #[test]
     fn builtin_is_a_name_and_everything_else_a_path() {
         assert_eq!("builtin".parse(), Ok(ModelSource::Builtin));
+        assert_eq!("models/x.Q4_1.GGUF".parse(), Ok(ModelSource::Gguf("models/x.Q4_1.GGUF".into())));
         assert_eq!("./builtin".parse(), Ok(ModelSource::Directory("./builtin".into())));
         assert_eq!(ModelSource::Builtin.to_string(), "builtin");
     }

@@ -6,6 +6,7 @@
 pub mod config;
 pub mod error;
 pub mod files;
+mod gguf;
 pub mod rope;
 mod tensors;
 pub mod transformer;
@@ -16,6 +17,7 @@ use worker_kernels::CpuKernels;
 pub use config::{Architecture, ModelConfig};
 pub use error::ModelError;
 pub use files::{ModelFiles, ModelSource};
+pub use gguf::GgufError;
 pub use transformer::{Transformer, Workspace};
 pub use weights::Weights;
 
@@ -46,7 +48,7 @@ impl Model {
         Ok(Self { name: files.name.clone(), config, weights })
     }
 
-    /// The id it is served under: `builtin`, or its directory's name.
+    /// The id it is served under: `builtin`, or the name of its directory or file.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

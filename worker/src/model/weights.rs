@@ -4,7 +4,7 @@
 
 use worker_kernels::{Device, WeightView};
 
-use super::tensors::Tensors;
+use super::tensors::{Stored, Tensors};
 use super::{ModelConfig, ModelError, ModelFiles};
 
 /// All weights of a decoder.
@@ -117,20 +117,24 @@ impl<D: Device> Loader<'_, D> {
         let weight = |(name, outputs): &(&str, usize)| {
             self.tensors.matrix(&format!("{name}.weight"), *outputs, inputs)
         };
-        let weights: Vec<WeightView<'_>> = parts.iter().map(weight).collect::<Result<_, _>>()?;
-        let biases = match bias {
+        let weights: Vec<Stored<'_>> = parts.iter().map(weight).collect::<Result<_, _>>()?;
+        let biases: Vec<Stored<'_>> = match bias {
             Bias::Without => Vec::new(),
             Bias::With => parts
                 .iter()
                 .map(|(name, outputs)| self.tensors.vector(&format!("{name}.bias"), *outputs))
                 .collect::<Result<_, _>>()?,
         };
-        Ok(self.device.linear(&weights, &biases)?)
+        Ok(self.device.linear(&views(&weights)?, &views(&biases)?)?)
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<D::Vector, ModelError> {
-        Ok(self.device.vector(self.tensors.vector(name, len)?)?)
+        Ok(self.device.vector(self.tensors.vector(name, len)?.view()?)?)
     }
+}
+
+fn views<'a>(stored: &'a [Stored<'_>]) -> Result<Vec<WeightView<'a>>, ModelError> {
+    stored.iter().map(Stored::view).collect()
 }
 
 #[cfg(test)]

@@ -174,6 +174,29 @@ async fn a_client_that_leaves_frees_its_blocks() {
 }
 
 #[tokio::test]
+async fn choices_that_still_wait_for_their_prompt_go_with_their_client() {
+    let worker = start(|config| config.max_tokens_per_step = 16);
+    let long = "a long story that is told again ".repeat(50);
+    let body = chat(&long, &json!({"stream": true, "n": 4, "max_tokens": 1_000, "ignore_eos": true}));
+    drop(send(&worker, Method::POST, CHAT, body.to_string()).await);
+    let gone = async {
+        loop {
+            let info = get(&worker, "/server_info").await;
+            let blocks = info["kv_blocks_used"].as_u64().unwrap();
+            if (&info["requests_running"], &info["requests_waiting"], blocks) == (&json!(0), &json!(0), 0) {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(crate::LIMIT, gone).await.expect("all are cancelled");
+    let metrics = text(send(&worker, Method::GET, "/metrics", "").await).await;
+    assert!(metrics.contains("worker:request_success_total{finished_reason=\"abort\"} 4\n"), "{metrics}");
+    let (status, _) = post(&worker, CHAT, &chat("Hello!", &json!({"n": 2}))).await;
+    assert_eq!(status, 200, "others are served");
+}
+
+#[tokio::test]
 async fn a_stopped_worker_says_so() {
     let worker = start(|_| {});
     worker.shutdown();
