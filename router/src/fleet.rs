@@ -201,10 +201,7 @@ impl FleetService {
 #[cfg(feature = "embedded")]
 fn start_embedded(spec: &WorkerSpec, siblings: usize) -> Result<Arc<dyn Transport>, FleetError> {
     let model = spec.address.trim_start_matches("embedded:");
-    let source = match model {
-        "builtin" => worker::ModelSource::Builtin,
-        directory => worker::ModelSource::Directory(directory.into()),
-    };
+    let Ok(source) = model.parse::<worker::ModelSource>();
     let mut config = worker::WorkerConfig::new(source);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     config.threads = (cores / siblings.max(1)).max(1);
