@@ -5,7 +5,7 @@
 use std::time::{Duration, SystemTime};
 
 use bench::args::{Metric, Style};
-use bench::arrivals::RequestRate;
+use bench::arrivals::{Arrivals, Burstiness};
 use bench::record::{RequestRecord, Response, Usage};
 use bench::report::{self, Settings, Summary, json, vllm};
 use bench::statistics::{DatasetCount, Goodput, Statistics};
@@ -64,7 +64,7 @@ fn summary(style: Style) -> Summary {
         model: "m".to_owned(),
         tokenizer: None,
         num_prompts: records.len(),
-        request_rate: RequestRate::PerSecond(20.0),
+        arrivals: Arrivals::Steady { rate: 20.0, burstiness: Burstiness::Shape(1.0) },
         max_concurrency: (style == Style::Vllm).then_some(8),
         random_input_tokens: 1024,
         random_output_tokens: 1024,
@@ -74,7 +74,7 @@ fn summary(style: Style) -> Summary {
         metric_percentiles: vec![50.0, 99.9],
         tag: None,
     };
-    Summary { settings, statistics }
+    Summary { settings, statistics, client_cpu: None }
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn figures_that_are_not_known_say_so() {
     summary.statistics.good_requests = None;
     summary.statistics.cache = bench::statistics::CacheReport::default();
     summary.settings.max_concurrency = Some(4);
-    summary.settings.request_rate = RequestRate::Infinite;
+    summary.settings.arrivals = Arrivals::Infinite;
     let table = report::table(&summary);
     assert!(table.contains("Total generated tokens (retokenized):    n/a       \n"));
     assert!(table.contains("Max request concurrency:                 4         \n"));
