@@ -216,10 +216,13 @@ impl Knee {
         let answered = |step: &Step| step.summary.statistics.request_throughput;
         vec![
             chart(
-                "Goodput (all answered: second line)",
+                "Requests answered, and good ones",
                 "requests/s",
                 Scale::Linear,
-                vec![series("good or P99", points(&goodput)), series("all or median", points(&answered))],
+                vec![
+                    series("P99; good requests", points(&goodput)),
+                    series("median; all answers", points(&answered)),
+                ],
             ),
             chart(
                 "TTFT",
