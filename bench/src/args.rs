@@ -2,15 +2,22 @@
 //!
 //! Knows nothing of HTTP or of datasets' contents; the next on the path is [`crate::run`].
 
+pub mod validate;
+pub mod values;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 
-use crate::arrivals::RequestRate;
+use crate::arrivals::{Arrivals, Burstiness, RampStrategy};
+use crate::knee::KneeArgs;
 use crate::overhead::args::OverheadArgs;
 use crate::soak::SoakArgs;
 use crate::statistics::Goodput;
+use crate::sweep::SweepArgs;
+pub use values::{Api, Backend, DatasetName, GoodputMetric, JsonObject, Metric, RequestRate, Style};
+use values::{parse_burstiness, parse_header, parse_object, parse_objective, parse_rate, parse_request_rate};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -26,6 +33,10 @@ pub struct Cli {
 pub enum Command {
     /// Send a workload to an OpenAI-speaking server and print the result table
     Serve(Box<ServeArgs>),
+    /// Run a grid of concurrency × input length and show it as one table and one plot
+    Sweep(Box<SweepArgs>),
+    /// Find the highest request rate at which a server still meets its objectives
+    Knee(Box<KneeArgs>),
     /// Measure what a router costs: CPU, latency and memory, before mock workers of this program's own
     Overhead(Box<OverheadArgs>),
     /// Send at a fixed rate for long, while workers are killed and come back
@@ -88,12 +99,31 @@ pub struct TargetArgs {
 #[command(next_help_heading = "Traffic")]
 pub struct TrafficArgs {
     /// Conversations to send (a conversation is one request unless it has turns) [default: 1000; for shared-prefix
-    /// groups × prompts per group]
+    /// groups × prompts per group; for openai, trace and azure the whole file]
     #[arg(long)]
     pub num_prompts: Option<usize>,
-    /// Requests started per second, Poisson; inf starts all at once
+    /// Conversations started per second; inf starts all at once
     #[arg(long, value_name = "RPS", default_value = "inf", value_parser = parse_request_rate)]
     pub request_rate: RequestRate,
+    /// Shape of the gamma distribution that the gaps between starts have: 1 is Poisson, less comes in bursts, more is more
+    /// even, inf makes all gaps equal
+    #[arg(long, value_name = "SHAPE", default_value = "1", value_parser = parse_burstiness)]
+    pub burstiness: Burstiness,
+    /// Let the rate change from the first conversation to the last, in place of --request-rate
+    #[arg(long, value_enum, requires_all = ["ramp_up_start_rps", "ramp_up_end_rps"])]
+    pub ramp_up_strategy: Option<RampStrategy>,
+    /// Rate at the beginning of the ramp
+    #[arg(long, value_name = "RPS", requires = "ramp_up_strategy", value_parser = parse_rate)]
+    pub ramp_up_start_rps: Option<f64>,
+    /// Rate at the end of the ramp
+    #[arg(long, value_name = "RPS", requires = "ramp_up_strategy", value_parser = parse_rate)]
+    pub ramp_up_end_rps: Option<f64>,
+    /// Start each request of a trace or azure dataset when the trace says, in place of --request-rate
+    #[arg(long)]
+    pub use_trace_timestamps: bool,
+    /// How fast time goes by in the trace: 2 replays it in half the time
+    #[arg(long, value_name = "FACTOR", requires = "use_trace_timestamps", value_parser = parse_rate)]
+    pub trace_speed: Option<f64>,
     /// Most conversations in flight; waiting for it is measured and reported apart
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrency: Option<u32>,
@@ -115,7 +145,7 @@ pub struct DatasetArgs {
     /// Kind of workload
     #[arg(long, value_enum, default_value_t = DatasetName::Random)]
     pub dataset_name: DatasetName,
-    /// File of the sharegpt dataset (JSON) or the openai dataset (JSONL)
+    /// File of the dataset: sharegpt (JSON), openai and trace (JSONL), azure (CSV)
     #[arg(long, value_name = "FILE")]
     pub dataset_path: Option<PathBuf>,
     /// random: longest prompt in tokens
@@ -173,6 +203,12 @@ pub struct DatasetArgs {
     /// under 2 tokens go, as in SGLang
     #[arg(long)]
     pub sharegpt_prune: bool,
+    /// trace, azure: drop requests whose prompt and output together are longer
+    #[arg(long, value_name = "TOKENS")]
+    pub trace_context_len: Option<u64>,
+    /// trace: tokens of the block that each of the hash_ids stands for
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)] // as the Mooncake traces are published
+    pub trace_block_len: u64,
 }
 
 /// What each request carries besides its prompt.
@@ -226,218 +262,7 @@ pub struct ReportArgs {
     pub tag: Option<String>,
 }
 
-/// A JSON object given on the command line.
-pub type JsonObject = serde_json::Map<String, serde_json::Value>;
-
-/// The endpoint, under the names of SGLang's and vLLM's benchmarks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Backend {
-    /// /v1/chat/completions
-    SglangOaiChat,
-    /// /v1/completions
-    SglangOai,
-    /// /v1/chat/completions
-    VllmChat,
-    /// /v1/completions
-    Vllm,
-    /// /v1/chat/completions
-    OpenaiChat,
-    /// /v1/completions
-    Openai,
-}
-
-/// One of the two OpenAI generation endpoints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Api {
-    /// `/v1/chat/completions`
-    Chat,
-    /// `/v1/completions`
-    Completions,
-}
-
-impl Backend {
-    /// The endpoint behind the name.
-    pub fn api(self) -> Api {
-        match self {
-            Self::SglangOaiChat | Self::VllmChat | Self::OpenaiChat => Api::Chat,
-            Self::SglangOai | Self::Vllm | Self::Openai => Api::Completions,
-        }
-    }
-
-    /// The name as typed and as printed.
-    pub fn name(self) -> String {
-        value_name(&self)
-    }
-}
-
-/// The kinds of workload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DatasetName {
-    /// Unrelated prompts of random words and lengths
-    Random,
-    /// Groups of prompts that share a long prefix
-    #[value(alias = "generated-shared-prefix")]
-    SharedPrefix,
-    /// Conversations whose history grows with the real replies
-    MultiTurn,
-    /// First exchanges of the conversations in a ShareGPT file
-    Sharegpt,
-    /// Request bodies from a JSONL file
-    Openai,
-}
-
-impl DatasetName {
-    /// The name as typed and as printed.
-    pub fn name(self) -> String {
-        value_name(&self)
-    }
-}
-
-/// Whose table and JSON keys to print.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Style {
-    /// As `sglang.bench_serving`
-    Sglang,
-    /// As `vllm bench serve`
-    Vllm,
-}
-
-/// A latency metric of the vLLM table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Metric {
-    /// Time to the first token
-    Ttft,
-    /// Time per output token after the first
-    Tpot,
-    /// Gaps between tokens
-    Itl,
-    /// End-to-end latency
-    E2el,
-}
-
-/// A metric that `--goodput` can bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GoodputMetric {
-    /// Time to the first token
-    Ttft,
-    /// Time per output token after the first
-    Tpot,
-    /// End-to-end latency
-    E2el,
-}
-
-fn value_name<V: ValueEnum>(value: &V) -> String {
-    value.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
-}
-
-fn parse_request_rate(text: &str) -> Result<RequestRate, String> {
-    match text.parse::<f64>() {
-        Ok(rate) if rate.is_infinite() && rate > 0.0 => Ok(RequestRate::Infinite),
-        Ok(rate) if rate > 0.0 => Ok(RequestRate::PerSecond(rate)),
-        _ => Err("expected a number above 0, or inf".to_owned()),
-    }
-}
-
-fn parse_header(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text
-        .split_once([':', '='])
-        .ok_or_else(|| "expected NAME:VALUE, for example x-tenant:blue".to_owned())?;
-    Ok((key.trim().to_owned(), value.trim().to_owned()))
-}
-
-fn parse_object(text: &str) -> Result<JsonObject, String> {
-    serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))
-}
-
-fn parse_objective(text: &str) -> Result<(GoodputMetric, f64), String> {
-    let expected = || "expected ttft:MS, tpot:MS or e2el:MS with milliseconds of at least 0".to_owned();
-    let (name, limit) = text.split_once(':').ok_or_else(expected)?;
-    let metric = match name {
-        "ttft" => GoodputMetric::Ttft,
-        "tpot" => GoodputMetric::Tpot,
-        "e2el" => GoodputMetric::E2el,
-        _ => return Err(expected()),
-    };
-    let limit_ms: f64 = limit.parse().map_err(|_| expected())?;
-    if limit_ms >= 0.0 { Ok((metric, limit_ms)) } else { Err(expected()) }
-}
-
 impl ServeArgs {
-    /// Checks what clap cannot: values and combinations.
-    ///
-    /// # Errors
-    /// All problems at once, one a line, each naming the flag and what would be right.
-    pub fn validate(&self) -> anyhow::Result<()> {
-        let mut problems = Vec::new();
-        self.check_dataset(&mut problems);
-        self.check_report(&mut problems);
-        if !(self.target.timeout > 0.0 && self.target.timeout.is_finite()) {
-            problems.push("--timeout must be a number of seconds above 0".to_owned());
-        }
-        for key in ["model", "messages", "prompt", "stream", "stream_options"] {
-            if self.request.extra_request_body.as_ref().is_some_and(|body| body.contains_key(key)) {
-                problems
-                    .push(format!("--extra-request-body must not set {key}: the benchmark sets it itself"));
-            }
-        }
-        if problems.is_empty() { Ok(()) } else { Err(anyhow::anyhow!(problems.join("\n       "))) }
-    }
-
-    fn check_dataset(&self, problems: &mut Vec<String>) {
-        let dataset = &self.dataset;
-        let mut at_least_one = |flag: &str, value: u64| {
-            if value == 0 {
-                problems.push(format!("{flag} must be at least 1"));
-            }
-        };
-        at_least_one("--num-prompts", self.traffic.num_prompts.map_or(1, |n| n as u64));
-        match dataset.dataset_name {
-            DatasetName::Random => {
-                at_least_one("--random-input-len", dataset.random_input_len);
-                at_least_one("--random-output-len", dataset.random_output_len);
-            }
-            DatasetName::SharedPrefix => {
-                at_least_one("--gsp-num-groups", dataset.gsp_num_groups as u64);
-                at_least_one("--gsp-prompts-per-group", dataset.gsp_prompts_per_group as u64);
-                at_least_one("--gsp-system-prompt-len", dataset.gsp_system_prompt_len);
-                at_least_one("--gsp-question-len", dataset.gsp_question_len);
-                at_least_one("--gsp-output-len", dataset.gsp_output_len);
-                at_least_one("--gsp-num-turns", dataset.gsp_num_turns as u64);
-            }
-            DatasetName::MultiTurn => {
-                at_least_one("--multi-turn-num-turns", dataset.multi_turn_num_turns as u64);
-                at_least_one("--multi-turn-question-len", dataset.multi_turn_question_len);
-                at_least_one("--multi-turn-output-len", dataset.multi_turn_output_len);
-            }
-            DatasetName::Sharegpt | DatasetName::Openai => {}
-        }
-        if !(0.0..=1.0).contains(&dataset.random_range_ratio) {
-            problems.push("--random-range-ratio must be between 0 and 1".to_owned());
-        }
-        let needs_file = matches!(dataset.dataset_name, DatasetName::Sharegpt | DatasetName::Openai);
-        if needs_file && dataset.dataset_path.is_none() {
-            problems
-                .push(format!("--dataset-name {} needs --dataset-path FILE", dataset.dataset_name.name()));
-        }
-    }
-
-    fn check_report(&self, problems: &mut Vec<String>) {
-        let report = &self.report;
-        if report.style == Style::Sglang {
-            for (flag, given) in [
-                ("--percentile-metrics", report.percentile_metrics.is_some()),
-                ("--metric-percentiles", report.metric_percentiles.is_some()),
-            ] {
-                if given {
-                    problems.push(format!("{flag} needs --style vllm: the sglang table has fixed lines"));
-                }
-            }
-        }
-        if report.metric_percentiles.iter().flatten().any(|p| !(0.0..=100.0).contains(p)) {
-            problems.push("--metric-percentiles must be between 0 and 100".to_owned());
-        }
-    }
-
     /// The server's URL, from `--base-url` or from host and port.
     pub fn base_url(&self) -> String {
         self.target.base_url.clone().unwrap_or_else(|| {
@@ -459,6 +284,23 @@ impl ServeArgs {
             e2el: limit(GoodputMetric::E2el),
         })
     }
+
+    /// When conversations start.
+    pub fn arrivals(&self) -> Arrivals {
+        let traffic = &self.traffic;
+        let burstiness = traffic.burstiness;
+        if traffic.use_trace_timestamps {
+            return Arrivals::Trace { speed: traffic.trace_speed.unwrap_or(1.0) };
+        }
+        let ramp = (traffic.ramp_up_strategy, traffic.ramp_up_start_rps, traffic.ramp_up_end_rps);
+        match (ramp, traffic.request_rate) {
+            ((Some(strategy), Some(start_rate), Some(end_rate)), _) => {
+                Arrivals::Ramp { strategy, start_rate, end_rate, burstiness }
+            }
+            (_, RequestRate::Infinite) => Arrivals::Infinite,
+            (_, RequestRate::PerSecond(rate)) => Arrivals::Steady { rate, burstiness },
+        }
+    }
 }
 
 #[cfg(test)]
@@ -469,7 +311,7 @@ mod tests {
         let words = ["bench", "serve"].into_iter().chain(line.split_whitespace());
         Cli::try_parse_from(words).map(|cli| match cli.command {
             Command::Serve(args) => *args,
-            Command::Overhead(_) | Command::Soak(_) => panic!("parsed serve as something else"),
+            _ => panic!("parsed serve as something else"),
         })
     }
 
@@ -498,13 +340,64 @@ mod tests {
 
     #[test]
     fn refuses_values_that_mean_nothing() {
-        for line in
-            ["--request-rate 0", "--request-rate nan", "--goodput itl:5", "--goodput ttft:-1", "--header x"]
-        {
+        for line in [
+            "--request-rate 0",
+            "--request-rate nan",
+            "--burstiness 0",
+            "--goodput itl:5",
+            "--goodput ttft:-1",
+            "--header x",
+        ] {
             assert!(parse(line).is_err(), "{line} was accepted");
         }
         assert!(parse("--base-url http://a --port 1").is_err());
         assert!(parse("--backend sglang").is_err(), "the native /generate protocol is not spoken");
+    }
+
+    #[test]
+    fn arrivals_are_those_of_the_flags() {
+        let arrivals = |line: &str| {
+            let args = parse(line).unwrap();
+            args.validate().unwrap();
+            args.arrivals()
+        };
+        let steady = |burstiness| Arrivals::Steady { rate: 2.0, burstiness };
+        assert_eq!(arrivals(""), Arrivals::Infinite);
+        assert_eq!(arrivals("--request-rate 2"), steady(Burstiness::Shape(1.0)));
+        assert_eq!(arrivals("--request-rate 2 --burstiness 0.5"), steady(Burstiness::Shape(0.5)));
+        assert_eq!(arrivals("--request-rate 2 --burstiness inf"), steady(Burstiness::Constant));
+        assert_eq!(
+            arrivals("--ramp-up-strategy exponential --ramp-up-start-rps 1 --ramp-up-end-rps 8"),
+            Arrivals::Ramp {
+                strategy: RampStrategy::Exponential,
+                start_rate: 1.0,
+                end_rate: 8.0,
+                burstiness: Burstiness::Shape(1.0)
+            }
+        );
+        let trace = "--dataset-name trace --dataset-path t --use-trace-timestamps";
+        assert_eq!(arrivals(trace), Arrivals::Trace { speed: 1.0 });
+        assert_eq!(arrivals(&format!("{trace} --trace-speed 10")), Arrivals::Trace { speed: 10.0 });
+    }
+
+    #[test]
+    fn refuses_arrivals_that_contradict_one_another() {
+        for line in ["--ramp-up-strategy linear", "--ramp-up-end-rps 5", "--trace-speed 2"] {
+            assert!(parse(line).is_err(), "{line} was accepted");
+        }
+        let ramp = "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 8";
+        for (line, part) in [
+            ("--use-trace-timestamps".to_owned(), "--dataset-name trace or azure"),
+            ("--burstiness 2".to_owned(), "--request-rate"),
+            (format!("{ramp} --request-rate 2"), "--request-rate"),
+            (
+                "--dataset-name trace --dataset-path t --use-trace-timestamps --request-rate 2".to_owned(),
+                "--request-rate",
+            ),
+        ] {
+            let message = parse(&line).unwrap().validate().unwrap_err().to_string();
+            assert!(message.contains(part), "{line}: {message}");
+        }
     }
 
     #[test]

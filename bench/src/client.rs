@@ -1,5 +1,5 @@
-//! An HTTP/1 client for one server, lean enough not to be what is measured: hyper, an own pool of kept-alive
-//! connections, one thread.
+//! An HTTP/1 client for one server, lean enough not to be what is measured: an own pool of kept-alive connections over
+//! [`crate::wire`], request heads written once for the run, one thread.
 //!
 //! Must not know datasets or schedules. [`crate::run`] gives it bodies and gets [`exchange::Exchange`]s.
 
@@ -7,16 +7,19 @@ pub mod connections;
 pub mod exchange;
 pub mod target;
 
+use std::io::IoSlice;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
-use http::{HeaderMap, Method, Request};
-use http_body_util::{BodyExt, Full, Limited};
+use anyhow::{Context, bail, ensure};
+use http::HeaderMap;
+use http::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
 use serde::Deserialize;
 
 use crate::args::{Api, ServeArgs};
+use crate::wire::message::Progress;
+use crate::wire::socket::ReadError;
 use connections::Connections;
 use target::Target;
 
@@ -37,12 +40,18 @@ pub enum RequestError {
         #[source]
         source: std::io::Error,
     },
+    /// The request could not be written.
+    #[error("request not sent")]
+    NotSent(#[source] std::io::Error),
     /// The connection broke before a response came.
     #[error("no response")]
-    NoResponse(#[source] hyper::Error),
-    /// The connection broke within the response.
+    NoResponse(#[source] ReadError),
+    /// The connection broke within the response, or it is not HTTP.
     #[error("response cut off")]
-    CutOff(#[source] Box<dyn std::error::Error + Send + Sync>),
+    CutOff(#[source] ReadError),
+    /// An answer that was to be read whole and does not end.
+    #[error("an answer is larger than {WHOLE_ANSWER_LIMIT_BYTES} bytes")]
+    AnswerTooLarge,
     /// A status other than 200.
     #[error("HTTP {status}: {message}")]
     Status {
@@ -73,7 +82,12 @@ pub enum RequestError {
 pub struct Client {
     connections: Connections,
     target: Target,
-    headers: HeaderMap,
+    /// What all request heads have in common: the headers, without the body's length.
+    headers: Vec<u8>,
+    /// Head of a chat completion up to the headers of the single request.
+    chat_head: Vec<u8>,
+    /// The same of a completion.
+    completion_head: Vec<u8>,
     timeout: Duration,
 }
 
@@ -88,7 +102,7 @@ struct Model {
 }
 
 impl Client {
-    /// Resolves the server's name, once for the run, and prepares the headers of every request.
+    /// Resolves the server's name, once for the run, and prepares the heads of all requests.
     ///
     /// # Errors
     /// A URL that is not understood, a name that does not resolve, a header that is none.
@@ -98,8 +112,11 @@ impl Client {
         let addresses: Vec<_> =
             resolved.with_context(|| format!("cannot resolve {}", target.host))?.collect();
         let connections = Connections::new(addresses, target.authority.clone());
-        let headers = headers(args, &target)?;
-        Ok(Self { connections, target, headers, timeout: Duration::from_secs_f64(args.target.timeout) })
+        let headers = lines_of(&headers(args, &target)?);
+        let head = |api| head("POST", target.uri(path_of(api)).path(), &headers);
+        let (chat_head, completion_head) = (head(Api::Chat), head(Api::Completions));
+        let timeout = Duration::from_secs_f64(args.target.timeout);
+        Ok(Self { connections, target, headers, chat_head, completion_head, timeout })
     }
 
     /// The ids of `/v1/models`.
@@ -107,7 +124,7 @@ impl Client {
     /// # Errors
     /// No server, or an answer that is no model list.
     pub async fn models(&self) -> anyhow::Result<Vec<String>> {
-        let answer = self.control(Method::GET, "/v1/models").await?;
+        let answer = self.control("GET", "/v1/models").await?;
         let list: ModelList = serde_json::from_slice(&answer).context("/v1/models is not a model list")?;
         Ok(list.data.into_iter().map(|model| model.id).collect())
     }
@@ -117,32 +134,35 @@ impl Client {
     /// # Errors
     /// A server that cannot be reached or does not know `/flush_cache`.
     pub async fn flush_cache(&self) -> anyhow::Result<()> {
-        self.control(Method::POST, "/flush_cache").await.map(drop)
+        self.control("POST", "/flush_cache").await.map(drop)
     }
 
-    async fn control(&self, method: Method, path: &str) -> anyhow::Result<Bytes> {
-        let request = self.request(method, path, Bytes::new());
-        let answer = async {
-            let (sender, response) = self.connections.send(request).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), WHOLE_ANSWER_LIMIT_BYTES).collect().await;
-            let body = body.map_err(RequestError::CutOff)?.to_bytes();
-            self.connections.give_back(sender);
-            if status.is_success() { Ok(body) } else { Err(exchange::status_error(status, &body)) }
-        };
+    async fn control(&self, method: &str, path: &str) -> anyhow::Result<Vec<u8>> {
         let url = format!("http://{}{path}", self.target.authority);
-        match tokio::time::timeout(CONTROL_TIMEOUT, answer).await {
+        match tokio::time::timeout(CONTROL_TIMEOUT, self.ask(method, path)).await {
             Ok(answer) => answer.with_context(|| format!("{url} did not answer as expected")),
             Err(_) => bail!("{url} did not answer within {} s", CONTROL_TIMEOUT.as_secs()),
         }
     }
 
-    fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = self.target.uri(path);
-        *request.headers_mut() = self.headers.clone();
-        request
+    async fn ask(&self, method: &str, path: &str) -> Result<Vec<u8>, RequestError> {
+        let mut request = head(method, self.target.uri(path).path(), &self.headers);
+        request.extend_from_slice(b"content-length: 0\r\n\r\n");
+        let mut connection = self.connections.take().await?;
+        connection.send([IoSlice::new(&request)]).await.map_err(RequestError::NotSent)?;
+        let mut body = Vec::new();
+        loop {
+            let read = connection.read_some(|_, piece| body.extend_from_slice(piece)).await;
+            if read.map_err(exchange::read_error)? == Progress::Complete {
+                break;
+            }
+            if body.len() > WHOLE_ANSWER_LIMIT_BYTES {
+                return Err(RequestError::AnswerTooLarge);
+            }
+        }
+        let status = connection.status();
+        self.connections.give_back(connection);
+        if (200..300).contains(&status) { Ok(body) } else { Err(exchange::status_error(status, &body)) }
     }
 }
 
@@ -152,6 +172,18 @@ pub fn path_of(api: Api) -> &'static str {
         Api::Chat => "/v1/chat/completions",
         Api::Completions => "/v1/completions",
     }
+}
+
+/// A request's head without its end.
+fn head(method: &str, path: &str, headers: &[u8]) -> Vec<u8> {
+    [format!("{method} {path} HTTP/1.1\r\n").as_bytes(), headers].concat()
+}
+
+fn lines_of(headers: &HeaderMap) -> Vec<u8> {
+    let line = |(name, value): (&HeaderName, &HeaderValue)| {
+        [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat()
+    };
+    headers.iter().flat_map(line).collect()
 }
 
 fn headers(args: &ServeArgs, target: &Target) -> anyhow::Result<HeaderMap> {
@@ -169,6 +201,8 @@ fn headers(args: &ServeArgs, target: &Target) -> anyhow::Result<HeaderMap> {
     for (name, text) in &args.target.headers {
         let header = || format!("--header {name}:{text} is not a header");
         let name: HeaderName = name.parse().with_context(header)?;
+        let frames = name == CONTENT_LENGTH || name == TRANSFER_ENCODING;
+        ensure!(!frames, "--header {name}: the benchmark frames its requests itself");
         headers.insert(name, value(text).with_context(header)?);
     }
     Ok(headers)

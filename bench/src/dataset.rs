@@ -2,12 +2,18 @@
 //!
 //! Must not know HTTP, time or the server. One file a kind; [`crate::run`] sends what they return.
 
+pub mod azure;
+pub mod blocks;
 pub mod multi_turn;
 pub mod openai;
 pub mod prose;
 pub mod random;
 pub mod shared_prefix;
 pub mod sharegpt;
+pub mod trace;
+
+use std::borrow::Cow;
+use std::time::Duration;
 
 use anyhow::Context;
 use rand::SeedableRng;
@@ -16,17 +22,24 @@ use rand::rngs::Xoshiro256PlusPlus;
 use crate::args::{DatasetName, JsonObject, ServeArgs};
 use crate::statistics::DatasetCount;
 use crate::tokens::TokenCounter;
+use blocks::{BlockWriter, Recipe};
 
+/// Azure's prompts have no blocks of their own; any length will do.
+const AZURE_BLOCK_TOKENS: u64 = 512;
 /// How many conversations when `--num-prompts` is not given, as in SGLang.
 const DEFAULT_NUM_PROMPTS: usize = 1000;
 
 /// A whole workload.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Dataset {
     /// In the order in which they start.
     pub conversations: Vec<Conversation>,
     /// What a reader should know of how it was made.
     pub notes: Vec<String>,
+    /// When each conversation started where it was recorded, from the first on; empty where that is not known.
+    pub arrivals: Vec<Duration>,
+    /// Writes the prompts that are kept as recipes.
+    pub writer: Option<BlockWriter>,
 }
 
 /// One or more turns of one user.
@@ -52,6 +65,8 @@ pub struct Turn {
 pub enum Content {
     /// Text to be put into a request.
     Text(Passage),
+    /// Text that is written when it is sent.
+    Made(Recipe),
     /// A whole request body, and the tokens of its texts.
     Body(JsonObject, u64),
 }
@@ -79,11 +94,34 @@ impl Conversation {
     }
 }
 
+impl Dataset {
+    /// Conversations without recorded times.
+    pub fn of(conversations: Vec<Conversation>) -> Self {
+        Self { conversations, ..Self::default() }
+    }
+
+    /// The words of a turn; none where it is a whole body.
+    ///
+    /// # Panics
+    /// When the dataset has recipes and nobody to write them: a bug of the dataset.
+    pub fn text<'a>(&'a self, content: &'a Content) -> Option<Cow<'a, str>> {
+        match content {
+            Content::Text(passage) => Some(Cow::Borrowed(&passage.text)),
+            Content::Made(recipe) => {
+                let writer = self.writer.as_ref().expect("a dataset of recipes has its writer");
+                Some(Cow::Owned(writer.text(recipe)))
+            }
+            Content::Body(..) => None,
+        }
+    }
+}
+
 impl Content {
     /// The length of the words.
     pub fn tokens(&self) -> u64 {
         match self {
             Self::Text(passage) => passage.tokens,
+            Self::Made(recipe) => recipe.tokens,
             Self::Body(_, tokens) => *tokens,
         }
     }
@@ -98,12 +136,15 @@ pub fn load(args: &ServeArgs, counter: &TokenCounter) -> anyhow::Result<Dataset>
     let wanted = args.traffic.num_prompts;
     let count = wanted.unwrap_or(DEFAULT_NUM_PROMPTS);
     let prose = || prose::Prose::new(counter);
+    let blocks = |tokens| BlockWriter::new(&prose()?, tokens, args.traffic.seed);
     let mut dataset = match args.dataset.dataset_name {
         DatasetName::Random => random::make(&args.dataset, count, &prose()?, &mut rng)?,
         DatasetName::SharedPrefix => shared_prefix::make(&args.dataset, wanted, &prose()?, &mut rng)?,
         DatasetName::MultiTurn => multi_turn::make(&args.dataset, count, &prose()?, &mut rng)?,
         DatasetName::Sharegpt => sharegpt::read(&args.dataset, count, counter, &mut rng)?,
         DatasetName::Openai => openai::read(&args.dataset, wanted, counter)?,
+        DatasetName::Trace => trace::read(&args.dataset, wanted, blocks(args.dataset.trace_block_len)?)?,
+        DatasetName::Azure => azure::read(&args.dataset, wanted, blocks(AZURE_BLOCK_TOKENS)?)?,
     };
     if dataset.conversations.is_empty() {
         anyhow::bail!("the dataset {} has nothing to send", args.dataset.dataset_name.name());

@@ -1,7 +1,7 @@
 //! Serving benchmarks in the format people already read: SGLang's and vLLM's tables, JSON keys and flags.
 //!
 //! The path of a run, in order: [`args`] → [`dataset`] → [`arrivals`] → [`run`] (over [`client`]) →
-//! [`record`] → [`statistics`] → [`report`]. [`overhead`] and [`soak`] are other measurements, of
+//! [`record`] → [`statistics`] → [`report`]. [`sweep`] and [`knee`] are many such runs. [`overhead`] and [`soak`] are other measurements, of
 //! routers. Nothing here knows the router's or the worker's insides: it speaks HTTP like any client.
 
 pub mod args;
@@ -10,11 +10,16 @@ pub mod body;
 pub mod chunk;
 pub mod client;
 pub mod dataset;
+pub mod knee;
 pub mod overhead;
+pub mod plot;
 pub mod record;
 pub mod report;
 pub mod run;
 pub mod soak;
 pub mod sse;
 pub mod statistics;
+pub mod sweep;
+pub mod ticker;
 pub mod tokens;
+pub mod wire;

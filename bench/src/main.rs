@@ -10,6 +10,10 @@ fn main() -> ExitCode {
         Command::Serve(args) => {
             bench::run::serve(&args).map(|summary| summary.statistics.completed_requests > 0)
         }
+        Command::Sweep(args) => bench::sweep::sweep(&args)
+            .map(|cells| cells.iter().any(|cell| cell.summary.statistics.completed_requests > 0)),
+        Command::Knee(args) => bench::knee::knee(&args)
+            .map(|knee| knee.steps.iter().any(|step| step.summary.statistics.completed_requests > 0)),
         Command::Overhead(args) => bench::overhead::overhead(&args).map(|report| report.success_count() > 0),
         Command::Soak(args) => bench::soak::soak(&args).map(|report| report.answered > 0),
     };

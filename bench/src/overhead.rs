@@ -10,18 +10,15 @@ pub mod latency;
 pub mod load;
 pub mod machine;
 pub mod memory;
-pub mod message;
 pub mod mocks;
 pub mod process;
 pub mod rates;
 pub mod report;
 pub mod rig;
 pub mod router;
-pub mod socket;
 pub mod spin;
 pub mod streams;
 pub mod tally;
-pub mod ticker;
 pub mod workload;
 
 use std::io::Write;

@@ -10,8 +10,10 @@ pub mod table;
 pub mod vllm;
 pub mod warnings;
 
+use std::time::Duration;
+
 use crate::args::{Metric, Style};
-use crate::arrivals::RequestRate;
+use crate::arrivals::Arrivals;
 use crate::statistics::Statistics;
 
 /// What the report repeats of the command line.
@@ -29,8 +31,8 @@ pub struct Settings {
     pub tokenizer: Option<String>,
     /// Conversations of the dataset.
     pub num_prompts: usize,
-    /// Rate of starts.
-    pub request_rate: RequestRate,
+    /// When conversations started.
+    pub arrivals: Arrivals,
     /// Limit of conversations in flight.
     pub max_concurrency: Option<u32>,
     /// `--random-input-len`.
@@ -56,6 +58,16 @@ pub struct Summary {
     pub settings: Settings,
     /// What came out.
     pub statistics: Statistics,
+    /// CPU time of the client meanwhile; `None` where it was not measured.
+    pub client_cpu: Option<Duration>,
+}
+
+impl Summary {
+    /// Share of a core that the client took; above 1 is impossible, since it has one thread.
+    pub fn client_cpu_share(&self) -> Option<f64> {
+        let duration = self.statistics.duration.as_secs_f64();
+        self.client_cpu.filter(|_| duration > 0.0).map(|cpu| cpu.as_secs_f64() / duration)
+    }
 }
 
 /// The table in the run's style.

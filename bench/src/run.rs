@@ -19,6 +19,7 @@ use crate::args::ServeArgs;
 use crate::body::BodyWriter;
 use crate::client::Client;
 use crate::dataset::{self, Dataset};
+use crate::overhead::machine::raise_open_files;
 use crate::record::RequestRecord;
 use crate::report::{self, Settings, Summary, json, notes, vllm};
 use crate::statistics::Statistics;
@@ -26,6 +27,8 @@ use crate::tokens::TokenCounter;
 use crate::{arrivals, client};
 use conversation::Workload;
 
+/// Tasks that run between two looks at the sockets: few, so that what has come is not left lying.
+const EVENT_INTERVAL: u32 = 16;
 /// Arrivals draw from their own stream, so that another dataset does not shift the schedule.
 const ARRIVALS_STREAM: u64 = 0x6172_7269_7661_6c73;
 
@@ -48,17 +51,20 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<Summary> {
 /// As [`serve`].
 pub fn measure(args: &ServeArgs) -> anyhow::Result<(Summary, Vec<RequestRecord>)> {
     args.validate()?;
+    raise_open_files(); // a stream is a connection
     let counter = TokenCounter::load(args.target.tokenizer.as_deref()).context("--tokenizer")?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().event_interval(EVENT_INTERVAL).build()?;
     let (model, num_prompts, finished) = runtime.block_on(drive(args, &counter))?;
-    let dispatch::Finished { mut records, duration } = finished;
+    let dispatch::Finished { mut records, duration, client_cpu } = finished;
     if matches!(counter, TokenCounter::Exact(_)) {
         for record in &mut records {
             record.retokenized_tokens = counter.count(&record.response.text).ok(); // printed as n/a
         }
     }
     let statistics = Statistics::of(&records, duration, counter.dataset_count(), args.goodput());
-    Ok((Summary { settings: settings(args, model, num_prompts), statistics }, records))
+    let client_cpu = Some(client_cpu);
+    Ok((Summary { settings: settings(args, model, num_prompts), statistics, client_cpu }, records))
 }
 
 async fn drive(
@@ -85,7 +91,8 @@ async fn drive(
     });
     warm_up(args, &workload).await?;
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(args.traffic.seed ^ ARRIVALS_STREAM);
-    let schedule = arrivals::schedule(args.traffic.request_rate, num_prompts, &mut rng);
+    let recorded = &workload.dataset.arrivals;
+    let schedule = arrivals::schedule(&args.arrivals(), num_prompts, recorded, &mut rng);
     let finished = dispatch::run(&workload, &schedule, args.traffic.max_concurrency).await?;
     workload.progress.finish_and_clear();
     Ok((model, num_prompts, finished))
@@ -145,7 +152,7 @@ fn settings(args: &ServeArgs, model: String, num_prompts: usize) -> Settings {
         model,
         tokenizer: args.target.tokenizer.as_ref().map(|path| path.display().to_string()),
         num_prompts,
-        request_rate: args.traffic.request_rate,
+        arrivals: args.arrivals(),
         max_concurrency: args.traffic.max_concurrency,
         random_input_tokens: args.dataset.random_input_len,
         random_output_tokens: args.dataset.random_output_len,
@@ -157,7 +164,15 @@ fn settings(args: &ServeArgs, model: String, num_prompts: usize) -> Settings {
     }
 }
 
-fn append_json_line(args: &ServeArgs, summary: &Summary, records: &[RequestRecord]) -> anyhow::Result<()> {
+/// Appends the result to `--output-file`, if there is one.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn append_json_line(
+    args: &ServeArgs,
+    summary: &Summary,
+    records: &[RequestRecord],
+) -> anyhow::Result<()> {
     let Some(path) = &args.report.output_file else {
         return Ok(());
     };

@@ -26,8 +26,8 @@ use crate::overhead::memory::megabytes;
 use crate::overhead::process::ProcessTree;
 use crate::overhead::router::{Cores, Launched};
 use crate::overhead::tally::Tally;
-use crate::overhead::ticker::Ticker;
 use crate::overhead::workload::{Delivery, Draft, Workload};
+use crate::ticker::Ticker;
 use workers::MockProcesses;
 
 /// Requests are due this often; several at once when the rate is higher.

@@ -31,7 +31,7 @@ fn texts(dataset: &Dataset) -> Vec<(&str, u64)> {
     turns
         .map(|turn| match &turn.content {
             Content::Text(passage) => (passage.text.as_str(), passage.tokens),
-            Content::Body(..) => panic!("a made dataset has no bodies"),
+            Content::Made(_) | Content::Body(..) => panic!("a made dataset has plain texts"),
         })
         .collect()
 }

@@ -1,27 +1,63 @@
 //! Kept-alive connections to one server. The last one given back is the first taken again.
 
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
-use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::RequestError;
+use crate::wire::message::{MessageReader, Progress, Side, StartLine};
+use crate::wire::socket::{ReadError, read_some, set_options, write_pieces};
 
-/// One connection's sending half.
-pub type Sender = SendRequest<Full<Bytes>>;
+/// One connection: requests out, answers in, one after the other.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    reader: MessageReader,
+}
+
+impl Connection {
+    /// Writes a request, its pieces one behind the other.
+    ///
+    /// # Errors
+    /// The socket fails.
+    pub async fn send<const N: usize>(&mut self, pieces: [IoSlice<'_>; N]) -> io::Result<()> {
+        self.reader.reset();
+        write_pieces(&mut self.stream, pieces).await
+    }
+
+    /// Reads what has come of the answer and hands on the pieces of its body.
+    ///
+    /// # Errors
+    /// [`ReadError`], after which the connection is of no use.
+    pub async fn read_some(&mut self, on_body: impl FnMut(&StartLine, &[u8])) -> Result<Progress, ReadError> {
+        read_some(&mut self.stream, &mut self.reader, on_body).await
+    }
+
+    /// The answer's status; 0 before its head has come.
+    pub fn status(&self) -> u16 {
+        self.reader.start_line().status()
+    }
+
+    /// A header of the answer, if it is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        std::str::from_utf8(self.reader.header(name)?).ok()
+    }
+
+    /// Whether the server has neither closed it nor said anything since its last answer.
+    fn is_quiet(&self) -> bool {
+        let read = self.stream.try_read(&mut [0]);
+        read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
 
 /// The pool. It never holds more connections than were in use at once.
 #[derive(Debug)]
 pub struct Connections {
     addresses: Vec<SocketAddr>,
     authority: String,
-    idle: Mutex<Vec<Sender>>,
+    idle: Mutex<Vec<Connection>>,
 }
 
 impl Connections {
@@ -30,58 +66,35 @@ impl Connections {
         Self { addresses, authority, idle: Mutex::default() }
     }
 
-    /// Sends on an idle connection, or on a new one. A connection that the server had closed meanwhile is replaced as
-    /// long as nothing of the request was written; a request is never sent twice.
+    /// An idle connection, or a new one. Idle ones that the server has closed meanwhile are dropped: nothing was written
+    /// to them yet, and a request is never sent twice.
     ///
     /// # Errors
-    /// No connection, or one that broke before the response.
-    pub async fn send(
-        &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<(Sender, Response<Incoming>), RequestError> {
-        let mut request = request;
-        while let Some(mut sender) = self.take_idle() {
-            if sender.ready().await.is_err() {
-                continue;
-            }
-            match sender.try_send_request(request).await {
-                Ok(response) => return Ok((sender, response)),
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) => request = unsent,
-                    None => return Err(RequestError::NoResponse(error.into_error())),
-                },
+    /// No connection can be made.
+    pub async fn take(&self) -> Result<Connection, RequestError> {
+        while let Some(connection) = self.take_idle() {
+            if connection.is_quiet() {
+                return Ok(connection);
             }
         }
-        let mut sender = self.connect().await?;
-        let response = sender.send_request(request).await.map_err(RequestError::NoResponse)?;
-        Ok((sender, response))
+        let failed = |source| RequestError::Connect { authority: self.authority.clone(), source };
+        let stream = TcpStream::connect(self.addresses.as_slice()).await.map_err(failed)?;
+        set_options(&stream).map_err(failed)?;
+        Ok(Connection { stream, reader: MessageReader::new(Side::Response) })
     }
 
-    /// Takes a connection back whose response was read to its end.
-    pub fn give_back(&self, sender: Sender) {
-        if !sender.is_closed() {
-            self.lock().push(sender);
+    /// Takes a connection back whose answer was read to its end.
+    pub fn give_back(&self, connection: Connection) {
+        if !connection.reader.closes() {
+            self.lock().push(connection);
         }
     }
 
-    fn take_idle(&self) -> Option<Sender> {
+    fn take_idle(&self) -> Option<Connection> {
         self.lock().pop()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Sender>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn connect(&self) -> Result<Sender, RequestError> {
-        let failed = |source| RequestError::Connect { authority: self.authority.clone(), source };
-        let stream = TcpStream::connect(self.addresses.as_slice()).await.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        let (sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(RequestError::NoResponse)?;
-        // Ends when the sender is dropped or the server closes; its errors reach whoever waits for a response.
-        tokio::spawn(async move {
-            let _ = connection.await;
-        });
-        Ok(sender)
     }
 }

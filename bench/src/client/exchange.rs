@@ -1,18 +1,20 @@
 //! One request and its measured answer.
 
+use std::fmt::Write;
+use std::io::IoSlice;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, StatusCode};
-use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
 
-use super::{Client, RequestError, WHOLE_ANSWER_LIMIT_BYTES, path_of};
+use super::connections::Connection;
+use super::{Client, RequestError, WHOLE_ANSWER_LIMIT_BYTES};
 use crate::args::Api;
 use crate::body::Streaming;
 use crate::chunk::Chunk;
 use crate::record::Response;
 use crate::sse::{Event, SseParser};
+use crate::wire::message::{Progress, StartLine};
+use crate::wire::socket::ReadError;
 
 /// How much of an error's body is quoted when it has no message.
 const QUOTED_CHARS: usize = 200;
@@ -26,8 +28,8 @@ pub struct Call {
     pub body: Bytes,
     /// Whether the body asks for a stream.
     pub streaming: Streaming,
-    /// `x-session-id`.
-    pub session_id: Option<HeaderValue>,
+    /// The number in `x-session-id`, if that is to be sent.
+    pub session: Option<usize>,
 }
 
 /// What came of it.
@@ -54,62 +56,107 @@ impl Client {
     }
 
     async fn drive(&self, call: Call, meter: &mut Meter) -> Result<(), RequestError> {
-        let mut request = self.request(Method::POST, path_of(call.api), call.body);
-        if let Some(id) = call.session_id {
-            request.headers_mut().insert("x-session-id", id);
+        let head = match call.api {
+            Api::Chat => &self.chat_head,
+            Api::Completions => &self.completion_head,
+        };
+        let mut own = String::with_capacity(64);
+        if let Some(session) = call.session {
+            write!(own, "x-session-id: bench-{session}\r\n").expect("writing to a string cannot fail");
         }
-        let (sender, response) = self.connections.send(request).await?;
-        let status = response.status();
-        meter.read_headers(response.headers());
-        match (status, call.streaming) {
-            (StatusCode::OK, Streaming::On) => read_stream(response.into_body(), meter).await?,
-            (status, _) => {
-                let body = Limited::new(response.into_body(), WHOLE_ANSWER_LIMIT_BYTES).collect().await;
-                let body = body.map_err(RequestError::CutOff)?.to_bytes();
-                if status != StatusCode::OK {
-                    self.connections.give_back(sender);
-                    return Err(status_error(status, &body));
-                }
-                meter.read_whole(&body, Instant::now())?;
+        write!(own, "content-length: {}\r\n\r\n", call.body.len()).expect("writing to a string cannot fail");
+        let mut connection = self.connections.take().await?;
+        let pieces = [IoSlice::new(head), IoSlice::new(own.as_bytes()), IoSlice::new(&call.body)];
+        connection.send(pieces).await.map_err(RequestError::NotSent)?;
+        let whole = match read_answer(&mut connection, call.streaming, meter).await? {
+            Body::Whole(body) => body,
+            Body::Cut => return Ok(()),
+            Body::Stream => {
+                self.connections.give_back(connection);
+                return Ok(());
             }
+        };
+        let status = connection.status();
+        self.connections.give_back(connection);
+        if status == 200 {
+            meter.read_whole(&whole, Instant::now())
+        } else {
+            Err(status_error(status, &whole))
         }
-        self.connections.give_back(sender);
-        Ok(())
     }
 }
 
+/// What was read.
+enum Body {
+    /// A good stream to its end.
+    Stream,
+    /// A good stream that was cut off when all that was asked for had come.
+    Cut,
+    /// Anything else, to be looked at.
+    Whole(Vec<u8>),
+}
+
 /// Reads to the end of the body, past `[DONE]`, so that the connection can be used again.
-async fn read_stream(mut body: Incoming, meter: &mut Meter) -> Result<(), RequestError> {
-    let mut parser = SseParser::default();
-    while let Some(frame) = body.frame().await {
-        let frame = match frame {
-            Ok(frame) => frame,
-            Err(_) if meter.is_done => break, // all that was asked for has come
-            Err(error) => return Err(RequestError::CutOff(error.into())),
-        };
-        let Ok(bytes) = frame.into_data() else { continue };
-        let now = Instant::now(); // one reading for all that came together
+async fn read_answer(
+    connection: &mut Connection,
+    streaming: Streaming,
+    meter: &mut Meter,
+) -> Result<Body, RequestError> {
+    let (mut parser, mut whole) = (SseParser::default(), Vec::new());
+    let is_stream = |status: u16| status == 200 && streaming == Streaming::On;
+    loop {
         let mut outcome = Ok(());
-        parser.feed(&bytes, |event| {
-            if outcome.is_ok() {
-                outcome = meter.read_event(event, now);
+        let mut now = None; // one reading for all that came together
+        let on_body = |line: &StartLine, piece: &[u8]| {
+            if !is_stream(line.status()) {
+                whole.extend_from_slice(piece);
+                return;
             }
-        })?;
+            let now = *now.get_or_insert_with(Instant::now);
+            let fed = parser.feed(piece, |event| {
+                if outcome.is_ok() {
+                    outcome = meter.read_event(event, now);
+                }
+            });
+            if let (Err(error), Ok(())) = (fed, &outcome) {
+                outcome = Err(error.into());
+            }
+        };
+        let progress = connection.read_some(on_body).await;
         outcome?;
+        match progress {
+            Ok(Progress::Partial) if whole.len() <= WHOLE_ANSWER_LIMIT_BYTES => {}
+            Ok(Progress::Partial) => return Err(RequestError::AnswerTooLarge),
+            Ok(Progress::Complete) => break,
+            Err(_) if meter.is_done => return Ok(Body::Cut),
+            Err(error) => return Err(read_error(error)),
+        }
+    }
+    meter.read_headers(connection);
+    if !is_stream(connection.status()) {
+        return Ok(Body::Whole(whole));
     }
     let now = Instant::now();
     let mut outcome = Ok(());
     parser.finish(|event| outcome = meter.read_event(event, now));
     outcome?;
     meter.last.get_or_insert(now);
-    if meter.is_done || meter.is_finished { Ok(()) } else { Err(RequestError::Unfinished) }
+    if meter.is_done || meter.is_finished { Ok(Body::Stream) } else { Err(RequestError::Unfinished) }
+}
+
+/// Whether an answer failed before or after its first byte.
+pub(super) fn read_error(error: ReadError) -> RequestError {
+    match error {
+        ReadError::Closed => RequestError::NoResponse(error),
+        _ => RequestError::CutOff(error),
+    }
 }
 
 /// The error of a status, with the server's message.
-pub(super) fn status_error(status: StatusCode, body: &[u8]) -> RequestError {
+pub(super) fn status_error(status: u16, body: &[u8]) -> RequestError {
     let said = Chunk::parse(body).ok().and_then(|answer| answer.error_message());
     let message = said.unwrap_or_else(|| String::from_utf8_lossy(body).chars().take(QUOTED_CHARS).collect());
-    RequestError::Status { status: status.as_u16(), message }
+    RequestError::Status { status, message }
 }
 
 /// Turns events and their times into a [`Response`].
@@ -127,11 +174,10 @@ impl Meter {
         Self { start, last: None, response: Response::default(), is_finished: false, is_done: false }
     }
 
-    fn read_headers(&mut self, headers: &http::HeaderMap) {
-        let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-        self.response.worker = text("x-router-worker").map(str::to_owned);
+    fn read_headers(&mut self, connection: &Connection) {
+        self.response.worker = connection.header("x-router-worker").map(str::to_owned);
         self.response.predicted_hit_tokens =
-            text("x-router-hit-tokens").and_then(|tokens| tokens.parse().ok());
+            connection.header("x-router-hit-tokens").and_then(|tokens| tokens.parse().ok());
     }
 
     fn read_event(&mut self, event: Event<'_>, now: Instant) -> Result<(), RequestError> {
@@ -243,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_status_quotes_the_message_or_the_body() {
-        let text = |body: &str| status_error(StatusCode::SERVICE_UNAVAILABLE, body.as_bytes()).to_string();
+        let text = |body: &str| status_error(503, body.as_bytes()).to_string();
         assert_eq!(text(r#"{"error":{"message":"no worker"}}"#), "HTTP 503: no worker");
         assert_eq!(text("<html>"), "HTTP 503: <html>");
         assert_eq!(text(&"x".repeat(500)).len(), "HTTP 503: ".len() + QUOTED_CHARS);

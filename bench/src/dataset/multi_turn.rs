@@ -18,7 +18,7 @@ pub fn make(
     rng: &mut Xoshiro256PlusPlus,
 ) -> Result<Dataset, TokenizerError> {
     let conversations = (0..count).map(|_| conversation(args, prose, rng)).collect::<Result<_, _>>()?;
-    Ok(Dataset { conversations, notes: Vec::new() })
+    Ok(Dataset::of(conversations))
 }
 
 fn conversation(

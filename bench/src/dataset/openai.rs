@@ -24,7 +24,7 @@ pub fn read(args: &DatasetArgs, wanted: Option<usize>, counter: &TokenCounter) -
     let found = conversations.len();
     let short = wanted.filter(|wanted| found < *wanted);
     let notes = short.map(|wanted| format!("the file has {found} bodies, {wanted} were asked for"));
-    Ok(Dataset { conversations, notes: notes.into_iter().collect() })
+    Ok(Dataset { notes: notes.into_iter().collect(), ..Dataset::of(conversations) })
 }
 
 fn conversation(line: &str, counter: &TokenCounter) -> anyhow::Result<Conversation> {

@@ -53,6 +53,26 @@ impl<'a> Prose<'a> {
         Ok(Self { counter, first, next })
     }
 
+    /// Words that are one token each, at the beginning of a text as well as after a space; none where the vocabulary has
+    /// no such words.
+    pub fn words_of_one_token(&self) -> Vec<&'static str> {
+        let one = |word: &str, before: &str, cost_before: u64| {
+            self.counter.count(&format!("{before}{word}")).is_ok_and(|tokens| tokens == cost_before + 1)
+        };
+        match self.counter {
+            TokenCounter::Approximate => self.next.clone(),
+            TokenCounter::Exact(_) => {
+                let before = format!("{} ", self.first[0]);
+                let cost_before = self.counter.count(self.first[0]).unwrap_or(0);
+                self.next
+                    .iter()
+                    .copied()
+                    .filter(|word| one(word, "", 0) && one(word, &before, cost_before))
+                    .collect()
+            }
+        }
+    }
+
     /// A passage of `tokens` tokens. Its own count says what was reached, should a vocabulary not allow the length.
     ///
     /// # Errors

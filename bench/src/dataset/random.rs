@@ -25,7 +25,7 @@ pub fn make(
             Ok(Conversation::single(prose.passage(input_tokens, rng)?, output_tokens))
         })
         .collect::<Result<_, TokenizerError>>()?;
-    Ok(Dataset { conversations, notes: Vec::new() })
+    Ok(Dataset::of(conversations))
 }
 
 /// Uniform in [longest × ratio, longest], at least 1.

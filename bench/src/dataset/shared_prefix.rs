@@ -36,7 +36,7 @@ pub fn make(
         conversations.shuffle(rng);
     }
     conversations.truncate(wanted.unwrap_or(total));
-    Ok(Dataset { conversations, notes: Vec::new() })
+    Ok(Dataset::of(conversations))
 }
 
 fn group(

@@ -63,7 +63,7 @@ pub fn read(
     let found = conversations.len();
     let notes =
         (found < count).then(|| format!("the file has {found} usable conversations, {count} were asked for"));
-    Ok(Dataset { conversations, notes: notes.into_iter().collect() })
+    Ok(Dataset { notes: notes.into_iter().collect(), ..Dataset::of(conversations) })
 }
 
 /// Which exchanges are kept, in tokens.

@@ -1,7 +1,7 @@
 //! A connection of the generator: requests out, answers in, one after the other.
 //!
 //! Knows what a good answer is (200, a chat completion, or a stream that ends with `[DONE]`) and calls everything else an
-//! error. Never sends a request twice. Next on the path: [`super::socket`].
+//! error. Never sends a request twice. Next on the path: [`crate::wire`].
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -10,9 +10,9 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 use tokio::net::TcpStream;
 
-use super::message::{MessageReader, Side, StartLine};
-use super::socket::{ReadError, read_message, set_options, write_pieces};
 use crate::sse::{EventTooLarge, SseParser};
+use crate::wire::message::{MessageReader, Side, StartLine};
+use crate::wire::socket::{ReadError, read_message, set_options, write_pieces};
 
 /// Why a request counts as failed. The texts are what the report counts by, so they carry no addresses.
 #[derive(Debug, thiserror::Error)]

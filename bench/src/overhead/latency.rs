@@ -15,9 +15,9 @@ use super::connection::{Connection, ExchangeError};
 use super::load::LAST_ANSWER;
 use super::rig::{Rig, Usage};
 use super::tally::Tally;
-use super::ticker::Ticker;
 use super::workload::{Delivery, Draft, Workload};
 use crate::statistics::Distribution;
+use crate::ticker::Ticker;
 
 /// Latencies of 1-KB requests at a fixed rate.
 #[derive(Debug, Clone, Serialize)]

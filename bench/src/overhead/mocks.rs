@@ -21,10 +21,10 @@ use memchr::memmem::Finder;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::message::{MessageReader, Side, StartLine};
-use super::socket::{ReadError, read_message, set_options};
-use super::ticker::Ticker;
 use super::workload::{TAG_BYTES, TAG_MARK};
+use crate::ticker::Ticker;
+use crate::wire::message::{MessageReader, Side, StartLine};
+use crate::wire::socket::{ReadError, read_message, set_options};
 use answers::{Answers, Endpoint};
 use cache::PromptCache;
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Summary, vllm, warnings};
 use crate::args::{JsonObject, Style};
-use crate::arrivals::RequestRate;
+use crate::arrivals::Arrivals;
 use crate::record::RequestRecord;
 use crate::statistics::{Distribution, InputSource};
 
@@ -28,15 +28,21 @@ fn extend(object: &mut JsonObject, value: Value) {
     }
 }
 
-fn rate(rate: RequestRate) -> Value {
-    match rate {
-        RequestRate::Infinite => json!("inf"),
-        RequestRate::PerSecond(rate) => json!(rate),
+fn rate(arrivals: &Arrivals) -> Value {
+    match arrivals {
+        Arrivals::Steady { rate, .. } => json!(rate),
+        Arrivals::Infinite | Arrivals::Ramp { .. } => json!("inf"), // a ramp has its own keys, as in vLLM
+        Arrivals::Trace { .. } => json!("trace"),
     }
 }
 
+/// A number, or `"inf"`, which JSON has no number for.
+fn number_or_inf(value: f64) -> Value {
+    if value.is_finite() { json!(value) } else { json!("inf") }
+}
+
 fn sglang(summary: &Summary) -> JsonObject {
-    let Summary { settings, statistics: stats } = summary;
+    let Summary { settings, statistics: stats, .. } = summary;
     let mut object = JsonObject::new();
     extend(
         &mut object,
@@ -44,12 +50,13 @@ fn sglang(summary: &Summary) -> JsonObject {
             "tag": settings.tag,
             "backend": settings.backend,
             "dataset_name": settings.dataset_name,
-            "request_rate": rate(settings.request_rate),
+            "request_rate": rate(&settings.arrivals),
             "max_concurrency": settings.max_concurrency,
             "sharegpt_output_len": settings.sharegpt_output_tokens,
             "random_input_len": settings.random_input_tokens,
             "random_output_len": settings.random_output_tokens,
             "random_range_ratio": settings.random_range_ratio,
+            "server_info": null,
             "duration": stats.duration.as_secs_f64(),
             "completed": stats.completed_requests,
             "total_input_tokens": stats.input_tokens,
@@ -71,7 +78,6 @@ fn sglang(summary: &Summary) -> JsonObject {
     extend(
         &mut object,
         json!({
-            "max_itl_ms": stats.itl.max_ms(),
             "concurrency": stats.concurrency,
             "accept_length": null,
             "max_output_tokens_per_s": stats.peaks.output_tokens_per_s,
@@ -82,7 +88,7 @@ fn sglang(summary: &Summary) -> JsonObject {
 }
 
 fn vllm(summary: &Summary, now: SystemTime) -> JsonObject {
-    let Summary { settings, statistics: stats } = summary;
+    let Summary { settings, statistics: stats, .. } = summary;
     let mut object = JsonObject::new();
     extend(
         &mut object,
@@ -94,9 +100,20 @@ fn vllm(summary: &Summary, now: SystemTime) -> JsonObject {
             "model_id": settings.model,
             "tokenizer_id": settings.tokenizer,
             "num_prompts": settings.num_prompts,
-            "request_rate": rate(settings.request_rate),
-            "burstiness": 1.0,
+            "request_rate": rate(&settings.arrivals),
+            "burstiness": number_or_inf(settings.arrivals.burstiness().shape()),
             "max_concurrency": settings.max_concurrency,
+        }),
+    );
+    if let Arrivals::Ramp { strategy, start_rate, end_rate, .. } = settings.arrivals {
+        extend(
+            &mut object,
+            json!({"ramp_up_strategy": strategy.name(), "ramp_up_start_rps": start_rate, "ramp_up_end_rps": end_rate}),
+        );
+    }
+    extend(
+        &mut object,
+        json!({
             "duration": stats.duration.as_secs_f64(),
             "completed": stats.completed_requests,
             "failed": stats.failed_requests,
@@ -108,6 +125,7 @@ fn vllm(summary: &Summary, now: SystemTime) -> JsonObject {
             "total_token_throughput": stats.total_throughput,
             "max_output_tokens_per_s": stats.peaks.output_tokens_per_s,
             "max_concurrent_requests": stats.peaks.concurrent_requests,
+            "rtfx": 0.0,
         }),
     );
     for (metric, name, _) in vllm::SECTIONS {
@@ -130,7 +148,7 @@ fn latency(object: &mut JsonObject, name: &str, values: &Distribution, percentil
 
 /// What neither original has, after their keys and without touching them.
 fn own(object: &mut JsonObject, summary: &Summary) {
-    let Summary { settings, statistics: stats } = summary;
+    let Summary { settings, statistics: stats, .. } = summary;
     let counts = &stats.output_counts;
     let input_source = match stats.input_source {
         InputSource::Tokenizer => "tokenizer",
@@ -155,7 +173,10 @@ fn own(object: &mut JsonObject, summary: &Summary) {
         "cache_hit_percent": stats.cache.hit_percent(),
         "predicted_hit_tokens": stats.cache.predicted_hit_tokens,
         "requests_by_worker": stats.cache.requests_by_worker,
-        "warnings": warnings::warnings(stats),
+        "max_itl_ms": stats.itl.max_ms(),
+        "trace_speed": trace_speed(&settings.arrivals),
+        "client_cpu_percent": summary.client_cpu_share().map(|share| 100.0 * share),
+        "warnings": warnings::warnings(summary),
     });
     if let Value::Object(own) = own {
         for (key, value) in own {
@@ -163,7 +184,16 @@ fn own(object: &mut JsonObject, summary: &Summary) {
         }
     }
     latency(object, "client_queueing", &stats.queueing, &[99.0]);
-    latency(object, "client_lateness", &stats.lateness, &[99.0]);
+    object.insert("max_client_queueing_ms".to_owned(), json!(stats.queueing.max_ms()));
+    latency(object, "client_lateness", &stats.lateness, &[50.0, 99.0]);
+    object.insert("max_client_lateness_ms".to_owned(), json!(stats.lateness.max_ms()));
+}
+
+fn trace_speed(arrivals: &Arrivals) -> Option<f64> {
+    match arrivals {
+        Arrivals::Trace { speed } => Some(*speed),
+        _ => None,
+    }
 }
 
 /// The arrays of `--output-details`, one entry a request in the dataset's order.

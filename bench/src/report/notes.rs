@@ -23,13 +23,16 @@ pub fn notes(summary: &Summary) -> String {
         line(&spread("Client queueing (waiting for --max-concurrency)", &stats.queueing));
     }
     line(&spread("Client lateness (sent after schedule or limit)", &stats.lateness));
-    for warning in warnings::warnings(stats) {
+    if let Some(share) = summary.client_cpu_share() {
+        line(&format!("Client CPU: {:.1} % of a core", 100.0 * share));
+    }
+    for warning in warnings::warnings(summary) {
         line(&format!("WARNING: {warning}"));
     }
     text
 }
 
 fn spread(what: &str, values: &Distribution) -> String {
-    let (mean, p99, max) = (values.mean_ms(), values.percentile_ms(99.0), values.max_ms());
-    format!("{what}: mean {mean:.2} ms, P99 {p99:.2} ms, max {max:.2} ms")
+    let (p50, p99, max) = (values.median_ms(), values.percentile_ms(99.0), values.max_ms());
+    format!("{what}: P50 {p50:.2} ms, P99 {p99:.2} ms, max {max:.2} ms")
 }

@@ -6,10 +6,10 @@ use crate::statistics::{Distribution, Statistics};
 
 /// The whole table.
 pub fn table(summary: &Summary) -> String {
-    let Summary { settings, statistics: stats } = summary;
+    let Summary { settings, statistics: stats, .. } = summary;
     let mut table = Table::new("Serving Benchmark Result");
     table.value("Backend:", &settings.backend);
-    table.value("Traffic request rate:", settings.request_rate);
+    table.value("Traffic request rate:", settings.arrivals);
     let limit = settings.max_concurrency.map_or_else(|| "not set".to_owned(), |limit| limit.to_string());
     table.value("Max request concurrency:", limit);
     totals(&mut table, stats);

@@ -3,7 +3,6 @@
 use super::table::Table;
 use super::{Settings, Summary};
 use crate::args::Metric;
-use crate::arrivals::RequestRate;
 use crate::statistics::{Distribution, Statistics};
 
 /// The metrics in the order of the table, with their names, and the title of their section.
@@ -21,7 +20,7 @@ pub const DEFAULT_PERCENTILES: [f64; 1] = [99.0];
 
 /// The whole table.
 pub fn table(summary: &Summary) -> String {
-    let Summary { settings, statistics: stats } = summary;
+    let Summary { settings, statistics: stats, .. } = summary;
     let mut table = Table::new("Serving Benchmark Result");
     totals(&mut table, settings, stats);
     for (metric, name, title) in SECTIONS {
@@ -40,7 +39,7 @@ fn totals(table: &mut Table, settings: &Settings, stats: &Statistics) {
     if let Some(limit) = settings.max_concurrency {
         table.value("Maximum request concurrency:", limit);
     }
-    if let RequestRate::PerSecond(rate) = settings.request_rate {
+    if let Some(rate) = settings.arrivals.rate() {
         table.decimal("Request rate configured (RPS):", rate);
     }
     table.decimal("Benchmark duration (s):", stats.duration.as_secs_f64());

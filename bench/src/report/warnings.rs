@@ -1,16 +1,25 @@
 //! What a reader of the table must know before believing it.
 
+use super::Summary;
 use crate::statistics::{InputSource, Statistics};
 
 /// Token counts that differ by more than this share of the larger one are reported.
 const COUNT_TOLERANCE: f64 = 0.02;
 /// Mean TPOT and mean ITL that differ by more than this share of the larger one are reported.
 const PACE_TOLERANCE: f64 = 0.10;
+/// A client that takes more of its core than this may be what was measured.
+const BUSY_CLIENT_SHARE: f64 = 0.8;
 /// How many distinct failures are named.
 const NAMED_FAILURES: usize = 5;
 
 /// All warnings, one sentence or line each.
-pub fn warnings(stats: &Statistics) -> Vec<String> {
+pub fn warnings(summary: &Summary) -> Vec<String> {
+    let mut warnings = of_statistics(&summary.statistics);
+    warnings.extend(busy_client(summary));
+    warnings
+}
+
+fn of_statistics(stats: &Statistics) -> Vec<String> {
     let mut warnings = failures(stats);
     if stats.completed_requests == 0 {
         return warnings;
@@ -24,6 +33,14 @@ pub fn warnings(stats: &Statistics) -> Vec<String> {
 
 fn differ(a: f64, b: f64, tolerance: f64) -> bool {
     (a - b).abs() > tolerance * a.max(b)
+}
+
+fn busy_client(summary: &Summary) -> Option<String> {
+    let share = summary.client_cpu_share().filter(|share| *share > BUSY_CLIENT_SHARE)?;
+    Some(format!(
+        "the client took {:.0} % of a core and has only one: it may have been the limit, not the server",
+        100.0 * share
+    ))
 }
 
 fn failures(stats: &Statistics) -> Vec<String> {
@@ -124,7 +141,7 @@ mod tests {
     }
 
     fn warnings_of(records: &[RequestRecord]) -> Vec<String> {
-        warnings(&Statistics::of(records, Duration::from_secs(1), DatasetCount::Exact, None))
+        of_statistics(&Statistics::of(records, Duration::from_secs(1), DatasetCount::Exact, None))
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::HeaderValue;
 use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
@@ -63,7 +62,7 @@ impl Workload {
             if number > 0 && !self.turn_delay.is_zero() {
                 tokio::time::sleep_until((due.run_start + planned).into()).await;
             }
-            let mut record = self.say(&mut history, turn, due).await;
+            let (mut record, said) = self.say(&history, turn, due).await;
             let delay = match number {
                 0 => split_delay(due.scheduled, due.blocked_until, record.start),
                 _ => split_delay(planned, Duration::ZERO, record.start),
@@ -72,6 +71,9 @@ impl Workload {
             self.progress.inc(1);
             planned = due.run_start.elapsed() + self.turn_delay;
             let failed = !record.is_success();
+            if number + 1 < conversation.turns.len() {
+                history.hear(said, &record);
+            }
             records.push(record);
             if failed {
                 records.extend(unsent(due.index, number + 1, conversation.turns.len()));
@@ -81,30 +83,32 @@ impl Workload {
         records
     }
 
-    async fn say<'a>(&self, history: &mut History<'a>, turn: &'a Turn, due: Due) -> RequestRecord {
-        let (api, body) = history.body(&self.writer, turn, turn.output_tokens);
+    /// Sends a turn; what came of it, and the words of the turn.
+    async fn say<'a>(
+        &'a self,
+        history: &History<'a>,
+        turn: &'a Turn,
+        due: Due,
+    ) -> (RequestRecord, Option<Cow<'a, str>>) {
+        let said = self.dataset.text(&turn.content);
+        let (api, body) = history.body(&self.writer, turn, said.as_deref(), turn.output_tokens);
         let asked_for = match &turn.content {
             Content::Body(body, _) => body::output_length(body),
-            Content::Text(_) => turn.output_tokens,
+            Content::Text(_) | Content::Made(_) => turn.output_tokens,
         };
-        let call =
-            Call { api, body, streaming: self.writer.streaming(), session_id: self.session_id(due.index) };
+        let session = self.sends_session_id.then_some(due.index);
+        let call = Call { api, body, streaming: self.writer.streaming(), session };
         let exchange = self.client.generate(call).await;
-        let mut record = RequestRecord {
+        let record = RequestRecord {
             session: due.index,
             start: exchange.start - due.run_start,
             response: exchange.response,
             requested_output_tokens: self.writer.requested_output_tokens(asked_for),
             failure: exchange.failure.map(|error| with_causes(&error)),
+            dataset_input_tokens: history.tokens() + turn.content.tokens(),
             ..RequestRecord::default()
         };
-        record.dataset_input_tokens = history.hear(turn, &record);
-        record
-    }
-
-    fn session_id(&self, index: usize) -> Option<HeaderValue> {
-        let id = || HeaderValue::from_str(&format!("bench-{index}")).expect("digits are a header value");
-        self.sends_session_id.then(id)
+        (record, said)
     }
 
     /// Sends the first turn of the first conversation `count` times at once; returns a failure if all failed.
@@ -117,8 +121,9 @@ impl Workload {
                 let turn = conversation.turns.first()?;
                 let history = History::new(workload.api, conversation);
                 let tokens = turn.output_tokens.unwrap_or(WARM_UP_OUTPUT_TOKENS).min(WARM_UP_OUTPUT_TOKENS);
-                let (api, body) = history.body(&workload.writer, turn, Some(tokens));
-                let call = Call { api, body, streaming: workload.writer.streaming(), session_id: None };
+                let said = workload.dataset.text(&turn.content);
+                let (api, body) = history.body(&workload.writer, turn, said.as_deref(), Some(tokens));
+                let call = Call { api, body, streaming: workload.writer.streaming(), session: None };
                 workload.client.generate(call).await.failure.map(|error| with_causes(&error))
             });
         }
@@ -181,43 +186,52 @@ impl<'a> History<'a> {
     }
 
     /// The next request.
-    fn body(&self, writer: &BodyWriter, turn: &Turn, output_tokens: Option<u64>) -> (Api, Bytes) {
+    fn body(
+        &self,
+        writer: &BodyWriter,
+        turn: &Turn,
+        said: Option<&str>,
+        output_tokens: Option<u64>,
+    ) -> (Api, Bytes) {
+        let said = said.unwrap_or_default();
         match (&turn.content, self) {
             (Content::Body(recorded, _), _) => {
                 let api =
                     body::api_of(recorded).expect("the dataset refuses bodies without messages or prompt");
                 (api, writer.recorded(recorded, output_tokens))
             }
-            (Content::Text(said), Self::Chat { messages, .. }) => {
-                let next = Message { role: "user", content: Cow::Borrowed(said.text.as_str()) };
+            (_, Self::Chat { messages, .. }) => {
+                let next = Message { role: "user", content: Cow::Borrowed(said) };
                 let messages: Vec<_> = messages.iter().map(Message::borrowed).chain([next]).collect();
                 (Api::Chat, writer.chat(&messages, output_tokens))
             }
-            (Content::Text(said), Self::Completions { text, .. }) => {
-                (Api::Completions, writer.completion(&follow(text, &said.text), output_tokens))
+            (_, Self::Completions { text, .. }) => {
+                (Api::Completions, writer.completion(&follow(text, said), output_tokens))
             }
         }
     }
 
-    /// Takes in what was said and answered; returns the input tokens of the request.
-    fn hear(&mut self, turn: &'a Turn, record: &RequestRecord) -> u64 {
+    /// Tokens of all that was said so far.
+    fn tokens(&self) -> u64 {
         let (Self::Chat { tokens, .. } | Self::Completions { tokens, .. }) = self;
-        let input_tokens = *tokens + turn.content.tokens();
-        *tokens = input_tokens + record.output_tokens();
-        let Content::Text(said) = &turn.content else {
-            return input_tokens;
-        };
+        *tokens
+    }
+
+    /// Takes in what was said and answered.
+    fn hear(&mut self, said: Option<Cow<'a, str>>, record: &RequestRecord) {
+        let (Self::Chat { tokens, .. } | Self::Completions { tokens, .. }) = self;
+        *tokens = record.dataset_input_tokens + record.output_tokens();
+        let Some(said) = said else { return };
         match self {
             Self::Chat { messages, .. } => {
-                messages.push(Message { role: "user", content: Cow::Borrowed(&said.text) });
+                messages.push(Message { role: "user", content: said });
                 messages
                     .push(Message { role: "assistant", content: Cow::Owned(record.response.text.clone()) });
             }
             Self::Completions { text, .. } => {
-                *text = follow(text, &said.text).into_owned() + &record.response.text;
+                *text = follow(text, &said).into_owned() + &record.response.text;
             }
         }
-        input_tokens
     }
 }
 
@@ -264,9 +278,13 @@ mod tests {
         let mut bodies = Vec::new();
         let mut tokens = Vec::new();
         for turn in &conversation.turns {
-            let (_, body) = history.body(&writer(), turn, turn.output_tokens);
+            let Content::Text(said) = &turn.content else { panic!("a text") };
+            let (_, body) = history.body(&writer(), turn, Some(&said.text), turn.output_tokens);
             bodies.push(serde_json::from_slice(&body).unwrap());
-            tokens.push(history.hear(turn, &answer("a1")));
+            let mut answer = answer("a1");
+            answer.dataset_input_tokens = history.tokens() + turn.content.tokens();
+            tokens.push(answer.dataset_input_tokens);
+            history.hear(Some(Cow::Borrowed(&said.text)), &answer);
         }
         (bodies, tokens)
     }

@@ -58,10 +58,14 @@ pub async fn read_message(
     Ok(())
 }
 
-async fn read_some(
+/// Reads what has come and hands on the pieces of the body among it. The caller resets `reader` before each message.
+///
+/// # Errors
+/// [`ReadError`], after which the connection is of no use.
+pub async fn read_some(
     stream: &mut TcpStream,
     reader: &mut MessageReader,
-    on_body: &mut impl FnMut(&StartLine, &[u8]),
+    mut on_body: impl FnMut(&StartLine, &[u8]),
 ) -> Result<Progress, ReadError> {
     poll_fn(|context| {
         ROOM.with_borrow_mut(|room| {
@@ -69,8 +73,9 @@ async fn read_some(
             ready!(Pin::new(&mut *stream).poll_read(context, &mut room))?;
             Poll::Ready(match room.filled() {
                 [] if reader.is_untouched() => Err(ReadError::Closed),
+                [] if reader.ends_with_connection() => Ok(Progress::Complete),
                 [] => Err(ReadError::CutOff),
-                bytes => Ok(reader.feed(bytes, &mut *on_body)?),
+                bytes => Ok(reader.feed(bytes, &mut on_body)?),
             })
         })
     })
@@ -91,7 +96,10 @@ pub fn set_options(stream: &TcpStream) -> io::Result<()> {
 ///
 /// # Errors
 /// The socket fails.
-pub async fn write_pieces(stream: &mut TcpStream, mut pieces: [IoSlice<'_>; 4]) -> io::Result<()> {
+pub async fn write_pieces<const N: usize>(
+    stream: &mut TcpStream,
+    mut pieces: [IoSlice<'_>; N],
+) -> io::Result<()> {
     let mut rest = &mut pieces[..];
     while !rest.is_empty() {
         let bytes: usize = rest.iter().map(|piece| piece.len()).sum();

@@ -1,8 +1,8 @@
 //! One HTTP/1 message, read from bytes in any cut: a request as a mock sees it, a response as the generator does.
 //!
 //! Knows framing and nothing else: the start line, the length, the chunks. It keeps no body; whoever feeds it is handed
-//! the pieces. Small on purpose, since every nanosecond here is one that the core of generator and mocks does not have.
-//! Next on the path: [`super::connection`] and [`super::mocks`].
+//! the pieces. Small on purpose, since every nanosecond here is one that the core of a load generator does not have.
+//! Next on the path: [`super::socket`].
 
 /// Largest head that is read.
 const HEAD_LIMIT_BYTES: usize = 64 << 10;
@@ -12,7 +12,8 @@ const HEAD_LIMIT_BYTES: usize = 64 << 10;
 pub enum Side {
     /// Without a length there is no body.
     Request,
-    /// Without a length the body would end with the connection, which cannot be told from a broken one.
+    /// Without a length the body ends with the connection, if the head says so; else its end could not be told from a
+    /// broken connection.
     Response,
 }
 
@@ -38,7 +39,7 @@ pub enum Malformed {
     #[error("content-length that is none")]
     ContentLength,
     /// A response that says nothing of where it ends.
-    #[error("response with neither content-length nor chunks")]
+    #[error("response with neither content-length nor chunks nor connection: close")]
     NoLength,
     /// Not `SIZE CR LF DATA CR LF`.
     #[error("chunk that is not framed as one")]
@@ -53,6 +54,7 @@ enum Phase {
     Head,
     Body { left_bytes: u64 },
     Chunked(Chunked),
+    UntilClose,
     Done,
 }
 
@@ -123,6 +125,21 @@ impl MessageReader {
         self.phase == Phase::Head && self.partial_head.is_empty()
     }
 
+    /// Whether the message ends where the connection does.
+    pub fn ends_with_connection(&self) -> bool {
+        self.phase == Phase::UntilClose
+    }
+
+    /// The value of a header of the message, the first of that name.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        let mut lines = Lines(&self.known_head.0);
+        lines.find_map(|line| {
+            let (found, value) = line.split_at_checked(name.len())?;
+            let value = value.strip_prefix(b":")?;
+            found.eq_ignore_ascii_case(name.as_bytes()).then_some(value.trim_ascii())
+        })
+    }
+
     /// Whether the other side said that it closes the connection after this message.
     pub fn closes(&self) -> bool {
         self.closes
@@ -154,6 +171,10 @@ impl MessageReader {
                     after
                 }
                 Phase::Chunked(chunked) => self.read_chunked(chunked, rest, &mut on_body)?,
+                Phase::UntilClose => {
+                    on_body(&self.start_line, rest);
+                    &[]
+                }
                 Phase::Done => return Err(Malformed::Trailing),
             };
         }
@@ -223,12 +244,20 @@ impl MessageReader {
             (true, None, _) => Phase::Chunked(CHUNK_SIZE),
             (false, Some(0), _) | (false, None, Side::Request) => Phase::Done,
             (false, Some(left_bytes), _) => Phase::Body { left_bytes },
+            (false, None, Side::Response) if self.is_interim() => Phase::Head,
+            (false, None, Side::Response) if self.start_line.status() == 204 => Phase::Done,
+            (false, None, Side::Response) if self.closes => Phase::UntilClose,
             (false, None, Side::Response) => return Err(Malformed::NoLength),
         };
         self.known_head.0.clear();
         self.known_head.0.extend_from_slice(head);
         self.known_head.1 = self.phase;
         Ok(())
+    }
+
+    /// Whether the head is one of those before the real one, such as `100 Continue`.
+    fn is_interim(&self) -> bool {
+        (100..200).contains(&self.start_line.status())
     }
 
     fn read_chunked<'a>(
@@ -369,6 +398,27 @@ mod tests {
         let text = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
                     5;name=v\r\nhello\r\nA\r\n0123456789\r\n0\r\nx-end: 1\r\n\r\n";
         assert_eq!(of_response(text), ("hello0123456789".to_owned(), Ok(Progress::Complete)));
+    }
+
+    #[test]
+    fn a_body_without_length_ends_with_a_connection_that_says_so() {
+        let mut reader = MessageReader::new(Side::Response);
+        let mut body = Vec::new();
+        let head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\na";
+        assert_eq!(reader.feed(head, |_, piece| body.extend_from_slice(piece)), Ok(Progress::Partial));
+        assert_eq!(reader.feed(b"bc", |_, piece| body.extend_from_slice(piece)), Ok(Progress::Partial));
+        assert_eq!((body.as_slice(), reader.ends_with_connection()), (&b"abc"[..], true));
+    }
+
+    #[test]
+    fn passes_over_interim_responses_and_finds_headers_of_the_last() {
+        let mut reader = MessageReader::new(Side::Response);
+        let stream = b"HTTP/1.1 100 Continue\r\nx-a: 0\r\n\r\n\
+                       HTTP/1.1 200 OK\r\nX-A:  one \r\nx-ab: 2\r\ncontent-length: 0\r\n\r\n";
+        assert_eq!(reader.feed(stream, |_, _| {}), Ok(Progress::Complete));
+        assert_eq!(reader.start_line().status(), 200);
+        assert_eq!((reader.header("x-a"), reader.header("x-ab")), (Some(&b"one"[..]), Some(&b"2"[..])));
+        assert_eq!(reader.header("x"), None);
     }
 
     #[test]

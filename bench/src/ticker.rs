@@ -1,7 +1,7 @@
 //! A clock that ticks on time: tokio's timers count in milliseconds, which is more than some routers take for a request.
 //!
-//! Knows nothing of what is done at a tick. Used by the paced requests of [`super::load`] and the paced streams of
-//! [`super::mocks`].
+//! Knows nothing of what is done at a tick. Used by the schedule of [`crate::run`], and by the paced requests and streams
+//! of [`crate::overhead`].
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,10 @@ use rustix::time::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Ticks at a fixed period, whoever listens or not.
+/// A period that does not repeat.
+const ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// Ticks at a fixed period, whoever listens or not, or once.
 #[derive(Debug)]
 pub struct Ticker {
     timer: AsyncFd<OwnedFd>,
@@ -25,16 +28,39 @@ impl Ticker {
     /// # Errors
     /// The system has no timer left.
     pub fn start(first: Duration, period: Duration) -> io::Result<Self> {
+        let ticker = Self::silent()?;
+        ticker.set(first, timespec(period))?;
+        Ok(ticker)
+    }
+
+    /// A clock that says nothing until [`Self::sleep`].
+    ///
+    /// # Errors
+    /// The system has no timer left.
+    pub fn silent() -> io::Result<Self> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        let times = Itimerspec { it_interval: timespec(period), it_value: timespec(first) };
-        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times)?;
         #[expect(
             deprecated,
             reason = "unsound for types without I/O safety only, which OwnedFd is not; the new one is unsafe"
         )]
         let timer = AsyncFd::with_interest(timer, Interest::READABLE)?;
         Ok(Self { timer })
+    }
+
+    /// Waits for this long and ticks no more.
+    ///
+    /// # Errors
+    /// The timer cannot be set or read.
+    pub async fn sleep(&mut self, time: Duration) -> io::Result<()> {
+        self.set(time, ONCE)?;
+        self.tick().await.map(drop)
+    }
+
+    fn set(&self, first: Duration, period: Timespec) -> io::Result<()> {
+        let times = Itimerspec { it_interval: period, it_value: timespec(first) };
+        timerfd_settime(self.timer.get_ref(), TimerfdTimerFlags::empty(), &times)?;
+        Ok(())
     }
 
     /// Waits for the next tick; more than one when somebody came late.
