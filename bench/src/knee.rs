@@ -189,11 +189,9 @@ impl Knee {
             Some(rate) => writeln!(out, "knee: {rate:.2} requests/s").expect(NEVER_FAILS),
             None => out.push_str("knee: none; the objectives were missed at every rate\n"),
         }
-        for step in self.by_rate() {
-            for warning in warnings::warnings(&step.summary) {
-                writeln!(out, "WARNING ({:.2} requests/s): {warning}", step.rate).expect(NEVER_FAILS);
-            }
-        }
+        let runs =
+            self.by_rate().into_iter().map(|step| (format!("{:.2} requests/s", step.rate), &step.summary));
+        out.push_str(&warnings::of_runs(runs));
         out
     }
 

@@ -155,16 +155,10 @@ pub fn table(cells: &[Cell]) -> String {
         .expect(NEVER_FAILS);
     }
     out.push_str("TTFT and TPOT are means over requests\n");
-    for cell in cells {
-        for warning in warnings::warnings(&cell.summary) {
-            writeln!(
-                out,
-                "WARNING (input {}, concurrency {}): {warning}",
-                cell.input_len_tokens, cell.concurrency
-            )
-            .expect(NEVER_FAILS);
-        }
-    }
+    let runs = cells.iter().map(|cell| {
+        (format!("input {}, concurrency {}", cell.input_len_tokens, cell.concurrency), &cell.summary)
+    });
+    out.push_str(&warnings::of_runs(runs));
     out
 }
 

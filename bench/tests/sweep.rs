@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod mock;
 
 use std::collections::HashSet;

@@ -19,6 +19,26 @@ pub fn warnings(summary: &Summary) -> Vec<String> {
     warnings
 }
 
+/// The warnings of many runs, a line for each kind: that of the first run that has it, and how many others do.
+pub fn of_runs<'a>(runs: impl Iterator<Item = (String, &'a Summary)>) -> String {
+    let mut kinds: Vec<(String, String, usize)> = Vec::new(); // kind, its first line, runs after the first
+    for (run, summary) in runs {
+        for warning in warnings(summary) {
+            let kind = warning.split_once(':').map_or(warning.as_str(), |(kind, _)| kind);
+            match kinds.iter_mut().find(|(known, ..)| known == kind) {
+                Some((.., more)) => *more += 1,
+                None => kinds.push((kind.to_owned(), format!("{run}: {warning}"), 0)),
+            }
+        }
+    }
+    let line = |(_, first, more): (String, String, usize)| match more {
+        0 => format!("WARNING: {first}\n"),
+        1 => format!("WARNING: {first} (and in another run)\n"),
+        _ => format!("WARNING: {first} (and in {more} other runs)\n"),
+    };
+    kinds.into_iter().map(line).collect()
+}
+
 fn of_statistics(stats: &Statistics) -> Vec<String> {
     let mut warnings = failures(stats);
     if stats.completed_requests == 0 {
@@ -72,7 +92,7 @@ fn output_counts(stats: &Statistics) -> Option<String> {
     let known: Vec<(&str, u64)> = [
         ("requested", counts.requested),
         ("usage", counts.usage),
-        ("chunks", Some(counts.chunks)),
+        ("chunks", (stats.itl.count() > 0).then_some(counts.chunks)), // whole answers are no chunks
         ("retokenized", counts.retokenized),
     ]
     .into_iter()
@@ -117,7 +137,10 @@ fn pace(stats: &Statistics) -> Option<String> {
 mod tests {
     use std::time::Duration;
 
+    use super::super::Settings;
     use super::*;
+    use crate::args::Style;
+    use crate::arrivals::Arrivals;
     use crate::record::{RequestRecord, Response, Usage};
     use crate::statistics::DatasetCount;
 
@@ -140,6 +163,26 @@ mod tests {
         }
     }
 
+    fn settings() -> Settings {
+        Settings {
+            style: Style::Sglang,
+            backend: String::new(),
+            dataset_name: String::new(),
+            model: String::new(),
+            tokenizer: None,
+            num_prompts: 1,
+            arrivals: Arrivals::Infinite,
+            max_concurrency: None,
+            random_input_tokens: 1,
+            random_output_tokens: 1,
+            random_range_ratio: 0.0,
+            sharegpt_output_tokens: None,
+            percentile_metrics: Vec::new(),
+            metric_percentiles: Vec::new(),
+            tag: None,
+        }
+    }
+
     fn warnings_of(records: &[RequestRecord]) -> Vec<String> {
         of_statistics(&Statistics::of(records, Duration::from_secs(1), DatasetCount::Exact, None))
     }
@@ -157,6 +200,26 @@ mod tests {
         let mut retokenized = record(5, 100, 100);
         retokenized.retokenized_tokens = Some(500);
         assert!(warnings_of(&[retokenized])[0].contains("retokenized 500"));
+    }
+
+    #[test]
+    fn of_many_runs_each_kind_is_said_once() {
+        let summary = |records: &[RequestRecord]| {
+            let statistics = Statistics::of(records, Duration::from_secs(1), DatasetCount::Exact, None);
+            Summary { settings: settings(), statistics, client_cpu: None }
+        };
+        let (few, fewer) = (summary(&[record(5, 90, 90)]), summary(&[record(5, 80, 80)]));
+        let good = summary(&[record(5, 100, 100)]);
+        let runs = [("a", &good), ("b", &few), ("c", &fewer)].map(|(run, summary)| (run.to_owned(), summary));
+        let text = of_runs(runs.into_iter());
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.starts_with("WARNING: b: counts of output tokens"), "{text}");
+        assert!(text.ends_with("(and in another run)\n"), "{text}");
+    }
+
+    #[test]
+    fn whole_answers_are_not_held_to_be_chunks() {
+        assert_eq!(warnings_of(&[record(5, 1, 100)]), Vec::<String>::new());
     }
 
     #[test]
