@@ -12,7 +12,7 @@ pub enum Endpoint {
     Chat,
     /// `POST /v1/completions`.
     Completions,
-    /// Any other POST under `/v1/`, and `/generate`: relayed as it came.
+    /// Any other POST under `/v1/`, `/generate`, `/tokenize` and `/detokenize`: relayed as it came.
     Relayed,
     /// `GET /v1/models` and `GET /v1/models/ID`.
     Models,
@@ -93,6 +93,8 @@ impl Default for Routes {
             ("/v1/models", Endpoint::Models),
             ("/v1/models/", Endpoint::Models),
             ("/generate", Endpoint::Relayed),
+            ("/tokenize", Endpoint::Relayed),
+            ("/detokenize", Endpoint::Relayed),
             ("/server_info", Endpoint::ServerInfo),
             ("/get_server_info", Endpoint::ServerInfo),
             ("/get_model_info", Endpoint::ModelInfo),
@@ -157,6 +159,8 @@ mod tests {
             ("/v1/models", Endpoint::Models),
             ("/v1/models/a/b", Endpoint::Models),
             ("/generate", Endpoint::Relayed),
+            ("/tokenize", Endpoint::Relayed),
+            ("/detokenize", Endpoint::Relayed),
             ("/generate_health", Endpoint::Unknown),
             ("/health", Endpoint::Ready),
             ("/v1", Endpoint::Unknown),

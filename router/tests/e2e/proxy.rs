@@ -95,6 +95,8 @@ async fn other_endpoints_pass_as_they_came() {
         ("/v1/embeddings", "{\"input\": \"a\"}"),
         ("/v1/audio/transcriptions", "--boundary\r\nnot json"),
         ("/generate", "{\"text\": \"a\"}"),
+        ("/tokenize", "{\"prompt\": \"a\"}"),
+        ("/detokenize", "{\"tokens\": [1]}"),
         ("/v1/responses", ""),
     ] {
         assert_eq!(router.post(path, body).await.status, 200, "{path}");
