@@ -1,7 +1,7 @@
 //! A worker that plays a recorded engine: which, how fast, with which words, and what it says of itself.
 //!
-//! A simulated worker never passes for a real one: its model id, `/v1/models`, `/server_info`, `/metrics` and the log say what it is.
-//! Next: [`backend::timing`](crate::backend::timing) plays it.
+//! A simulated worker never passes for a real one: its model id, `/v1/models`, `/server_info`, `/metrics` and the log
+//! say what it is. Next: [`backend::timing`](crate::backend::timing) plays it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -131,8 +131,8 @@ impl Simulation {
     }
 }
 
-/// Tokens to draw from: whole words with the space before them, so that their text read again gives about the same tokens. A vocabulary
-/// without such words gives what letters it has.
+/// Tokens to draw from: whole words with the space before them, so that their text read again gives about the same
+/// tokens. A vocabulary without such words gives what letters it has.
 #[must_use]
 pub fn plain_words(tokenizer: &Tokenizer, end_tokens: &[u32]) -> Vec<u32> {
     let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);

@@ -228,7 +228,8 @@ fn check_simulation(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
-/// The pool of a simulated engine. It may be smaller than a context: a request that it cannot hold is refused with both sizes.
+/// The pool of a simulated engine. It may be smaller than a context: a request that it cannot hold is refused with both
+/// sizes.
 fn simulated_capacity(config: &WorkerConfig, preset: &EnginePreset) -> Result<KvCapacity, WorkerError> {
     let blocks = match config.kv {
         KvBudget::Blocks(blocks) => blocks,

@@ -1,5 +1,5 @@
-//! What a step costs beside its arithmetic: `schedule` and `commit` with 512 sequences that decode, and taking and releasing a block in
-//! pools of two sizes.
+//! What a step costs beside its arithmetic: `schedule` and `commit` with 512 sequences that decode, and taking and
+//! releasing a block in pools of two sizes.
 //!
 //! `cargo bench -p worker-core --bench scheduler`
 

@@ -1,8 +1,8 @@
 //! Which block holds what a hash names, and the other way round.
 //!
-//! A table of chains through the blocks themselves: every block has a link, every chain a head. Nothing is ever moved or made larger, so no
-//! operation stops the engine for the others, and half a million blocks take 2 MiB of heads. Block hashes are seeded at random and need no
-//! hashing of their own. Next: [`block_pool`](crate::block_pool).
+//! A table of chains through the blocks themselves: every block has a link, every chain a head. Nothing is ever moved
+//! or made larger, so no operation stops the engine for the others, and half a million blocks take 2 MiB of heads.
+//! Block hashes are seeded at random and need no hashing of their own. Next: [`block_pool`](crate::block_pool).
 
 use roundhouse_types::BlockHash;
 

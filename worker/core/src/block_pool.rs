@@ -263,7 +263,10 @@ impl BlockPool {
         let blocks = || (0..).take(self.records.len()).map(BlockId);
         let named: Vec<_> = blocks().filter_map(|block| Some((block, self.index.hash_of(block)?))).collect();
         assert_eq!(named.len(), self.index.len());
-        assert!(named.iter().all(|(block, hash)| self.index.get(*hash) == Some(*block)), "a hash has one block");
+        assert!(
+            named.iter().all(|(block, hash)| self.index.get(*hash) == Some(*block)),
+            "a hash has one block"
+        );
     }
 
     /// How many sequences hold `block`.

@@ -1,7 +1,7 @@
 //! A sequence's blocks, in order of position: where the KV of each of its tokens is.
 //!
-//! Shared between scheduler and batch without copying: a step refers to the table as it was when the step was made, and a change
-//! copies only while such a step is still around. Knows neither pool nor tokens. Next: [`step`](crate::step).
+//! Shared between scheduler and batch without copying: a step refers to the table as it was when the step was made, and
+//! a change copies only while such a step is still around. Knows neither pool nor tokens. Next: [`step`](crate::step).
 
 use std::ops::Deref;
 use std::sync::Arc;

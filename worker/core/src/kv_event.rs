@@ -1,8 +1,8 @@
 //! What happened to the prefix cache, as values: who wants to know what this worker holds follows these.
 //!
 //! [`Scheduler::take_events`](crate::Scheduler::take_events) hands them out in order, once
-//! [`Scheduler::record_events`](crate::Scheduler::record_events) has been called; before that nothing is recorded. Knows no wire format and no
-//! sequence numbers: those belong to whoever publishes.
+//! [`Scheduler::record_events`](crate::Scheduler::record_events) has been called; before that nothing is recorded.
+//! Knows no wire format and no sequence numbers: those belong to whoever publishes.
 
 use std::ops::Range;
 

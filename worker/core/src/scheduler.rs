@@ -1,20 +1,25 @@
 //! Continuous batching: who takes part in the next step, with how many tokens, in which blocks.
 //!
-//! A step is `schedule → forward → commit`. In a mixed step sequences that decode come first, so that nobody's stream stops
-//! for somebody's prompt; what is left of the token budget goes to prompts, in chunks, higher priorities first and among equals in order
-//! of arrival. With [`PrefillOrder::First`] prompts have steps of their own, before the next decode. When no block is left, the newest sequence of the
-//! lowest priority is retracted to the end of the queue, its blocks given back; most of them it will find again.
+//! A step is `schedule → forward → commit`. In a mixed step sequences that decode come first, so that nobody's stream
+//! stops for somebody's prompt; what is left of the token budget goes to prompts, in chunks, higher priorities first
+//! and among equals in order of arrival. With [`PrefillOrder::First`] prompts have steps of their own, before the next
+//! decode. When no block is left, of the lowest priority whoever has generated least, and among equals the newest, is
+//! retracted to the end of the queue, its blocks given back.
 
+mod admission;
 mod events;
 mod invariants;
+mod limits;
 mod queue;
 mod reserve;
 mod stats;
 
-use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
+use roundhouse_types::{ChainHasher, FinishReason, TokenId};
 use smallvec::SmallVec;
 
+use self::admission::Blocked;
 use self::events::EventLog;
+pub use self::limits::{PrefillOrder, SchedulerLimits};
 use self::queue::WaitingQueue;
 pub use self::reserve::GrowthReserve;
 pub use self::stats::SchedulerStats;
@@ -22,37 +27,6 @@ use crate::block_pool::BlockPool;
 use crate::kv_event::KvEvent;
 use crate::sequence::{Sequence, Submission};
 use crate::step::{Batch, KvCapacity, NextToken, SampleRequest, SequenceId, SequenceStep};
-
-/// Bounds of a step, and its order.
-#[derive(Clone, Copy, Debug)]
-pub struct SchedulerLimits {
-    /// Sequences in a step.
-    pub max_running: usize,
-    /// Tokens in a step.
-    pub max_tokens_per_step: usize,
-    /// When prompts run.
-    pub prefill: PrefillOrder,
-    /// Room that is left for running sequences to grow into; `None` admits as long as a prompt fits.
-    pub reserve: Option<GrowthReserve>,
-}
-
-impl SchedulerLimits {
-    /// Prompts beside decodes, and no reserve.
-    #[must_use]
-    pub fn mixed(max_running: usize, max_tokens_per_step: usize) -> Self {
-        Self { max_running, max_tokens_per_step, prefill: PrefillOrder::Mixed, reserve: None }
-    }
-}
-
-/// When prompts are computed, relative to the sequences that decode.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum PrefillOrder {
-    /// Beside them: decodes first, prompts in what they leave of the step's token budget.
-    #[default]
-    Mixed,
-    /// Before them: while a prompt can run, a step holds prompts only.
-    First,
-}
 
 /// What became of a sequence in a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,8 +63,8 @@ pub struct Scheduler {
     limits: SchedulerLimits,
     block_tokens: usize,
     pool: BlockPool,
-    /// Higher priorities first, among equals whoever had generated more when it was admitted, then whoever was admitted first. The last is
-    /// retracted first: that loses least, and whoever is in front gets done.
+    /// Higher priorities first, among equals whoever had generated more when it was admitted, then whoever was admitted
+    /// first. The last is retracted first: that loses least, and whoever is in front gets done.
     running: Vec<Sequence>,
     waiting: WaitingQueue,
     /// Where in `running` each sequence of the batch is, from `schedule` to `commit`.
@@ -114,13 +88,6 @@ struct Counted {
     retractions: u64,
     retracted_tokens: u64,
     recomputed_tokens: u64,
-}
-
-/// There was no room for the first that waits. Until blocks are given back it is not looked at again, unless more of it can be found.
-#[derive(Clone, Copy, Debug)]
-struct Blocked {
-    /// The first block of it that could not be found.
-    missing: Option<BlockHash>,
 }
 
 /// A step in the making.
@@ -221,8 +188,8 @@ impl Scheduler {
         forgotten
     }
 
-    /// From now on keeps what happens to the cache for [`take_events`](Self::take_events). To be called before the first step: what
-    /// is cached already is not told.
+    /// From now on keeps what happens to the cache for [`take_events`](Self::take_events). To be called before the
+    /// first step: what is cached already is not told.
     pub fn record_events(&mut self) {
         self.events.switch_on(&mut self.pool);
     }
@@ -343,84 +310,6 @@ impl Scheduler {
                 sequence.cached_tokens = sequence.cached_tokens.map(|tokens| tokens + block_tokens);
                 self.counted.hit_tokens += block_tokens as u64;
             }
-        }
-    }
-
-    /// Takes sequences from the queue, in order, as long as each finds blocks for all of its tokens.
-    fn admit(&mut self, plan: &mut Plan) {
-        if self.waiting.is_empty() || self.is_blocked() {
-            return;
-        }
-        let mut reserved_tokens = self.reserved_tokens();
-        while plan.budget_tokens > 0 && self.running.len() < self.limits.max_running {
-            let Some(at) = self.admit_first(reserved_tokens) else { return };
-            // What it generates itself is kept free whole, until the next step.
-            reserved_tokens +=
-                self.limits.reserve.map_or(0, |reserve| reserve.growth_tokens(&self.running[at]));
-            let remaining = self.running[at].remaining_tokens();
-            let chunk = remaining.min(plan.budget_tokens);
-            // All of its blocks at once: two prompts that each held half of what they need would wait for ever.
-            if self.make_room_without_retracting(at, remaining) {
-                self.make_place_in_plan(at);
-                self.take_part(plan, at, chunk);
-            }
-        }
-    }
-
-    /// Whether nothing has happened that could make room for the first of the queue since there was none.
-    fn is_blocked(&self) -> bool {
-        let can_go_on = |blocked: &Blocked| blocked.missing.is_some_and(|hash| self.pool.knows(hash));
-        self.blocked.as_ref().is_some_and(|blocked| !can_go_on(blocked))
-    }
-
-    /// Tokens to keep free for what runs.
-    fn reserved_tokens(&self) -> usize {
-        let Some(reserve) = self.limits.reserve else { return 0 };
-        let growth: usize = self.running.iter().map(|sequence| reserve.growth_tokens(sequence)).sum();
-        (growth as f64 * self.reserved_share) as usize
-    }
-
-    /// Moves the first of the queue to those that run, with the blocks its beginning is found in, if there are enough for the rest
-    /// and for the reserve. Returns its place.
-    fn admit_first(&mut self, reserved_tokens: usize) -> Option<usize> {
-        let block_tokens = self.block_tokens;
-        let next = self.waiting.front_mut()?;
-        // At least one token must be computed, or there would be nothing to draw from.
-        let findable = (next.tokens.len() - 1) / block_tokens;
-        let needed = next.tokens.len().div_ceil(block_tokens);
-        let own = self.limits.reserve.map_or(0, |reserve| reserve.growth_tokens(next));
-        let path = next.hashes(block_tokens);
-        let found = self.pool.find(path, findable);
-        // Alone it gets all there is.
-        let reserved_tokens = if self.running.is_empty() { 0 } else { reserved_tokens + own };
-        let reserved = reserved_tokens.div_ceil(block_tokens);
-        if needed - found.blocks.len() + found.unheld + reserved > self.pool.free_blocks() {
-            let missing = path[..findable].get(found.blocks.len()).copied();
-            self.blocked = Some(Blocked { missing });
-            return None;
-        }
-        let mut sequence = self.waiting.pop_front()?;
-        self.blocked = None;
-        self.pool.hold_all(&found.blocks);
-        sequence.computed_tokens = found.blocks.len() * block_tokens;
-        sequence.table = found.blocks.into();
-        self.counted.uncomputed_tokens -= sequence.computed_tokens;
-        if sequence.cached_tokens.is_none() {
-            sequence.cached_tokens = Some(sequence.computed_tokens);
-            self.counted.queried_tokens += sequence.prompt_tokens as u64;
-            self.counted.hit_tokens += sequence.computed_tokens as u64;
-        }
-        let rank = |sequence: &Sequence| (sequence.priority, sequence.generated_tokens());
-        let before = self.running.iter().rposition(|other| rank(other) >= rank(&sequence));
-        let at = before.map_or(0, |before| before + 1);
-        self.running.insert(at, sequence);
-        Some(at)
-    }
-
-    /// Whoever was planned from `at` on is one place further back.
-    fn make_place_in_plan(&mut self, at: usize) {
-        if at + 1 < self.running.len() {
-            self.planned.iter_mut().filter(|planned| **planned >= at).for_each(|planned| *planned += 1);
         }
     }
 

@@ -1,7 +1,8 @@
 //! How long an engine takes for a step: what simulated workers wait and what the simulator adds up.
 //!
-//! A formula over what a batch holds, with coefficients fitted to recorded runs (`design/bench.md`, "Timing model of an engine").
-//! Knows no clock, and decides nothing: the scheduler makes the batch. Next: the worker's timing backend, and the simulator.
+//! A formula over what a batch holds, with coefficients fitted to recorded runs (`design/bench.md`, "Timing model of an
+//! engine"). Knows no clock, and decides nothing: the scheduler makes the batch. Next: the worker's timing backend, and
+//! the simulator.
 
 use std::time::Duration;
 
@@ -55,10 +56,10 @@ impl StepLoad {
 ///
 /// A decode step takes `a + b·B + b2·max(0, B − 256) + g·K`, a prefill step `d + p·T + q·Σ Lᵢ·(cᵢ + Lᵢ/2)`.
 ///
-/// A step that does both takes `max(a, d + p·T + q·Σ…) + b·B + b2·max(0, B − 256) + g·K`: the weights are read once, behind
-/// the prompts' arithmetic, and what each decoding sequence costs comes on top. Recorded in seed 004: with 64 prompts
-/// of 10,000 tokens in chunks of 512, 640,000 tokens took 792 s, 634 ms a step; this rule gives 633 ms and 1 ms for each sequence that
-/// decodes beside them (about five), the sum of both formulas 685 ms.
+/// A step that does both takes `max(a, d + p·T + q·Σ…) + b·B + b2·max(0, B − 256) + g·K`: the weights are read once,
+/// behind the prompts' arithmetic, and what each decoding sequence costs comes on top. Recorded in seed 004: with 64
+/// prompts of 10,000 tokens in chunks of 512, 640,000 tokens took 792 s, 634 ms a step; this rule gives 633 ms and 1 ms
+/// for each sequence that decodes beside them (about five), the sum of both formulas 685 ms.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct EngineTiming {
     /// a: a decode step, whatever is in it.

@@ -1,5 +1,5 @@
-//! Scheduler and timing model together against what seed 002 recorded of SGLang v0.5.1: all requests sent at once, fixed lengths.
-//! No clock: the time is what the steps add up to.
+//! Scheduler and timing model together against what seed 002 recorded of SGLang v0.5.1: all requests sent at once,
+//! fixed lengths. No clock: the time is what the steps add up to.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! The timing backend: plays a recorded engine. Steps take as long as the timing model says, and compute nothing.
 //!
-//! Everything around it is real: HTTP, tokenizer, scheduler, block pool and prefix cache. Steps end at absolute deadlines: a step begins when
-//! the one before it was due, not when somebody got round to it, so that what the worker itself spends between steps and the system's
-//! late wake-ups do not add up. How late each step really was is counted ([`Lateness`]). Tokens are drawn from a list of plain
-//! words, the same ones for the same request. Knows no requests, channels or text.
+//! Everything around it is real: HTTP, tokenizer, scheduler, block pool and prefix cache. Steps end at absolute
+//! deadlines: a step begins when the one before it was due, not when somebody got round to it, so that what the worker
+//! itself spends between steps and the system's late wake-ups do not add up. How late each step really was is counted
+//! ([`Lateness`]). Tokens are drawn from a list of plain words, the same ones for the same request. Knows no requests,
+//! channels or text.
 
 mod clock;
 mod lateness;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use roundhouse_types::BlockHash;
 
 use super::*;
 use crate::sampling::SamplingParams;

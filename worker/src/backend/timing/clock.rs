@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The last part of a wait, which is spun through: the system wakes a sleeper 50 to 100 µs late. At 10 ms a step it is 1 % of a core, and
-/// none of one while the engine is idle.
+/// The last part of a wait, which is spun through: the system wakes a sleeper 50 to 100 µs late. At 10 ms a step it is
+/// 1 % of a core, and none of one while the engine is idle.
 const SPIN: Duration = Duration::from_micros(100);
 
 /// Tells the time, and waits.

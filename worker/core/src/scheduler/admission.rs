@@ -1,0 +1,95 @@
+//! Who of those that wait begins to run: in order, as long as each finds room for all of its tokens and for what the
+//! others grow.
+
+use roundhouse_types::BlockHash;
+
+use super::{Plan, Scheduler};
+use crate::sequence::Sequence;
+
+/// There was no room for the first that waits. Until blocks are given back it is not looked at again, unless more of it
+/// can be found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocked {
+    /// The first block of it that could not be found.
+    missing: Option<BlockHash>,
+}
+
+impl Scheduler {
+    /// Takes sequences from the queue, in order, as long as each finds blocks for all of its tokens.
+    pub(super) fn admit(&mut self, plan: &mut Plan) {
+        if self.waiting.is_empty() || self.is_blocked() {
+            return;
+        }
+        let mut reserved_tokens = self.reserved_tokens();
+        while plan.budget_tokens > 0 && self.running.len() < self.limits.max_running {
+            let Some(at) = self.admit_first(reserved_tokens) else { return };
+            // What it generates itself is kept free whole, until the next step.
+            reserved_tokens +=
+                self.limits.reserve.map_or(0, |reserve| reserve.growth_tokens(&self.running[at]));
+            let remaining = self.running[at].remaining_tokens();
+            let chunk = remaining.min(plan.budget_tokens);
+            // All of its blocks at once: two prompts that each held half of what they need would wait for ever.
+            if self.make_room_without_retracting(at, remaining) {
+                self.make_place_in_plan(at);
+                self.take_part(plan, at, chunk);
+            }
+        }
+    }
+
+    /// Whether nothing has happened that could make room for the first of the queue since there was none.
+    fn is_blocked(&self) -> bool {
+        let can_go_on = |blocked: &Blocked| blocked.missing.is_some_and(|hash| self.pool.knows(hash));
+        self.blocked.as_ref().is_some_and(|blocked| !can_go_on(blocked))
+    }
+
+    /// Tokens to keep free for what runs.
+    fn reserved_tokens(&self) -> usize {
+        let Some(reserve) = self.limits.reserve else { return 0 };
+        let growth: usize = self.running.iter().map(|sequence| reserve.growth_tokens(sequence)).sum();
+        (growth as f64 * self.reserved_share) as usize
+    }
+
+    /// Moves the first of the queue to those that run, with the blocks its beginning is found in, if there are enough
+    /// for the rest and for the reserve. Returns its place.
+    fn admit_first(&mut self, reserved_tokens: usize) -> Option<usize> {
+        let block_tokens = self.block_tokens;
+        let next = self.waiting.front_mut()?;
+        // At least one token must be computed, or there would be nothing to draw from.
+        let findable = (next.tokens.len() - 1) / block_tokens;
+        let needed = next.tokens.len().div_ceil(block_tokens);
+        let own = self.limits.reserve.map_or(0, |reserve| reserve.growth_tokens(next));
+        let path = next.hashes(block_tokens);
+        let found = self.pool.find(path, findable);
+        // Alone it gets all there is.
+        let reserved_tokens = if self.running.is_empty() { 0 } else { reserved_tokens + own };
+        let reserved = reserved_tokens.div_ceil(block_tokens);
+        if needed - found.blocks.len() + found.unheld + reserved > self.pool.free_blocks() {
+            let missing = path[..findable].get(found.blocks.len()).copied();
+            self.blocked = Some(Blocked { missing });
+            return None;
+        }
+        let mut sequence = self.waiting.pop_front()?;
+        self.blocked = None;
+        self.pool.hold_all(&found.blocks);
+        sequence.computed_tokens = found.blocks.len() * block_tokens;
+        sequence.table = found.blocks.into();
+        self.counted.uncomputed_tokens -= sequence.computed_tokens;
+        if sequence.cached_tokens.is_none() {
+            sequence.cached_tokens = Some(sequence.computed_tokens);
+            self.counted.queried_tokens += sequence.prompt_tokens as u64;
+            self.counted.hit_tokens += sequence.computed_tokens as u64;
+        }
+        let rank = |sequence: &Sequence| (sequence.priority, sequence.generated_tokens());
+        let before = self.running.iter().rposition(|other| rank(other) >= rank(&sequence));
+        let at = before.map_or(0, |before| before + 1);
+        self.running.insert(at, sequence);
+        Some(at)
+    }
+
+    /// Whoever was planned from `at` on is one place further back.
+    fn make_place_in_plan(&mut self, at: usize) {
+        if at + 1 < self.running.len() {
+            self.planned.iter_mut().filter(|planned| **planned >= at).for_each(|planned| *planned += 1);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! What a scheduler is configured with.
+
+use super::GrowthReserve;
+
+/// Bounds of a step, and its order.
+#[derive(Clone, Copy, Debug)]
+pub struct SchedulerLimits {
+    /// Sequences in a step.
+    pub max_running: usize,
+    /// Tokens in a step.
+    pub max_tokens_per_step: usize,
+    /// When prompts run.
+    pub prefill: PrefillOrder,
+    /// Room that is left for running sequences to grow into; `None` admits as long as a prompt fits.
+    pub reserve: Option<GrowthReserve>,
+}
+
+impl SchedulerLimits {
+    /// Prompts beside decodes, and no reserve.
+    #[must_use]
+    pub fn mixed(max_running: usize, max_tokens_per_step: usize) -> Self {
+        Self { max_running, max_tokens_per_step, prefill: PrefillOrder::Mixed, reserve: None }
+    }
+}
+
+/// When prompts are computed, relative to the sequences that decode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PrefillOrder {
+    /// Beside them: decodes first, prompts in what they leave of the step's token budget.
+    #[default]
+    Mixed,
+    /// Before them: while a prompt can run, a step holds prompts only.
+    First,
+}
