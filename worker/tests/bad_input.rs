@@ -103,6 +103,20 @@ fn body() -> impl Strategy<Value = Map<String, Value>> {
     })
 }
 
+#[test]
+fn long_bodies_are_not_repeated_in_what_is_said_of_them() {
+    let long = "é\"\n".repeat(3_000);
+    for body in [
+        serde_json::json!(long),
+        serde_json::json!({ "messages": [{ "role": "user", "content": "x" }], "prompt": "x", "logit_bias": { &long: 1 } }),
+        serde_json::json!({ "messages": [{ "role": "user", "content": "x" }], "prompt": "x", "best_of": long }),
+        serde_json::json!({ "messages": long, "prompt": { &long: long }, "tokens": long }),
+        serde_json::json!({ "model": [long], "stop": { &long: long }, "suffix": long }),
+    ] {
+        check::request(body.to_string().as_bytes());
+    }
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_a_request_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {

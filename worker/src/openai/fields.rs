@@ -25,7 +25,15 @@ pub(super) fn shown(value: &Value) -> String {
 
 impl Fields {
     pub(super) fn parse(body: &[u8]) -> Result<Self, RequestError> {
-        serde_json::from_slice(body).map(Self).map_err(RequestError::Json)
+        let found = match serde_json::from_slice(body).map_err(RequestError::Json)? {
+            Value::Object(fields) => return Ok(Self(fields)),
+            // Of what else it may be the kind is enough: serde would repeat all of a text.
+            Value::Array(_) => "a list",
+            Value::String(_) => "a text",
+            Value::Null | Value::Bool(_) | Value::Number(_) => "a single value",
+        };
+        let problem = format!("expected an object at line 1, found {found}");
+        Err(RequestError::Json(serde::de::Error::custom(problem)))
     }
 
     /// A field; one that is null counts as absent.

@@ -1,9 +1,9 @@
 //! The parameters of a request that say how tokens are drawn, and when to stop.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use worker_core::SamplingParams;
 
-use super::fields::{Fields, must, wrong};
+use super::fields::{Fields, must, shown, wrong};
 use super::request::Kind;
 use crate::error::RequestError;
 
@@ -77,8 +77,8 @@ impl Fields {
         object
             .iter()
             .map(|(id, bias)| {
-                let given = || format!("logit_bias must be {wanted}, not {id:?}: {bias}");
-                entry((id, bias)).ok_or_else(|| wrong("logit_bias", given()))
+                let given = || json!({ id.as_str(): bias });
+                entry((id, bias)).ok_or_else(|| must("logit_bias", wanted, &given()))
             })
             .collect()
     }
@@ -120,8 +120,10 @@ impl Fields {
             return Err(wrong("n", message));
         }
         if let Some(best_of) = self.get("best_of").filter(|best_of| best_of.as_u64() != Some(n as u64)) {
-            let message =
-                format!("best_of = {best_of} is not supported by this worker; leave it out, or set n");
+            let message = format!(
+                "best_of = {} is not supported by this worker; leave it out, or set n",
+                shown(best_of)
+            );
             return Err(wrong("best_of", message));
         }
         Ok(n)

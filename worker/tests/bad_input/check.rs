@@ -37,13 +37,15 @@ pub(crate) fn request(body: &[u8]) {
     others.into_iter().filter_map(Result::err).for_each(|error| refused(&error));
 }
 
-/// The client is told what is wrong, in OpenAI's shape and in no more words than it takes.
+/// The client is told what is wrong, in OpenAI's shape; not all that it sent comes back.
 fn refused(error: &RequestError) {
     assert_eq!(error.status().as_u16(), 400, "{error}");
     let body: Value = serde_json::from_str(&error.body()).expect("an error is JSON");
     assert_eq!(body["error"]["type"], "invalid_request_error");
     let message = body["error"]["message"].as_str().expect("an error has a message");
-    assert!(!message.is_empty() && message.len() < 2_000, "{} bytes of message", message.len());
+    // What a template says of the messages is the model's business.
+    let may_be_long = matches!(error, RequestError::Template(_));
+    assert!(!message.is_empty() && (may_be_long || message.len() < 2_000), "{} bytes", message.len());
 }
 
 static TEMPLATES: LazyLock<[ChatTemplate; 4]> = LazyLock::new(|| {
