@@ -98,7 +98,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     if worker.is_simulated() {
         tracing::warn!(what = worker.describe(), "compute is simulated");
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Blocking threads tokenize: more of them than cores would only take turns, and the engine's thread with them.
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().max_blocking_threads(cores).enable_all().build()?;
     let outcome = runtime.block_on(async {
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
