@@ -37,6 +37,12 @@ fn router(runtime: &Runtime, policy: &str, answer: &CannedTransport) -> Arc<App>
     let workers: Vec<_> = (1..=4).map(worker).collect();
     let way = |_: &WorkerSpec| Ok(Arc::new(answer.clone()) as Arc<dyn Transport>);
     app.fleet.set_over(&workers, &app.decider, way).expect("every way can be made");
+    runtime.block_on(async {
+        // Until a probe has passed nobody is asked.
+        while !app.fleet.roster().snapshot.workers().iter().all(|worker| worker.is_usable()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
     app
 }
 
