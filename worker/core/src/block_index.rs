@@ -1,7 +1,7 @@
 //! Which block holds what a hash names, and the other way round.
 //!
 //! A table of chains through the blocks themselves: every block has a link, every chain a head. Nothing is ever moved
-//! or made larger, so no operation stops the engine for the others, and half a million blocks take 2 MiB of heads.
+//! or made larger, so no operation stops the engine for the others, and half a million blocks take 4 MiB of heads.
 //! Block hashes are seeded at random and need no hashing of their own. Next: [`block_pool`](crate::block_pool).
 
 use roundhouse_types::BlockHash;
@@ -22,7 +22,8 @@ struct Entry {
 /// Blocks by hash. Every operation is O(1).
 #[derive(Debug)]
 pub(crate) struct BlockIndex {
-    /// A power of two of them, at least as many as there are blocks.
+    /// A power of two of them, at least twice as many as there are blocks: what goes is the oldest, and so the last of its
+    /// chain, and each block before it may be out of the processor's cache.
     heads: Vec<u32>,
     entries: Vec<Entry>,
     linked: usize,
@@ -32,7 +33,7 @@ impl BlockIndex {
     /// Of `blocks` blocks, none of which holds anything.
     pub(crate) fn new(blocks: usize) -> Self {
         let blank = Entry { hash: BlockHash(0), next: UNLINKED };
-        let heads = vec![END; blocks.next_power_of_two()];
+        let heads = vec![END; 2 * blocks.next_power_of_two()];
         Self { heads, entries: vec![blank; blocks], linked: 0 }
     }
 

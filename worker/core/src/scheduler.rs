@@ -305,6 +305,7 @@ impl Scheduler {
             let Some(known) = self.pool.exchange(sequence.table[index], hash) else { return };
             sequence.table.replace(index, known);
             sequence.computed_tokens += block_tokens;
+            sequence.full_blocks += 1;
             self.counted.uncomputed_tokens -= block_tokens;
             if sequence.generated_tokens() == 0 {
                 sequence.cached_tokens = sequence.cached_tokens.map(|tokens| tokens + block_tokens);
@@ -351,6 +352,7 @@ impl Scheduler {
         self.counted.uncomputed_tokens += sequence.computed_tokens;
         sequence.lost_tokens = sequence.computed_tokens;
         sequence.computed_tokens = 0;
+        sequence.full_blocks = 0;
         self.waiting.push(sequence);
         self.blocked = None;
     }
@@ -397,10 +399,12 @@ impl Scheduler {
             let again = sequence.lost_tokens.min(sequence.computed_tokens) - before;
             self.counted.recomputed_tokens += again as u64;
         }
-        let (first, end) = (before / block_tokens, sequence.computed_tokens / block_tokens);
-        if first == end {
+        let first = sequence.full_blocks;
+        if sequence.computed_tokens < (first + 1) * block_tokens {
             return;
         }
+        let end = sequence.computed_tokens / block_tokens;
+        sequence.full_blocks = end;
         sequence.hashes(block_tokens);
         let mut stored = first;
         for index in first..end {
@@ -427,7 +431,11 @@ impl Sequence {
         });
         SequenceStep {
             id: self.id,
-            tokens: SmallVec::from_slice(&self.tokens[self.computed_tokens..end]),
+            tokens: match &self.tokens[self.computed_tokens..end] {
+                // The same, without a call.
+                [token] => SmallVec::from_iter([*token]),
+                tokens => SmallVec::from_slice(tokens),
+            },
             context_tokens: self.computed_tokens,
             block_table: self.table.clone(),
             sample,

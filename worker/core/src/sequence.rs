@@ -33,6 +33,8 @@ pub(crate) struct Sequence {
     pub(crate) prompt_tokens: usize,
     /// Tokens whose KV is in the blocks.
     pub(crate) computed_tokens: usize,
+    /// Blocks that are full of such tokens.
+    pub(crate) full_blocks: usize,
     /// Tokens of the prompt that were in the cache when it was first admitted; `None` before.
     pub(crate) cached_tokens: Option<usize>,
     pub(crate) table: BlockTable,
@@ -56,6 +58,7 @@ impl Sequence {
             prompt_tokens: prompt.len(),
             tokens: prompt,
             computed_tokens: 0,
+            full_blocks: 0,
             cached_tokens: None,
             table: BlockTable::default(),
             priority,

@@ -72,6 +72,7 @@ impl Scheduler {
         self.blocked = None;
         self.pool.hold_all(&found.blocks);
         sequence.computed_tokens = found.blocks.len() * block_tokens;
+        sequence.full_blocks = found.blocks.len();
         sequence.table = found.blocks.into();
         self.counted.uncomputed_tokens -= sequence.computed_tokens;
         if sequence.cached_tokens.is_none() {

@@ -26,6 +26,7 @@ impl Scheduler {
         for sequence in &self.running {
             assert!(sequence.table.len() * self.block_tokens >= sequence.computed_tokens);
             assert!(sequence.computed_tokens < sequence.tokens.len());
+            assert_eq!(sequence.full_blocks, sequence.computed_tokens / self.block_tokens);
             for (index, block) in sequence.table.iter().enumerate() {
                 *references.entry(*block).or_insert(0) += 1;
                 if (index + 1) * self.block_tokens > sequence.computed_tokens {
