@@ -106,6 +106,22 @@ impl Decider {
         among: Among<'_>,
         now: Duration,
     ) -> Result<Decided, PickError> {
+        self.decide_knowing(fleet, request, among, now, &mut |_| {})
+    }
+
+    /// As [`Decider::decide`], when more is known of the workers than what this router did: `learn` adds to the candidates
+    /// what workers have reported, before the policy sees them.
+    ///
+    /// # Errors
+    /// As [`Decider::decide`].
+    pub fn decide_knowing(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        among: Among<'_>,
+        now: Duration,
+        learn: &mut dyn FnMut(&mut [Candidate]),
+    ) -> Result<Decided, PickError> {
         loop {
             let draw = &mut || self.lock().rng.random::<f64>();
             let mut candidates = Candidates::gather(fleet, request, among, now, draw)?;
@@ -113,6 +129,7 @@ impl Decider {
             let State { tree, picks, rng } = &mut *state;
             let hits = self.look_up(tree, request, &mut candidates);
             candidates.read_load();
+            learn(&mut candidates.list);
             let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
             let at = self.policy.pick(request, &choice, rng);
             let Some(trial) = candidates.begin_trial(at, now) else {
@@ -202,7 +219,11 @@ impl Decider {
             };
             if let Some(at) = found {
                 candidates.list[at].hit_tokens = request.covered_tokens(blocks);
+                candidates.list[at].hit_blocks = blocks;
             }
+        }
+        for candidate in &mut candidates.list {
+            candidate.tree_blocks = tree.worker_blocks(candidate.slot);
         }
         hits
     }
@@ -240,12 +261,7 @@ impl<'a> Candidates<'a> {
         if workers.is_empty() {
             return Err(why_nobody(fleet, request));
         }
-        let blank = |worker: &&Arc<Worker>| Candidate {
-            slot: worker.slot,
-            load: crate::ledger::LoadReading::default(),
-            hit_tokens: 0,
-        };
-        let list = workers.iter().map(blank).collect();
+        let list = workers.iter().map(|worker| Candidate::new(worker.slot)).collect();
         Ok(Self { workers, list, standing })
     }
 

@@ -31,6 +31,17 @@ pub struct LoadReading {
     pub last_pick: u64,
 }
 
+/// What a worker said of itself, in metrics or a load report; as old as the last one.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ReportedLoad {
+    /// Requests it works on.
+    pub running: usize,
+    /// Requests that wait in it.
+    pub waiting: usize,
+    /// Share of its KV cache that sequences hold, from 0 to 1.
+    pub kv_usage: f64,
+}
+
 impl LoadReading {
     /// Requests that have their first token and are decoding.
     #[must_use]

@@ -1,5 +1,7 @@
 //! What each policy promises, on hand-made candidates.
 
+mod peers;
+
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use roundhouse_types::BlockHash;
@@ -10,7 +12,7 @@ use crate::worker::{WorkerId, WorkerSpec};
 
 fn candidate(slot: u32, requests: usize) -> Candidate {
     let load = LoadReading { requests, last_pick: u64::from(slot), ..LoadReading::default() };
-    Candidate { slot: WorkerSlot(slot), load, hit_tokens: 0 }
+    Candidate { load, ..Candidate::new(WorkerSlot(slot)) }
 }
 
 fn fleet(workers: usize) -> Fleet {
