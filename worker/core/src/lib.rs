@@ -7,8 +7,10 @@ pub mod sampling;
 pub mod scheduler;
 pub mod sequence;
 pub mod step;
+pub mod timing;
 
 pub use block_pool::BlockPool;
 pub use sampling::SamplingParams;
-pub use scheduler::{Scheduler, SchedulerLimits};
+pub use scheduler::{PrefillOrder, Scheduler, SchedulerLimits};
 pub use sequence::Submission;
+pub use timing::{EnginePreset, EngineTiming};

@@ -21,6 +21,16 @@ pub struct SchedulerLimits {
     pub max_tokens_per_step: usize,
 }
 
+/// When prompts are computed, relative to the sequences that decode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PrefillOrder {
+    /// Beside them: decodes first, prompts in what they leave of the step's token budget.
+    #[default]
+    Mixed,
+    /// Before them: while a prompt can run, a step holds prompts only.
+    First,
+}
+
 /// What became of a sequence in a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
