@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::arrivals::RequestRate;
 use crate::overhead::args::OverheadArgs;
+use crate::simulate::args::SimulateArgs;
 use crate::soak::SoakArgs;
 use crate::statistics::Goodput;
 
@@ -30,6 +31,8 @@ pub enum Command {
     Overhead(Box<OverheadArgs>),
     /// Send at a fixed rate for long, while workers are killed and come back
     Soak(SoakArgs),
+    /// Ask what a policy would do: the router's own decisions over simulated workers, on a trace
+    Simulate(SimulateArgs),
 }
 
 /// Everything `bench serve` takes.
@@ -469,7 +472,9 @@ mod tests {
         let words = ["bench", "serve"].into_iter().chain(line.split_whitespace());
         Cli::try_parse_from(words).map(|cli| match cli.command {
             Command::Serve(args) => *args,
-            Command::Overhead(_) | Command::Soak(_) => panic!("parsed serve as something else"),
+            Command::Overhead(_) | Command::Soak(_) | Command::Simulate(_) => {
+                panic!("parsed serve as something else")
+            }
         })
     }
 

@@ -11,6 +11,7 @@ fn main() -> ExitCode {
             bench::run::serve(&args).map(|summary| summary.statistics.completed_requests > 0)
         }
         Command::Overhead(args) => bench::overhead::overhead(&args).map(|report| report.success_count() > 0),
+        Command::Simulate(args) => bench::simulate::simulate(&args).map(|simulations| simulations > 0),
         Command::Soak(args) => bench::soak::soak(&args).map(|report| report.answered > 0),
     };
     match outcome {

@@ -193,6 +193,17 @@ impl Decider {
         self.lock().tree.forget(slot);
     }
 
+    /// Forgets what has not been used since the tree's clock stood at `clock`, a reading of [`Decider::tree_clock`].
+    pub fn forget_unused_since(&self, clock: u32) {
+        self.lock().tree.forget_unused_since(clock);
+    }
+
+    /// The tree's clock: how many routes have been entered, wrapping.
+    #[must_use]
+    pub fn tree_clock(&self) -> u32 {
+        self.lock().tree.clock()
+    }
+
     /// Blocks held in the tree, over all workers.
     #[must_use]
     pub fn tree_blocks(&self) -> usize {

@@ -25,6 +25,8 @@ pub enum IndexSource {
     Learned,
     /// The workers' KV events: what they really hold.
     Reported,
+    /// The same, and what requests in flight are about to leave there.
+    ReportedAndInFlight,
 }
 
 /// How much an index holds of each worker.

@@ -53,6 +53,10 @@ pub struct Candidate {
     pub hit_blocks: usize,
     /// Blocks that the tree knows it to hold in all; 0 for policies that do not read prefixes.
     pub tree_blocks: usize,
+    /// Service that it still owes to requests without a first token, in seconds.
+    pub queued_s: f64,
+    /// What the request's own prefill would take there, in seconds.
+    pub own_s: f64,
     /// Tokens that its KV cache has room for, where that is known.
     pub kv_capacity_tokens: Option<usize>,
     /// What it said of itself last, where it says anything.
@@ -69,6 +73,8 @@ impl Candidate {
             hit_tokens: 0,
             hit_blocks: 0,
             tree_blocks: 0,
+            queued_s: 0.0,
+            own_s: 0.0,
             kv_capacity_tokens: None,
             reported: None,
         }
