@@ -74,7 +74,10 @@ fn workloads(args: &SimulateArgs) -> anyhow::Result<Vec<(u64, Workload)>> {
 fn cells<'a>(args: &SimulateArgs, workloads: &'a [(u64, Workload)]) -> anyhow::Result<Vec<Cell<'a>>> {
     let engine = match args.engine.as_str() {
         "plain" => EngineKind::Plain,
-        name => EngineKind::Preset(worker_core::timing::preset(name).context("--engine, besides plain")?),
+        name => {
+            let preset = worker_core::timing::preset(name).context("--engine, besides plain")?;
+            EngineKind::Preset(preset, args.prefill.map(Into::into))
+        }
     };
     let mut cells = Vec::new();
     for (seed, workload) in workloads {
@@ -108,7 +111,7 @@ fn jobs<'a>(cells: &'a [Cell<'a>], loads: &[f64], contenders: &'a [Contender]) -
 
 /// Requests of all simulations, those for R* included.
 fn requests(cells: &[Cell<'_>], jobs: &[Job<'_>]) -> u64 {
-    let saturating = cells.iter().filter(|cell| matches!(cell.engine, EngineKind::Preset(_)));
+    let saturating = cells.iter().filter(|cell| matches!(cell.engine, EngineKind::Preset(..)));
     let all = saturating.chain(jobs.iter().map(|job| job.cell));
     all.map(|cell| cell.workload.requests.len() as u64).sum()
 }

@@ -137,7 +137,9 @@ fn parse(line: &str) -> OverheadArgs {
     let words = ["bench", "overhead"].into_iter().chain(line.split_whitespace());
     match Cli::try_parse_from(words).unwrap().command {
         Subcommand::Overhead(args) => *args,
-        Subcommand::Serve(_) | Subcommand::Soak(_) | Subcommand::Simulate(_) => panic!("parsed overhead as something else"),
+        Subcommand::Serve(_) | Subcommand::Soak(_) | Subcommand::Simulate(_) => {
+            panic!("parsed overhead as something else")
+        }
     }
 }
 

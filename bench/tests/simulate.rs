@@ -96,7 +96,7 @@ fn the_same_seed_gives_the_same_figures() {
     for kind in [Kind::Zipf, Kind::MultiTurn] {
         let workload = kind.generate(200, 1);
         let of = |seed| {
-            let cell = cell(&workload, EngineKind::Preset(preset), seed);
+            let cell = cell(&workload, EngineKind::Preset(preset, None), seed);
             ["prefix_aware", "power_of_two", "llm_d", "dynamo", "oracle"]
                 .map(|policy| figures(&cell, 0.9, policy))
         };
@@ -109,7 +109,7 @@ fn the_same_seed_gives_the_same_figures() {
 fn offered_far_more_than_it_takes_a_fleet_completes_what_it_can() {
     let preset = worker_core::timing::preset("qwen3-8b").unwrap();
     let workload = Kind::Groups.generate(3_000, 1);
-    let cell = cell(&workload, EngineKind::Preset(preset), 1);
+    let cell = cell(&workload, EngineKind::Preset(preset, None), 1);
     let saturated = cell.saturated_rps(&mut || {}).unwrap();
     let contender = &named(&["round_robin".to_owned()]).unwrap()[0];
     let at = |load| Job { cell: &cell, load, contender }.outcome(&mut || {}).steady_rate();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use worker_core::PrefillOrder;
 
 use super::workload::generated::Kind;
 
@@ -25,6 +26,9 @@ pub struct SimulateArgs {
     /// qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b or vllm-chunked
     #[arg(long, value_name = "NAME", default_value = "qwen3-8b")]
     pub engine: String,
+    /// When engines compute prompts [default: as the preset's did]
+    #[arg(long, value_name = "ORDER")]
+    pub prefill: Option<Prefill>,
     /// Numbers of workers
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8")]
     pub workers: Vec<usize>,
@@ -62,6 +66,24 @@ pub struct SimulateArgs {
     /// Simulations at a time, a core each; they give the same figures whatever their number
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
+}
+
+/// When engines compute prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Prefill {
+    /// Beside decodes, in chunks.
+    Mixed,
+    /// Before decodes.
+    First,
+}
+
+impl From<Prefill> for PrefillOrder {
+    fn from(prefill: Prefill) -> Self {
+        match prefill {
+            Prefill::Mixed => Self::Mixed,
+            Prefill::First => Self::First,
+        }
+    }
 }
 
 /// How fast the workers of a fleet are.

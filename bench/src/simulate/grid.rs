@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use worker_core::EnginePreset;
+use worker_core::{EnginePreset, PrefillOrder};
 
 use super::args::FleetKind;
 use super::contender::{Contender, named};
@@ -23,8 +23,8 @@ const QUEUED_TOKENS: usize = 200_000_000;
 pub enum EngineKind {
     /// The plain one; load is utilisation.
     Plain,
-    /// A recorded one; load is relative to round robin's saturated throughput.
-    Preset(&'static EnginePreset),
+    /// A recorded one, with prompts in another order if that is asked for; load is relative to round robin's saturated throughput.
+    Preset(&'static EnginePreset, Option<PrefillOrder>),
 }
 
 /// A workload on a fleet.
@@ -90,12 +90,12 @@ impl Cell<'_> {
     /// R*: completions a second of round robin when everything is offered at once. `None` for the plain engine, whose load is not
     /// relative to it.
     pub fn saturated_rps(&self, tick: &mut dyn FnMut()) -> Option<f64> {
-        let EngineKind::Preset(preset) = self.engine else { return None };
+        let EngineKind::Preset(..) = self.engine else { return None };
         let measure = || {
             let round_robin = &named(&["round_robin".to_owned()]).expect("it is in the table")[0];
             let setup = Setup { replicas: 1, ..self.setup(round_robin, 0.0) };
             // One that is slow for a while is not slow for ever: R* is that of the fleet in health.
-            run(setup, self.engines(preset, None), tick).steady_rate()
+            run(setup, self.engines(None), tick).steady_rate()
         };
         Some(*self.saturated.get_or_init(measure))
     }
@@ -105,7 +105,8 @@ impl Cell<'_> {
         Setup { workload, contender, time_scale, blocks, replicas, seed }
     }
 
-    fn engines(&self, preset: &EnginePreset, duration_s: Option<f64>) -> Vec<ScheduledEngine> {
+    fn engines(&self, duration_s: Option<f64>) -> Vec<ScheduledEngine> {
+        let EngineKind::Preset(preset, prefill) = self.engine else { return Vec::new() };
         let third = nanoseconds(duration_s.unwrap_or(0.0) / 3.0);
         let pace = |number: usize| match self.fleet {
             FleetKind::HalfSpeed if number % 2 == 1 => Pace { slowness: 2.0, ..Pace::EVEN },
@@ -115,7 +116,8 @@ impl Cell<'_> {
             _ => Pace::EVEN,
         };
         let queued_tokens_limit = QUEUED_TOKENS / self.workers;
-        let build = |number| Build { preset, blocks: self.blocks, pace: pace(number), queued_tokens_limit };
+        let build =
+            |number| Build { preset, prefill, blocks: self.blocks, pace: pace(number), queued_tokens_limit };
         (0..self.workers).map(|number| ScheduledEngine::new(&build(number))).collect()
     }
 }
@@ -140,10 +142,10 @@ impl<'a> Job<'a> {
                 let engines = (0..cell.workers).map(|_| PlainEngine::new(tokens_per_s, cell.blocks));
                 run(cell.setup(contender, 1.0), engines.collect(), tick)
             }
-            EngineKind::Preset(preset) => {
+            EngineKind::Preset(..) => {
                 let saturated = cell.saturated_rps(&mut || {}).unwrap_or(1.0);
                 let scale = workload.rate() / (load * saturated);
-                let engines = cell.engines(preset, Some(workload.duration_s() * scale));
+                let engines = cell.engines(Some(workload.duration_s() * scale));
                 run(cell.setup(contender, scale), engines, tick)
             }
         }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::scheduler::PrefillOrder;
+use crate::scheduler::{GrowthReserve, PrefillOrder, SchedulerLimits};
 use crate::step::{Batch, SequenceStep};
 
 /// Sequences beyond which a recorded engine left its captured graphs: each one more costs [`EngineTiming::crowd_s`] too.
@@ -129,6 +129,17 @@ pub struct EnginePreset {
     pub max_tokens_per_step: usize,
     /// Whether prompts run beside decodes, or before them.
     pub prefill: PrefillOrder,
+    /// Room it leaves for running sequences to grow into.
+    pub reserve: Option<GrowthReserve>,
+}
+
+impl EnginePreset {
+    /// How its scheduler is configured.
+    #[must_use]
+    pub fn limits(&self) -> SchedulerLimits {
+        let Self { max_running, max_tokens_per_step, prefill, reserve, .. } = *self;
+        SchedulerLimits { max_running, max_tokens_per_step, prefill, reserve }
+    }
 }
 
 const MS: f64 = 1e-3;
@@ -146,7 +157,8 @@ const fn sglang(
     let by_memory = kv_tokens / 80;
     let max_running = if by_memory > 4_096 { 4_096 } else { by_memory };
     let prefill = PrefillOrder::First;
-    EnginePreset { name, about, timing, kv_tokens, max_running, max_tokens_per_step: 8_192, prefill }
+    let reserve = Some(GrowthReserve::SGLANG);
+    EnginePreset { name, about, timing, kv_tokens, max_running, max_tokens_per_step: 8_192, prefill, reserve }
 }
 
 /// Every preset.
@@ -233,6 +245,7 @@ pub const PRESETS: &[EnginePreset] = &[
         max_running: 256,
         max_tokens_per_step: 512,
         prefill: PrefillOrder::Mixed,
+        reserve: None,
     },
 ];
 

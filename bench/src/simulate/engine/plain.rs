@@ -56,7 +56,8 @@ impl PlainEngine {
     fn look_up(&mut self, workload: &Workload, number: u32) -> usize {
         Self::cache_path(workload, number, &mut self.path);
         let path = &self.path[..self.path.len().min(self.pool.total_blocks())];
-        let mut table = self.pool.take_prefix(path, path.len());
+        let mut table = self.pool.find(path, path.len()).blocks;
+        self.pool.hold_all(&table);
         let hit_tokens = table.len() * BLOCK_TOKENS;
         for hash in &path[table.len()..] {
             let Some(block) = self.pool.allocate() else { break };

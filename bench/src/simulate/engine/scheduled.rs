@@ -9,7 +9,9 @@ use std::sync::Arc;
 use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
 use router_core::ledger::ReportedLoad;
 use worker_core::step::{Batch, KvCapacity, NextToken};
-use worker_core::{EnginePreset, EngineTiming, SamplingParams, Scheduler, SchedulerLimits, Submission};
+use worker_core::{
+    EnginePreset, EngineTiming, PrefillOrder, SamplingParams, Scheduler, SchedulerLimits, Submission,
+};
 
 use super::{Engine, Notice};
 use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
@@ -73,6 +75,8 @@ pub struct ScheduledEngine {
 pub struct Build<'a> {
     /// Times and limits.
     pub preset: &'a EnginePreset,
+    /// Whether prompts run beside decodes or before them, if not as recorded.
+    pub prefill: Option<PrefillOrder>,
     /// Blocks of [`BLOCK_TOKENS`] in its pool.
     pub blocks: usize,
     /// How fast it is.
@@ -85,11 +89,8 @@ impl ScheduledEngine {
     /// An idle engine with an empty cache.
     #[must_use]
     pub fn new(build: &Build<'_>) -> Self {
-        let Build { preset, blocks, pace, queued_tokens_limit } = *build;
-        let limits = SchedulerLimits {
-            max_running: preset.max_running,
-            max_tokens_per_step: preset.max_tokens_per_step,
-        };
+        let Build { preset, prefill, blocks, pace, queued_tokens_limit } = *build;
+        let limits = SchedulerLimits { prefill: prefill.unwrap_or(preset.prefill), ..preset.limits() };
         let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks };
         Self {
             scheduler: Scheduler::new(capacity, limits, HASH_SEED),
@@ -120,6 +121,7 @@ impl ScheduledEngine {
                 params: Arc::clone(&self.shared.params),
                 max_tokens: workload.requests[number as usize].output_tokens as usize,
                 end_tokens: Arc::clone(&self.shared.end_tokens),
+                priority: 0,
             };
             self.scheduler.submit(submission).expect("a cell's requests fit into its pools");
             self.sequences.push((number, false));
@@ -245,7 +247,7 @@ mod tests {
 
     fn engine(queued_tokens_limit: usize, pace: Pace) -> ScheduledEngine {
         let preset = preset("qwen3-8b").unwrap();
-        ScheduledEngine::new(&Build { preset, blocks: 100, pace, queued_tokens_limit })
+        ScheduledEngine::new(&Build { preset, prefill: None, blocks: 100, pace, queued_tokens_limit })
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::block_table::BlockTable;
 use crate::sampling::SamplingParams;
 use crate::step::{SampleRequest, SequenceId};
 
@@ -11,9 +12,9 @@ fn step(tokens: usize, context_tokens: usize, generated: Option<u64>) -> Sequenc
     let params = Arc::new(SamplingParams::greedy());
     SequenceStep {
         id: SequenceId(0),
-        tokens: vec![0; tokens],
+        tokens: vec![0; tokens].into(),
         context_tokens,
-        block_table: Vec::new(),
+        block_table: BlockTable::default(),
         sample: generated.map(|generated_tokens| SampleRequest { params, generated_tokens }),
     }
 }
