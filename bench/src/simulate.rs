@@ -2,7 +2,7 @@
 //!
 //! The router's `Policy`, ledger, prefix tree and `Decider` decide; the worker's `Scheduler` and block pool serve, with step times of the
 //! timing model. The path: [`args`] → [`workload`] → [`grid`] → [`run`] (over [`engine`], for each [`contender`]) → [`outcome`] →
-//! [`report`]. No HTTP, no threads but one a simulation, no clock.
+//! [`report`] and [`summary`]. No HTTP, no threads but one a simulation, no clock.
 
 pub mod args;
 pub mod contender;
@@ -11,6 +11,7 @@ pub mod grid;
 pub mod outcome;
 pub mod report;
 pub mod run;
+pub mod summary;
 pub mod workload;
 
 use std::fs::File;
@@ -24,6 +25,7 @@ use args::SimulateArgs;
 use contender::Contender;
 use grid::{Cell, EngineKind, Job, Row, run_all};
 use outcome::Objective;
+use summary::Summary;
 use workload::Workload;
 
 /// Runs `bench simulate`: prints the table, writes the JSON. Returns how many simulations there were.
@@ -121,6 +123,7 @@ struct Writer {
     bar: ProgressBar,
     json: Option<BufWriter<File>>,
     heading: String,
+    summary: Summary,
 }
 
 impl Writer {
@@ -132,7 +135,7 @@ impl Writer {
         let bar = ProgressBar::new(requests);
         let style = ProgressStyle::with_template("{bar:30} {human_pos} of {human_len} requests, {eta} left");
         bar.set_style(style.context("the progress bar's template")?);
-        Ok(Self { bar, json, heading: String::new() })
+        Ok(Self { bar, json, heading: String::new(), summary: Summary::default() })
     }
 
     fn write(&mut self, row: &Row<'_>) -> anyhow::Result<()> {
@@ -145,6 +148,7 @@ impl Writer {
             println!("{}", report::line(row));
         });
         self.heading = heading;
+        self.summary.add(row);
         if let Some(json) = &mut self.json {
             writeln!(json, "{}", report::json(row)?).context("cannot write the JSON file")?;
         }
@@ -153,6 +157,9 @@ impl Writer {
 
     fn finish(mut self) -> anyhow::Result<()> {
         self.bar.finish_and_clear();
+        for line in self.summary.lines() {
+            println!("{line}");
+        }
         self.json.as_mut().map_or(Ok(()), Write::flush).context("cannot write the JSON file")
     }
 }

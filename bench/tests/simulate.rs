@@ -112,7 +112,7 @@ fn offered_far_more_than_it_takes_a_fleet_completes_what_it_can() {
     let cell = cell(&workload, EngineKind::Preset(preset, None), 1);
     let saturated = cell.saturated_rps(&mut || {}).unwrap();
     let contender = &named(&["round_robin".to_owned()]).unwrap()[0];
-    let at = |load| Job { cell: &cell, load, contender }.outcome(&mut || {}).steady_rate();
+    let at = |load| Job { cell: &cell, load, contender }.outcome(&mut || {}).rate();
     let (half, triple) = (at(0.5), at(3.0));
     assert!((half / saturated - 0.5).abs() < 0.05, "half of {saturated} is offered, {half} done");
     assert!((triple / saturated - 1.0).abs() < 0.1, "three times {saturated} is offered, {triple} done");

@@ -7,6 +7,9 @@ use worker_core::PrefillOrder;
 
 use super::workload::generated::Kind;
 
+/// More routers than anybody has.
+const MOST_REPLICAS: usize = 1_000;
+
 /// Everything `bench simulate` takes.
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArgs {
@@ -128,6 +131,9 @@ impl SimulateArgs {
             if value == 0 {
                 problems.push(format!("{flag} must be at least 1"));
             }
+        }
+        if self.replicas > MOST_REPLICAS {
+            problems.push(format!("--replicas must be at most {MOST_REPLICAS}"));
         }
         if self.requests == Some(0) {
             problems.push("--requests must be at least 1".to_owned());

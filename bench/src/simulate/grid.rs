@@ -95,7 +95,7 @@ impl Cell<'_> {
             let round_robin = &named(&["round_robin".to_owned()]).expect("it is in the table")[0];
             let setup = Setup { replicas: 1, ..self.setup(round_robin, 0.0) };
             // One that is slow for a while is not slow for ever: R* is that of the fleet in health.
-            run(setup, self.engines(None), tick).steady_rate()
+            run(setup, self.engines(None), tick).rate()
         };
         Some(*self.saturated.get_or_init(measure))
     }

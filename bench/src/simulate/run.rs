@@ -79,6 +79,8 @@ struct Simulation<'a, E> {
     /// When each worker's next event is, as entered in `events`.
     expected_ns: Vec<Option<u64>>,
     leases: Vec<Option<Lease>>,
+    /// Which router had each request.
+    replicas: Vec<u16>,
     records: Vec<Record>,
     /// Requests that wait for the one of the same index.
     followers: Vec<Option<u32>>,
@@ -118,6 +120,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             entered: 0,
             expected_ns: vec![None; engines.len()],
             leases: (0..count).map(|_| None).collect(),
+            replicas: vec![0; count],
             records: vec![Record::default(); count],
             followers,
             left: count,
@@ -185,6 +188,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             1 => 0,
             count => self.rng.random_range(0..count),
         };
+        self.replicas[number as usize] = u16::try_from(replica).unwrap_or(u16::MAX);
         let router = &self.routers[replica];
         workload.path(request, E::PARTIAL, &mut self.path);
         self.knowledge.look_up::<E>(workload, number, &self.engines, now_ns);
@@ -250,7 +254,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let record = &mut self.records[number as usize];
         (record.first_ns, record.cached_tokens) = (now_ns, cached_tokens);
         if let Some(lease) = &mut self.leases[number as usize] {
-            lease.first_token();
+            let router = &self.routers[self.replicas[number as usize] as usize];
+            let now = Duration::from_nanos(now_ns);
+            router.decider.first_token(lease, now, Some(cached_tokens as usize));
         }
         let workload = self.setup.workload;
         if self.knowledge.minds_flight() {

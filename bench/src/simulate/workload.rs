@@ -117,11 +117,11 @@ impl Workload {
         self.requests.iter().map(|request| u64::from(request.input_tokens)).sum()
     }
 
-    /// Chained hashes of the prompt's blocks, into `path`; of the last one too, if it is not full and `partial` is asked for.
+    /// Chained hashes of the prompt's blocks, into `path`: those that an engine could find, or all.
     pub fn path(&self, request: &Request, partial: Partial, path: &mut Vec<BlockHash>) {
         let tokens = request.input_tokens as usize;
         let count = match partial {
-            Partial::LeftOut => tokens / BLOCK_TOKENS,
+            Partial::LeftOut => (tokens - 1) / BLOCK_TOKENS,
             Partial::Counted => tokens.div_ceil(BLOCK_TOKENS),
         };
         let mut chain = ChainHasher::new(0);
@@ -182,10 +182,10 @@ impl Workload {
     }
 }
 
-/// Whether a block counts that the prompt does not fill.
+/// Whether the last block of a prompt counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Partial {
-    /// It does not: engines keep full blocks.
+    /// It does not: engines keep full blocks, and compute at least the last token, from which they draw.
     LeftOut,
     /// It does, as in the plain engine.
     Counted,

@@ -9,11 +9,12 @@ use roundhouse_types::BlockHash;
 
 use crate::fleet::FleetSnapshot;
 use crate::health::{Standing, Trial};
-use crate::ledger::Lease;
+use crate::ledger::{Booking, Lease};
 use crate::policy::{Candidate, Choice, PickError, Policy};
 use crate::prefix::tree::TreeLimits;
 use crate::prefix::{PrefixHits, PrefixTree};
 use crate::request::{PromptUse, RequestView};
+use crate::speed::{PrefillSpeed, Speeds};
 use crate::worker::{Worker, WorkerSlot};
 
 /// Makes decisions. Pick, reservation and the entry in the tree happen together, so that of two requests at once the
@@ -25,6 +26,7 @@ pub struct Decider {
 
 struct State {
     tree: PrefixTree,
+    speeds: Speeds,
     picks: u64,
     rng: SmallRng,
 }
@@ -84,7 +86,8 @@ impl Decider {
     /// A decider for `policy` with an empty tree. `seed` drives the policies that draw lots.
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, limits: TreeLimits, seed: u64) -> Self {
-        let state = State { tree: PrefixTree::new(limits), picks: 0, rng: SmallRng::seed_from_u64(seed) };
+        let rng = SmallRng::seed_from_u64(seed);
+        let state = State { tree: PrefixTree::new(limits), speeds: Speeds::default(), picks: 0, rng };
         Self { policy, state: Mutex::new(state) }
     }
 
@@ -126,11 +129,18 @@ impl Decider {
             let draw = &mut || self.lock().rng.random::<f64>();
             let mut candidates = Candidates::gather(fleet, request, among, now, draw)?;
             let mut state = self.lock();
-            let State { tree, picks, rng } = &mut *state;
+            let State { tree, speeds, picks, rng } = &mut *state;
+            speeds.arrival(now);
             let hits = self.look_up(tree, request, &mut candidates);
             candidates.read_load();
             learn(&mut candidates.list);
-            let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
+            self.foresee(speeds, request, &mut candidates.list, now);
+            let choice = Choice {
+                candidates: &candidates.list,
+                ring: &|| fleet.ring(),
+                arrivals_per_s: speeds.arrivals_per_s(),
+                speed: speeds.prefill(),
+            };
             let at = self.policy.pick(request, &choice, rng);
             let Some(trial) = candidates.begin_trial(at, now) else {
                 // Another request has just become the probe of this worker's breaker: it is no candidate any more.
@@ -141,9 +151,12 @@ impl Decider {
                 tree.insert(slot, request.blocks);
             }
             *picks += 1;
-            let prefill_tokens = request.prompt_tokens.saturating_sub(hit_tokens).max(1);
             let worker = Arc::clone(candidates.workers[at]);
-            let lease = Lease::reserve(&worker.load, request.prompt_tokens, prefill_tokens, *picks);
+            let prefill = candidates.list[at].prefill(request);
+            let fleet_s = speeds.prefill().seconds(prefill);
+            let booking =
+                Booking { pick: *picks, now, context_tokens: request.prompt_tokens, prefill, fleet_s };
+            let lease = Lease::reserve(&worker.load, &booking);
             return Ok(Decided { worker, lease, trial, hit_tokens, known_blocks: hits.blocks(slot) });
         }
     }
@@ -169,7 +182,13 @@ impl Decider {
         let state = self.lock();
         self.look_up(&state.tree, request, &mut candidates);
         candidates.read_load();
-        let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
+        self.foresee(&state.speeds, request, &mut candidates.list, now);
+        let choice = Choice {
+            candidates: &candidates.list,
+            ring: &|| fleet.ring(),
+            arrivals_per_s: state.speeds.arrivals_per_s(),
+            speed: state.speeds.prefill(),
+        };
         let costs = self.policy.costs(request, &choice);
         let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
         let Candidates { workers, list, .. } = candidates;
@@ -237,6 +256,32 @@ impl Decider {
             candidate.tree_blocks = tree.worker_blocks(candidate.slot);
         }
         hits
+    }
+
+    /// A worker's first token for a request has come `now`: its prefill is no longer owed, and what it took is learned from.
+    /// `cached_tokens` of the prompt were cached, if the worker said so.
+    pub fn first_token(&self, lease: &mut Lease, now: Duration, cached_tokens: Option<usize>) {
+        let speeds = &mut self.lock().speeds;
+        if let Some(observation) = lease.first_token_at(now, cached_tokens, &speeds.prefill()) {
+            speeds.learn(&observation);
+        }
+    }
+
+    /// How fast the fleet computes prompts, as learned so far.
+    #[must_use]
+    pub fn prefill_speed(&self) -> PrefillSpeed {
+        self.lock().speeds.prefill()
+    }
+
+    /// What each candidate would take for the request, and still owes to others, in time.
+    fn foresee(&self, speeds: &Speeds, request: &RequestView<'_>, list: &mut [Candidate], now: Duration) {
+        if !self.reads_prefixes() {
+            return;
+        }
+        let speed = speeds.prefill();
+        for candidate in list {
+            candidate.foresee(request, &speed, now);
+        }
     }
 
     fn reads_prefixes(&self) -> bool {

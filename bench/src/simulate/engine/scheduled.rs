@@ -204,7 +204,7 @@ impl Engine for ScheduledEngine {
     fn cache_path(workload: &Workload, number: u32, path: &mut Vec<BlockHash>) {
         let mut chain = ChainHasher::new(HASH_SEED);
         let request = &workload.requests[number as usize];
-        let full = request.input_tokens as usize / BLOCK_TOKENS;
+        let full = (request.input_tokens as usize - 1) / BLOCK_TOKENS;
         path.clear();
         path.extend(
             workload.ids(request).iter().take(full).map(|id| chain.push_tokens(&[*id; BLOCK_TOKENS])),

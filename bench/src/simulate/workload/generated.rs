@@ -14,7 +14,7 @@ const RATE: f64 = 8.0;
 /// Which workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
-    /// 64 system prompts of 4,096 tokens, equally popular, with short questions.
+    /// 256 system prompts of 8,192 tokens, equally popular, with short questions.
     Groups,
     /// 2,000 documents of 2 to 16 thousand tokens, popular by Zipf's law, with short questions.
     Zipf,
@@ -133,7 +133,7 @@ impl Generator {
     }
 
     fn groups(&mut self, requests: usize) {
-        let prefixes: Vec<Vec<u32>> = (0..64).map(|_| self.fresh(8)).collect();
+        let prefixes: Vec<Vec<u32>> = (0..256).map(|_| self.fresh(16)).collect();
         for _ in 0..requests {
             let at_s = self.next_s(RATE);
             let group = self.rng.random_range(0..prefixes.len());

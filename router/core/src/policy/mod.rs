@@ -18,11 +18,14 @@ mod random;
 mod round_robin;
 mod sglang_cache_aware;
 
+use std::time::Duration;
+
 use rand::Rng;
 
 use crate::fleet::Ring;
 use crate::ledger::{LoadReading, ReportedLoad};
 use crate::request::{PromptUse, RequestView};
+use crate::speed::{Prefill, PrefillSpeed};
 use crate::worker::WorkerSlot;
 
 pub use aibrix::Aibrix;
@@ -86,6 +89,19 @@ impl Candidate {
         request.prompt_tokens.saturating_sub(self.hit_tokens).max(1)
     }
 
+    /// Fills in what it would take for the request, and still owes to others, in time.
+    pub(crate) fn foresee(&mut self, request: &RequestView<'_>, speed: &PrefillSpeed, now: Duration) {
+        let queue = self.load.queue;
+        self.queued_s = queue.left_s(now);
+        self.own_s = queue.ratio * speed.seconds(self.prefill(request));
+    }
+
+    /// What the request would make it compute.
+    #[must_use]
+    pub fn prefill(&self, request: &RequestView<'_>) -> Prefill {
+        Prefill { new_tokens: self.new_tokens(request), cached_tokens: self.hit_tokens }
+    }
+
     /// Requests waiting there: as reported, or those without a first token.
     #[must_use]
     pub fn waiting_requests(&self) -> usize {
@@ -109,6 +125,10 @@ pub struct Choice<'a> {
     pub candidates: &'a [Candidate],
     /// The ring over the whole fleet, made on first use.
     pub ring: &'a dyn Fn() -> &'a Ring,
+    /// Requests a second of late, over all candidates.
+    pub arrivals_per_s: f64,
+    /// How fast the fleet computes prompts, as learned.
+    pub speed: PrefillSpeed,
 }
 
 /// Picks a worker for a request.

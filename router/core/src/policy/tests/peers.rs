@@ -21,7 +21,15 @@ fn holding(of: Candidate, hit_tokens: usize) -> Candidate {
 
 fn costs(policy: &dyn Policy, request: &RequestView<'_>, candidates: &[Candidate]) -> Vec<f64> {
     let snapshot = fleet(candidates.len()).snapshot();
-    policy.costs(request, &Choice { candidates, ring: &|| snapshot.ring() })
+    policy.costs(
+        request,
+        &Choice {
+            candidates,
+            ring: &|| snapshot.ring(),
+            arrivals_per_s: 0.0,
+            speed: PrefillSpeed::default(),
+        },
+    )
 }
 
 #[test]
