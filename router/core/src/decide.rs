@@ -153,9 +153,9 @@ impl Decider {
             *picks += 1;
             let worker = Arc::clone(candidates.workers[at]);
             let prefill = candidates.list[at].prefill(request);
-            let fleet_s = speeds.prefill().seconds(prefill);
+            let speed = speeds.prefill();
             let booking =
-                Booking { pick: *picks, now, context_tokens: request.prompt_tokens, prefill, fleet_s };
+                Booking { pick: *picks, now, context_tokens: request.prompt_tokens, prefill, speed };
             let lease = Lease::reserve(&worker.load, &booking);
             return Ok(Decided { worker, lease, trial, hit_tokens, known_blocks: hits.blocks(slot) });
         }

@@ -133,8 +133,8 @@ pub struct Booking {
     pub context_tokens: usize,
     /// What of it must be computed.
     pub prefill: Prefill,
-    /// How long that takes at the fleet's speed, in seconds.
-    pub fleet_s: f64,
+    /// How fast the fleet computes that.
+    pub speed: PrefillSpeed,
 }
 
 /// What one dispatched request occupies at its worker. Drop is release.
@@ -151,13 +151,13 @@ impl Lease {
     /// Books a request.
     #[must_use]
     pub fn reserve(load: &Arc<WorkerLoad>, booking: &Booking) -> Self {
-        let Booking { pick, now, context_tokens, prefill, fleet_s } = *booking;
+        let Booking { pick, now, context_tokens, prefill, ref speed } = *booking;
         load.requests.fetch_add(1, Ordering::Relaxed);
         load.prefilling.fetch_add(1, Ordering::Relaxed);
         load.prefill_tokens.fetch_add(prefill.new_tokens, Ordering::Relaxed);
         load.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
         load.last_pick.store(pick, Ordering::Relaxed);
-        load.change(|queue| queue.push(pick, prefill, fleet_s, now));
+        load.change(|queue| queue.push(pick, prefill, speed, now));
         Self {
             load: Arc::clone(load),
             ticket: pick,
@@ -210,7 +210,8 @@ mod tests {
     fn reserve(load: &Arc<WorkerLoad>, context_tokens: usize, new_tokens: usize, pick: u64) -> Lease {
         let prefill = Prefill { new_tokens, cached_tokens: context_tokens - new_tokens };
         let now = Duration::from_secs(pick);
-        Lease::reserve(load, &Booking { pick, now, context_tokens, prefill, fleet_s: 0.5 })
+        let speed = PrefillSpeed { fixed_s: 0.25, token_s: 0.01, pair_s: 0.0, surprise: 0.0 };
+        Lease::reserve(load, &Booking { pick, now, context_tokens, prefill, speed })
     }
 
     #[test]
@@ -219,12 +220,12 @@ mod tests {
         let mut lease = reserve(&load, 100, 40, 1);
         let _other = reserve(&load, 10, 10, 2);
         assert_eq!(load.read().prefill_tokens, 50);
-        assert_eq!(load.read().queue.owed_s, 1.0);
+        assert_eq!(load.read().queue.owed_s, 0.75, "50 tokens and a step");
         lease.first_token();
         lease.first_token();
         let reading = load.read();
         assert_eq!((reading.prefill_tokens, reading.requests, reading.decoding()), (10, 2, 1));
-        assert_eq!(reading.queue.owed_s, 0.5);
+        assert!((reading.queue.owed_s - 0.35).abs() < 1e-9);
         drop(lease);
         let reading = load.read();
         assert_eq!((reading.requests, reading.context_tokens, reading.prefilling), (1, 10, 1));

@@ -32,6 +32,8 @@ struct Step {
 pub struct PrefillQueue {
     waiting: VecDeque<Waiting>,
     owed_s: f64,
+    /// What the step takes that is being computed, whatever is in it.
+    fixed_s: f64,
     /// When the head began, as far as can be told.
     since: Duration,
     step: Option<Step>,
@@ -41,9 +43,9 @@ pub struct PrefillQueue {
 /// What a pick reads of a queue.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct QueueReading {
-    /// Service of all that wait, in seconds.
+    /// Service of all that wait, in seconds, and the fixed part of a step.
     pub owed_s: f64,
-    /// That of the first of them.
+    /// The same of the first of them.
     pub head_s: f64,
     /// When the first of them began.
     pub since: Duration,
@@ -70,17 +72,27 @@ impl PrefillQueue {
     /// As a pick reads it.
     #[must_use]
     pub fn reading(&self) -> QueueReading {
-        let head_s = self.waiting.front().map_or(0.0, |head| head.service_s);
-        QueueReading { owed_s: self.owed_s, head_s, since: self.since, ratio: self.ratio.value() }
+        let ratio = self.ratio.value();
+        match self.waiting.front() {
+            Some(head) => QueueReading {
+                owed_s: self.owed_s + self.fixed_s,
+                head_s: head.service_s + self.fixed_s,
+                since: self.since,
+                ratio,
+            },
+            None => QueueReading { owed_s: 0.0, head_s: 0.0, since: self.since, ratio },
+        }
     }
 
-    /// A request is sent to the worker; `fleet_s` is what its prefill takes at the fleet's speed.
-    pub fn push(&mut self, ticket: u64, prefill: Prefill, fleet_s: f64, now: Duration) {
+    /// A request is sent to the worker; `speed` is the fleet's.
+    pub fn push(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) {
         if self.waiting.is_empty() {
             self.since = now;
         }
         if self.waiting.len() < MOST_REQUESTS {
-            let service_s = fleet_s * self.ratio.value();
+            let ratio = self.ratio.value();
+            let service_s = speed.seconds(prefill) * ratio;
+            self.fixed_s = speed.fixed_s * ratio;
             self.owed_s += service_s;
             self.waiting.push_back(Waiting { ticket, prefill, service_s });
         }

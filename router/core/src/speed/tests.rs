@@ -28,7 +28,7 @@ fn two_workers(slowness: f64, requests: u64) -> (Speeds, [PrefillQueue; 2]) {
         for (at, queue) in queues.iter_mut().enumerate() {
             let prefill = draw(&mut rng);
             let speed = speeds.prefill();
-            queue.push(ticket, prefill, speed.seconds(prefill), seconds(clocks[at]));
+            queue.push(ticket, prefill, &speed, seconds(clocks[at]));
             clocks[at] += whole_s(&TRUTH, prefill) * if at == 1 { slowness } else { 1.0 };
             if let Some(observation) = queue.first_token(ticket, seconds(clocks[at]), None, &speed) {
                 speeds.learn(&observation);
@@ -68,7 +68,7 @@ fn a_worker_that_slows_is_known_within_some_ten_requests() {
     for ticket in 1_000..1_015 {
         let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
         let speed = speeds.prefill();
-        queue.push(ticket, prefill, speed.seconds(prefill), seconds(clock_s));
+        queue.push(ticket, prefill, &speed, seconds(clock_s));
         clock_s += 4.0 * whole_s(&TRUTH, prefill);
         if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
             speeds.learn(&observation);
@@ -81,10 +81,12 @@ fn a_worker_that_slows_is_known_within_some_ten_requests() {
 #[test]
 fn what_the_first_request_has_had_is_not_owed_any_more() {
     let mut queue = PrefillQueue::default();
-    queue.push(1, Prefill::default(), 2.0, seconds(10.0));
-    queue.push(2, Prefill::default(), 3.0, seconds(11.0));
+    let speed = PrefillSpeed { fixed_s: 0.5, token_s: 0.1, pair_s: 0.0, surprise: 0.0 };
+    let tokens = |new_tokens| Prefill { new_tokens, cached_tokens: 0 };
+    queue.push(1, tokens(20), &speed, seconds(10.0));
+    queue.push(2, tokens(30), &speed, seconds(11.0));
     let left = |at: f64| queue.reading().left_s(seconds(at));
-    assert!((left(11.0) - 4.0).abs() < 1e-9);
+    assert!((left(11.0) - 4.5).abs() < 1e-9);
     assert!((left(30.0) - 3.0).abs() < 1e-9, "late as the first is, the second has not begun");
     queue.remove(1);
     queue.remove(2);
@@ -95,7 +97,7 @@ fn what_the_first_request_has_had_is_not_owed_any_more() {
 fn first_tokens_of_one_step_are_one_observation() {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     let prefill = Prefill { new_tokens: 100, cached_tokens: 0 };
-    (1..=3).for_each(|ticket| queue.push(ticket, prefill, 0.1, seconds(1.0)));
+    (1..=3).for_each(|ticket| queue.push(ticket, prefill, &speed, seconds(1.0)));
     assert_eq!(queue.first_token(1, seconds(2.0), None, &speed), None);
     assert_eq!(queue.first_token(2, seconds(2.001), None, &speed), None);
     let observation = queue.first_token(3, seconds(3.0), None, &speed).unwrap();
@@ -107,8 +109,8 @@ fn first_tokens_of_one_step_are_one_observation() {
 fn what_the_worker_says_of_its_cache_counts_more_than_what_was_expected() {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     let prefill = Prefill { new_tokens: 100, cached_tokens: 900 };
-    queue.push(1, prefill, 0.1, seconds(1.0));
-    queue.push(2, prefill, 0.1, seconds(1.0));
+    queue.push(1, prefill, &speed, seconds(1.0));
+    queue.push(2, prefill, &speed, seconds(1.0));
     assert_eq!(queue.first_token(1, seconds(2.0), Some(0), &speed), None);
     let observation = queue.first_token(2, seconds(3.0), Some(1_000), &speed).unwrap();
     assert_eq!((observation.new_tokens, observation.pairs), (1_000.0, 500_000.0));
