@@ -202,7 +202,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             prompt_tokens,
             ..RequestView::default()
         };
-        let mut learn = |candidates: &mut [_]| self.knowledge.tell(&view, candidates);
+        let mut learn = |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed);
         let now = Duration::from_nanos(now_ns);
         let decided = router
             .decider

@@ -46,6 +46,9 @@ pub struct Decided {
     pub known_blocks: usize,
 }
 
+/// Adds to candidates what workers have reported, given the fleet's speed as learned.
+pub type Learn<'a> = dyn FnMut(&mut [Candidate], &PrefillSpeed) + 'a;
+
 /// Which workers may be picked.
 #[derive(Clone, Copy, Debug)]
 pub enum Among<'a> {
@@ -109,7 +112,7 @@ impl Decider {
         among: Among<'_>,
         now: Duration,
     ) -> Result<Decided, PickError> {
-        self.decide_knowing(fleet, request, among, now, &mut |_| {})
+        self.decide_knowing(fleet, request, among, now, &mut |_, _| {})
     }
 
     /// As [`Decider::decide`], when more is known of the workers than what this router did: `learn` adds to the candidates
@@ -123,7 +126,7 @@ impl Decider {
         request: &RequestView<'_>,
         among: Among<'_>,
         now: Duration,
-        learn: &mut dyn FnMut(&mut [Candidate]),
+        learn: &mut Learn<'_>,
     ) -> Result<Decided, PickError> {
         loop {
             let draw = &mut || self.lock().rng.random::<f64>();
@@ -133,8 +136,8 @@ impl Decider {
             speeds.arrival(now);
             let hits = self.look_up(tree, request, &mut candidates);
             candidates.read_load();
-            learn(&mut candidates.list);
             self.foresee(speeds, request, &mut candidates.list, now);
+            learn(&mut candidates.list, &speeds.prefill());
             let choice = Choice {
                 candidates: &candidates.list,
                 ring: &|| fleet.ring(),

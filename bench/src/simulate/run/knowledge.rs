@@ -7,6 +7,7 @@ use roundhouse_types::BlockHash;
 use router_core::RequestView;
 use router_core::ledger::ReportedLoad;
 use router_core::policy::{Candidate, IndexSource, IndexUse};
+use router_core::speed::PrefillSpeed;
 
 use super::fleet::Router;
 use super::{BLOCK_TOKENS, Engine, Workload};
@@ -117,7 +118,7 @@ impl Knowledge {
     }
 
     /// Adds what is known to the candidates.
-    pub(super) fn tell(&self, view: &RequestView<'_>, candidates: &mut [Candidate]) {
+    pub(super) fn tell(&self, view: &RequestView<'_>, candidates: &mut [Candidate], speed: &PrefillSpeed) {
         for candidate in candidates {
             let worker = candidate.slot.index();
             candidate.kv_capacity_tokens = Some(self.kv_capacity_tokens);
@@ -127,6 +128,7 @@ impl Knowledge {
             if self.index_use.source != IndexSource::Learned {
                 candidate.hit_blocks = self.cached[worker];
                 candidate.hit_tokens = view.covered_tokens(self.cached[worker]);
+                candidate.own_s = candidate.load.queue.ratio * speed.seconds(candidate.prefill(view));
             }
             if let Some((queued_s, own_s)) = self.queues[worker] {
                 (candidate.queued_s, candidate.own_s) = (queued_s, own_s);
