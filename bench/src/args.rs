@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::arrivals::{Arrivals, Burstiness, RampStrategy};
 use crate::knee::KneeArgs;
 use crate::overhead::args::OverheadArgs;
+use crate::simulate::args::SimulateArgs;
 use crate::soak::SoakArgs;
 use crate::statistics::Goodput;
 use crate::sweep::SweepArgs;
@@ -41,6 +42,8 @@ pub enum Command {
     Overhead(Box<OverheadArgs>),
     /// Send at a fixed rate for long, while workers are killed and come back
     Soak(SoakArgs),
+    /// Ask what a policy would do: the router's own decisions over simulated workers, on a trace
+    Simulate(SimulateArgs),
 }
 
 /// Everything `bench serve` takes.

@@ -2,7 +2,8 @@
 //!
 //! The path of a run, in order: [`args`] → [`dataset`] → [`arrivals`] → [`run`] (over [`client`]) →
 //! [`record`] → [`statistics`] → [`report`]. [`sweep`] and [`knee`] are many such runs. [`overhead`] and [`soak`] are other measurements, of
-//! routers. Nothing here knows the router's or the worker's insides: it speaks HTTP like any client.
+//! routers. [`simulate`] runs the router's and the worker's own cores on a clock of its own; nothing else here knows their
+//! insides: it speaks HTTP like any client.
 
 pub mod args;
 pub mod arrivals;
@@ -16,6 +17,7 @@ pub mod plot;
 pub mod record;
 pub mod report;
 pub mod run;
+pub mod simulate;
 pub mod soak;
 pub mod sse;
 pub mod statistics;

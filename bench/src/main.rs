@@ -15,6 +15,7 @@ fn main() -> ExitCode {
         Command::Knee(args) => bench::knee::knee(&args)
             .map(|knee| knee.steps.iter().any(|step| step.summary.statistics.completed_requests > 0)),
         Command::Overhead(args) => bench::overhead::overhead(&args).map(|report| report.success_count() > 0),
+        Command::Simulate(args) => bench::simulate::simulate(&args).map(|simulations| simulations > 0),
         Command::Soak(args) => bench::soak::soak(&args).map(|report| report.answered > 0),
     };
     match outcome {

@@ -70,7 +70,9 @@ pub enum RequestError {
     #[error(transparent)]
     Unauthorized(#[from] Unauthorized),
     /// Nothing is served at this path.
-    #[error("no such endpoint: {path}; this router serves POST /v1/…, /generate, /tokenize and /detokenize, GET /v1/models and /health")]
+    #[error(
+        "no such endpoint: {path}; this router serves POST /v1/…, /generate, /tokenize and /detokenize, GET /v1/models and /health"
+    )]
     NotFound {
         /// The path asked for.
         path: String,

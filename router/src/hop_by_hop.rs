@@ -30,9 +30,7 @@ pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &He
     let named: SmallVec<[HeaderName; 4]> =
         headers.get_all(header::CONNECTION).iter().flat_map(named_in).collect();
     headers.iter().filter(move |(name, _)| {
-        !is_hop_by_hop(name)
-            && !is_the_connections_own(name)
-            && !named.contains(*name)
+        !is_hop_by_hop(name) && !is_the_connections_own(name) && !named.contains(*name)
     })
 }
 

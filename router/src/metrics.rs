@@ -172,7 +172,8 @@ impl Default for Metrics {
             predicted_cached_tokens: cached_tokens.with_label_values(&["predicted"]),
             reported_cached_tokens: cached_tokens.with_label_values(&["reported"]),
             in_flight: maker.gauge("router_requests_in_flight", "Requests in flight."),
-            queued: maker.gauge("router_requests_queued", "Requests that wait for a place among those in flight."),
+            queued: maker
+                .gauge("router_requests_queued", "Requests that wait for a place among those in flight."),
             worker_connections: maker.gauges(
                 "router_worker_connections",
                 "Connections to a worker, by whether they carry a request.",

@@ -12,7 +12,7 @@ const RULE: &[(&str, &[&str])] = &[
     ("worker/core", &["roundhouse-types"]),
     ("worker/kernels", &[]),
     ("worker", &["roundhouse-types", "roundhouse-text", "worker-core", "worker-kernels"]),
-    ("bench", &["roundhouse-text"]),
+    ("bench", &["roundhouse-types", "roundhouse-text", "router-core", "worker-core"]),
 ];
 
 /// What a core crate must do without.

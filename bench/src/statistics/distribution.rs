@@ -16,7 +16,8 @@ impl Distribution {
         Self::of_ms(durations.into_iter().map(|duration| duration.as_secs_f64() * 1e3).collect())
     }
 
-    fn of_ms(mut values_ms: Vec<f64>) -> Self {
+    /// Of these milliseconds.
+    pub fn of_ms(mut values_ms: Vec<f64>) -> Self {
         if values_ms.is_empty() {
             return Self::default();
         }

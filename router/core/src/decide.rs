@@ -9,11 +9,12 @@ use roundhouse_types::BlockHash;
 
 use crate::fleet::FleetSnapshot;
 use crate::health::{Standing, Trial};
-use crate::ledger::Lease;
+use crate::ledger::{Booking, Lease};
 use crate::policy::{Candidate, Choice, PickError, Policy};
 use crate::prefix::tree::TreeLimits;
 use crate::prefix::{PrefixHits, PrefixTree};
 use crate::request::{PromptUse, RequestView};
+use crate::speed::{PrefillSpeed, Speeds};
 use crate::worker::{Worker, WorkerSlot};
 
 /// Makes decisions. Pick, reservation and the entry in the tree happen together, so that of two requests at once the
@@ -25,6 +26,7 @@ pub struct Decider {
 
 struct State {
     tree: PrefixTree,
+    speeds: Speeds,
     picks: u64,
     rng: SmallRng,
 }
@@ -43,6 +45,9 @@ pub struct Decided {
     /// Blocks of the prompt that the tree knew the worker to hold before this request.
     pub known_blocks: usize,
 }
+
+/// Adds to candidates what workers have reported, given the fleet's speed as learned.
+pub type Learn<'a> = dyn FnMut(&mut [Candidate], &PrefillSpeed) + 'a;
 
 /// Which workers may be picked.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +89,8 @@ impl Decider {
     /// A decider for `policy` with an empty tree. `seed` drives the policies that draw lots.
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, limits: TreeLimits, seed: u64) -> Self {
-        let state = State { tree: PrefixTree::new(limits), picks: 0, rng: SmallRng::seed_from_u64(seed) };
+        let rng = SmallRng::seed_from_u64(seed);
+        let state = State { tree: PrefixTree::new(limits), speeds: Speeds::default(), picks: 0, rng };
         Self { policy, state: Mutex::new(state) }
     }
 
@@ -106,14 +112,38 @@ impl Decider {
         among: Among<'_>,
         now: Duration,
     ) -> Result<Decided, PickError> {
+        self.decide_knowing(fleet, request, among, now, &mut |_, _| {})
+    }
+
+    /// As [`Decider::decide`], when more is known of the workers than what this router did: `learn` adds to the candidates
+    /// what workers have reported, before the policy sees them.
+    ///
+    /// # Errors
+    /// As [`Decider::decide`].
+    pub fn decide_knowing(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        among: Among<'_>,
+        now: Duration,
+        learn: &mut Learn<'_>,
+    ) -> Result<Decided, PickError> {
         loop {
             let draw = &mut || self.lock().rng.random::<f64>();
             let mut candidates = Candidates::gather(fleet, request, among, now, draw)?;
             let mut state = self.lock();
-            let State { tree, picks, rng } = &mut *state;
+            let State { tree, speeds, picks, rng } = &mut *state;
+            speeds.arrival(now);
             let hits = self.look_up(tree, request, &mut candidates);
             candidates.read_load();
-            let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
+            self.foresee(speeds, request, &mut candidates.list, now);
+            learn(&mut candidates.list, &speeds.prefill());
+            let choice = Choice {
+                candidates: &candidates.list,
+                ring: &|| fleet.ring(),
+                arrivals_per_s: speeds.arrivals_per_s(),
+                speed: speeds.prefill(),
+            };
             let at = self.policy.pick(request, &choice, rng);
             let Some(trial) = candidates.begin_trial(at, now) else {
                 // Another request has just become the probe of this worker's breaker: it is no candidate any more.
@@ -124,9 +154,12 @@ impl Decider {
                 tree.insert(slot, request.blocks);
             }
             *picks += 1;
-            let prefill_tokens = request.prompt_tokens.saturating_sub(hit_tokens).max(1);
             let worker = Arc::clone(candidates.workers[at]);
-            let lease = Lease::reserve(&worker.load, request.prompt_tokens, prefill_tokens, *picks);
+            let prefill = candidates.list[at].prefill(request);
+            let speed = speeds.prefill();
+            let booking =
+                Booking { pick: *picks, now, context_tokens: request.prompt_tokens, prefill, speed };
+            let lease = Lease::reserve(&worker.load, &booking);
             return Ok(Decided { worker, lease, trial, hit_tokens, known_blocks: hits.blocks(slot) });
         }
     }
@@ -152,7 +185,13 @@ impl Decider {
         let state = self.lock();
         self.look_up(&state.tree, request, &mut candidates);
         candidates.read_load();
-        let choice = Choice { candidates: &candidates.list, ring: &|| fleet.ring() };
+        self.foresee(&state.speeds, request, &mut candidates.list, now);
+        let choice = Choice {
+            candidates: &candidates.list,
+            ring: &|| fleet.ring(),
+            arrivals_per_s: state.speeds.arrivals_per_s(),
+            speed: state.speeds.prefill(),
+        };
         let costs = self.policy.costs(request, &choice);
         let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
         let Candidates { workers, list, .. } = candidates;
@@ -174,6 +213,17 @@ impl Decider {
     /// A worker has left or restarted: its cache is gone.
     pub fn forget(&self, slot: WorkerSlot) {
         self.lock().tree.forget(slot);
+    }
+
+    /// Forgets what has not been used since the tree's clock stood at `clock`, a reading of [`Decider::tree_clock`].
+    pub fn forget_unused_since(&self, clock: u32) {
+        self.lock().tree.forget_unused_since(clock);
+    }
+
+    /// The tree's clock: how many routes have been entered, wrapping.
+    #[must_use]
+    pub fn tree_clock(&self) -> u32 {
+        self.lock().tree.clock()
     }
 
     /// Blocks held in the tree, over all workers.
@@ -202,9 +252,39 @@ impl Decider {
             };
             if let Some(at) = found {
                 candidates.list[at].hit_tokens = request.covered_tokens(blocks);
+                candidates.list[at].hit_blocks = blocks;
             }
         }
+        for candidate in &mut candidates.list {
+            candidate.tree_blocks = tree.worker_blocks(candidate.slot);
+        }
         hits
+    }
+
+    /// A worker's first token for a request has come `now`: its prefill is no longer owed, and what it took is learned from.
+    /// `cached_tokens` of the prompt were cached, if the worker said so.
+    pub fn first_token(&self, lease: &mut Lease, now: Duration, cached_tokens: Option<usize>) {
+        let speeds = &mut self.lock().speeds;
+        if let Some(observation) = lease.first_token_at(now, cached_tokens, &speeds.prefill()) {
+            speeds.learn(&observation);
+        }
+    }
+
+    /// How fast the fleet computes prompts, as learned so far.
+    #[must_use]
+    pub fn prefill_speed(&self) -> PrefillSpeed {
+        self.lock().speeds.prefill()
+    }
+
+    /// What each candidate would take for the request, and still owes to others, in time.
+    fn foresee(&self, speeds: &Speeds, request: &RequestView<'_>, list: &mut [Candidate], now: Duration) {
+        if !self.reads_prefixes() {
+            return;
+        }
+        let speed = speeds.prefill();
+        for candidate in list {
+            candidate.foresee(request, &speed, now);
+        }
     }
 
     fn reads_prefixes(&self) -> bool {
@@ -240,12 +320,7 @@ impl<'a> Candidates<'a> {
         if workers.is_empty() {
             return Err(why_nobody(fleet, request));
         }
-        let blank = |worker: &&Arc<Worker>| Candidate {
-            slot: worker.slot,
-            load: crate::ledger::LoadReading::default(),
-            hit_tokens: 0,
-        };
-        let list = workers.iter().map(blank).collect();
+        let list = workers.iter().map(|worker| Candidate::new(worker.slot)).collect();
         Ok(Self { workers, list, standing })
     }
 

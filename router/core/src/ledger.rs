@@ -3,8 +3,11 @@
 //! Policies hold no counts: they are given these. A [`Lease`] is made under the decider's lock, together with the pick,
 //! so that a burst of equal requests does not all see the same empty worker; dropping it gives everything back.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::speed::{Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
 
 /// Counters of one worker. Only leases change them.
 #[derive(Debug, Default)]
@@ -14,10 +17,54 @@ pub struct WorkerLoad {
     prefill_tokens: AtomicUsize,
     context_tokens: AtomicUsize,
     last_pick: AtomicU64,
+    queue: Mutex<PrefillQueue>,
+    /// What picks read of `queue`.
+    shown: ShownQueue,
+}
+
+/// A [`QueueReading`] that is read without the lock.
+#[derive(Debug)]
+struct ShownQueue {
+    owed_bits: AtomicU64,
+    head_bits: AtomicU64,
+    since_ns: AtomicU64,
+    ratio_bits: AtomicU64,
+}
+
+impl Default for ShownQueue {
+    fn default() -> Self {
+        let QueueReading { owed_s, head_s, ratio, .. } = QueueReading::default();
+        Self {
+            owed_bits: AtomicU64::new(owed_s.to_bits()),
+            head_bits: AtomicU64::new(head_s.to_bits()),
+            since_ns: AtomicU64::new(0),
+            ratio_bits: AtomicU64::new(ratio.to_bits()),
+        }
+    }
+}
+
+impl ShownQueue {
+    fn show(&self, reading: &QueueReading) {
+        let since_ns = u64::try_from(reading.since.as_nanos()).unwrap_or(u64::MAX);
+        self.owed_bits.store(reading.owed_s.to_bits(), Ordering::Relaxed);
+        self.head_bits.store(reading.head_s.to_bits(), Ordering::Relaxed);
+        self.since_ns.store(since_ns, Ordering::Relaxed);
+        self.ratio_bits.store(reading.ratio.to_bits(), Ordering::Relaxed);
+    }
+
+    fn read(&self) -> QueueReading {
+        let value = |bits: &AtomicU64| f64::from_bits(bits.load(Ordering::Relaxed));
+        QueueReading {
+            owed_s: value(&self.owed_bits),
+            head_s: value(&self.head_bits),
+            since: Duration::from_nanos(self.since_ns.load(Ordering::Relaxed)),
+            ratio: value(&self.ratio_bits),
+        }
+    }
 }
 
 /// A reading of [`WorkerLoad`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LoadReading {
     /// Requests in flight.
     pub requests: usize,
@@ -29,6 +76,19 @@ pub struct LoadReading {
     pub context_tokens: usize,
     /// Number of the pick that chose this worker last; 0 for never.
     pub last_pick: u64,
+    /// What requests without a first token will still take, in time.
+    pub queue: QueueReading,
+}
+
+/// What a worker said of itself, in metrics or a load report; as old as the last one.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ReportedLoad {
+    /// Requests it works on.
+    pub running: usize,
+    /// Requests that wait in it.
+    pub waiting: usize,
+    /// Share of its KV cache that sequences hold, from 0 to 1.
+    pub kv_usage: f64,
 }
 
 impl LoadReading {
@@ -49,37 +109,89 @@ impl WorkerLoad {
             prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
             context_tokens: self.context_tokens.load(Ordering::Relaxed),
             last_pick: self.last_pick.load(Ordering::Relaxed),
+            queue: self.shown.read(),
         }
     }
+
+    fn change<T>(&self, change: impl FnOnce(&mut PrefillQueue) -> T) -> T {
+        // Nothing that holds it can panic half-way through a change.
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut queue);
+        self.shown.show(&queue.reading());
+        result
+    }
+}
+
+/// What a request will occupy at its worker.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Booking {
+    /// Number of the pick.
+    pub pick: u64,
+    /// When it was picked.
+    pub now: Duration,
+    /// All tokens of the prompt.
+    pub context_tokens: usize,
+    /// What of it must be computed.
+    pub prefill: Prefill,
+    /// How fast the fleet computes that.
+    pub speed: PrefillSpeed,
 }
 
 /// What one dispatched request occupies at its worker. Drop is release.
 #[derive(Debug)]
 pub struct Lease {
     load: Arc<WorkerLoad>,
+    ticket: u64,
     context_tokens: usize,
     /// `None` once the first token has come.
     prefill_tokens: Option<usize>,
 }
 
 impl Lease {
-    /// Books a request of `context_tokens`, `prefill_tokens` of which the worker must compute, as pick number `pick`.
+    /// Books a request.
     #[must_use]
-    pub fn reserve(load: &Arc<WorkerLoad>, context_tokens: usize, prefill_tokens: usize, pick: u64) -> Self {
+    pub fn reserve(load: &Arc<WorkerLoad>, booking: &Booking) -> Self {
+        let Booking { pick, now, context_tokens, prefill, ref speed } = *booking;
         load.requests.fetch_add(1, Ordering::Relaxed);
         load.prefilling.fetch_add(1, Ordering::Relaxed);
-        load.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
+        load.prefill_tokens.fetch_add(prefill.new_tokens, Ordering::Relaxed);
         load.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
         load.last_pick.store(pick, Ordering::Relaxed);
-        Self { load: Arc::clone(load), context_tokens, prefill_tokens: Some(prefill_tokens) }
+        load.change(|queue| queue.push(pick, prefill, speed, now));
+        Self {
+            load: Arc::clone(load),
+            ticket: pick,
+            context_tokens,
+            prefill_tokens: Some(prefill.new_tokens),
+        }
     }
 
-    /// The first token has come: the prefill is no longer owed.
+    /// The first token has come, or never will: the prefill is no longer owed. Teaches nothing.
     pub fn first_token(&mut self) {
-        if let Some(tokens) = self.prefill_tokens.take() {
-            self.load.prefilling.fetch_sub(1, Ordering::Relaxed);
-            self.load.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+        if self.release_prefill() {
+            self.load.change(|queue| queue.remove(self.ticket));
         }
+    }
+
+    /// The first token has come `now`; `cached_tokens` of the prompt were cached, if the worker said so. Returns what that
+    /// teaches of the worker's speed.
+    pub fn first_token_at(
+        &mut self,
+        now: Duration,
+        cached_tokens: Option<usize>,
+        speed: &PrefillSpeed,
+    ) -> Option<Observation> {
+        let is_first = self.release_prefill();
+        let ticket = self.ticket;
+        is_first.then(|| self.load.change(|queue| queue.first_token(ticket, now, cached_tokens, speed)))?
+    }
+
+    /// Whether it was still owed.
+    fn release_prefill(&mut self) -> bool {
+        let Some(tokens) = self.prefill_tokens.take() else { return false };
+        self.load.prefilling.fetch_sub(1, Ordering::Relaxed);
+        self.load.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+        true
     }
 }
 
@@ -95,16 +207,25 @@ impl Drop for Lease {
 mod tests {
     use super::*;
 
+    fn reserve(load: &Arc<WorkerLoad>, context_tokens: usize, new_tokens: usize, pick: u64) -> Lease {
+        let prefill = Prefill { new_tokens, cached_tokens: context_tokens - new_tokens };
+        let now = Duration::from_secs(pick);
+        let speed = PrefillSpeed { fixed_s: 0.25, token_s: 0.01, pair_s: 0.0, surprise: 0.0 };
+        Lease::reserve(load, &Booking { pick, now, context_tokens, prefill, speed })
+    }
+
     #[test]
     fn first_token_releases_the_prefill_and_drop_the_rest() {
         let load = Arc::new(WorkerLoad::default());
-        let mut lease = Lease::reserve(&load, 100, 40, 1);
-        let _other = Lease::reserve(&load, 10, 10, 2);
+        let mut lease = reserve(&load, 100, 40, 1);
+        let _other = reserve(&load, 10, 10, 2);
         assert_eq!(load.read().prefill_tokens, 50);
+        assert_eq!(load.read().queue.owed_s, 0.75, "50 tokens and a step");
         lease.first_token();
         lease.first_token();
         let reading = load.read();
         assert_eq!((reading.prefill_tokens, reading.requests, reading.decoding()), (10, 2, 1));
+        assert!((reading.queue.owed_s - 0.35).abs() < 1e-9);
         drop(lease);
         let reading = load.read();
         assert_eq!((reading.requests, reading.context_tokens, reading.prefilling), (1, 10, 1));
@@ -113,7 +234,27 @@ mod tests {
     #[test]
     fn a_lease_dropped_early_gives_everything_back() {
         let load = Arc::new(WorkerLoad::default());
-        drop(Lease::reserve(&load, 100, 40, 7));
-        assert_eq!(load.read(), LoadReading { last_pick: 7, ..LoadReading::default() });
+        drop(reserve(&load, 100, 40, 7));
+        let reading = load.read();
+        assert_eq!(
+            (reading.requests, reading.prefilling, reading.prefill_tokens, reading.context_tokens),
+            (0, 0, 0, 0)
+        );
+        assert_eq!((reading.last_pick, reading.queue.owed_s), (7, 0.0));
+    }
+
+    #[test]
+    fn times_of_first_tokens_teach_how_long_prefills_take() {
+        let load = Arc::new(WorkerLoad::default());
+        let speed = PrefillSpeed::default();
+        let mut leases: Vec<_> = (1..=3).map(|pick| reserve(&load, 100, 40, pick)).collect();
+        let seen: Vec<_> = (10..)
+            .zip(&mut leases)
+            .map(|(at, lease)| lease.first_token_at(Duration::from_secs(at), None, &speed))
+            .collect();
+        // Each interval is known to be over when the next first token has come.
+        let seconds: Vec<_> = seen.iter().map(|one| one.map(|observation| observation.seconds)).collect();
+        assert_eq!(seconds, [None, Some(9.0), Some(1.0)]);
+        assert_eq!(leases[0].first_token_at(Duration::from_secs(99), None, &speed), None, "told twice");
     }
 }

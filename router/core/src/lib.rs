@@ -12,6 +12,7 @@ pub mod policy;
 pub mod prefix;
 pub mod request;
 pub mod retry_budget;
+pub mod speed;
 pub mod token_ratio;
 pub mod window;
 pub mod worker;

@@ -6,6 +6,8 @@ use crate::prefix::blocks::{MAX_BLOCKS, ToolsSegment};
 
 /// Blocks that say where a request belongs when it names no session: the first KiB.
 const FIRST_BLOCKS: usize = 16;
+/// The same in tokens.
+const FIRST_TOKENS: usize = 256;
 
 /// How much of prompts a policy reads, so that no more is hashed than that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +43,8 @@ pub struct RequestView<'a> {
     pub blocks: &'a [BlockHash],
     /// Which of the blocks are of tools.
     pub tools: ToolsSegment,
+    /// Tokens a block, where blocks are cut from token ids; `None` where they are cut from bytes.
+    pub block_tokens: Option<usize>,
     /// Length of the prompt in template order.
     pub prompt_bytes: usize,
     /// Estimated length of the prompt: bytes by the learned bytes a token of its model.
@@ -52,12 +56,22 @@ impl RequestView<'_> {
     /// is of it.
     #[must_use]
     pub fn affinity(&self) -> Option<u64> {
-        self.session.or_else(|| self.blocks.iter().take(FIRST_BLOCKS).next_back().map(|block| block.0))
+        self.session.or_else(|| self.beginning())
+    }
+
+    /// The hash of the prompt's first KiB or 256 tokens, or what there is of it.
+    #[must_use]
+    pub fn beginning(&self) -> Option<u64> {
+        let count = self.block_tokens.map_or(FIRST_BLOCKS, |tokens| FIRST_TOKENS.div_ceil(tokens.max(1)));
+        self.blocks.iter().take(count).next_back().map(|block| block.0)
     }
 
     /// Estimated tokens in the first `blocks` blocks of the prompt.
     #[must_use]
     pub fn covered_tokens(&self, blocks: usize) -> usize {
+        if let Some(block_tokens) = self.block_tokens {
+            return (blocks * block_tokens).min(self.prompt_tokens);
+        }
         let covered_bytes = self.tools.covered_bytes(blocks);
         let tokens = (covered_bytes * self.prompt_tokens).checked_div(self.prompt_bytes);
         tokens.unwrap_or(0).min(self.prompt_tokens)

@@ -30,7 +30,9 @@ pub struct Settings {
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub workers: Vec<String>,
 
-    /// Who gets which request: prefix_aware, least_load, power_of_two, round_robin, random or consistent_hash
+    /// Who gets which request: prefix_aware, least_load, power_of_two, round_robin, random or consistent_hash; or, for
+    /// comparison, what other routers do: sglang_cache_aware, sglang_cache_aware_old, kv_aware, dynamo, llm_d, llm_d_valve, aibrix,
+    /// pstack_prefix, pstack_session or prefix_hash
     #[arg(long, default_value = "prefix_aware", value_name = "NAME")]
     pub policy: String,
 

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::HeaderName;
+use http::header::{self, HeaderName};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use router_core::{Decided, Lease, Worker};
 use tokio::sync::OwnedSemaphorePermit;
@@ -147,7 +147,12 @@ fn answered(
 ) -> Result<Begun, Box<Failed>> {
     let Decided { worker, mut lease, mut trial, hit_tokens, known_blocks } = decided;
     let status = response.status();
-    lease.first_token();
+    if status.is_success() && is_stream(response.headers()) {
+        app.decider.first_token(&mut lease, app.now(), None);
+    } else {
+        // A whole answer comes with its last token, and an error without any: neither tells how long the prompt took.
+        lease.first_token();
+    }
     recorder.attempt_answered(&worker, status);
     if !status.is_success() {
         app.decider.take_back(worker.slot, &reading.blocks, known_blocks);
@@ -171,6 +176,11 @@ fn answered(
     }
     let told = Ok(begun(response));
     Err(Box::new(Failed { worker, cause, retry_after, told }))
+}
+
+/// Whether a reply is a stream of server-sent events.
+pub(super) fn is_stream(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// No answer came.

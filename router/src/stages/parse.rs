@@ -101,6 +101,7 @@ impl Reading {
             session: self.session,
             blocks: &self.blocks,
             tools: self.tools,
+            block_tokens: None,
             prompt_bytes: self.prompt_bytes,
             prompt_tokens: self.prompt_tokens,
         }

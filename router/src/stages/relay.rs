@@ -10,13 +10,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, header};
+use http::{HeaderName, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 use router_core::Lease;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
-use super::dispatch::{Begun, Dispatched, REQUEST_ID};
+use super::dispatch::{Begun, Dispatched, REQUEST_ID, is_stream};
 use super::parse::Reading;
 use super::record::{Outcome, Recorder};
 use crate::app::App;
@@ -120,12 +120,7 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         head.headers.insert(ROUTER_HIT_TOKENS, HeaderValue::from(hit_tokens));
     }
     head.headers.entry(REQUEST_ID).or_insert_with(|| recorder.request_id().clone());
-    let content_type = head.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-    let events = if content_type.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
-        Events::Yes
-    } else {
-        Events::No
-    };
+    let events = if is_stream(&head.headers) { Events::Yes } else { Events::No };
     recorder.answered(head.status);
     let limits = Limits::new(limits.idle, limits.total, deadline);
     let _held = (lease, permit);

@@ -14,7 +14,7 @@ mod queue;
 mod reserve;
 mod stats;
 
-use roundhouse_types::{ChainHasher, FinishReason, TokenId};
+use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
 use smallvec::SmallVec;
 
 use self::admission::Blocked;
@@ -174,6 +174,12 @@ impl Scheduler {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// How many blocks of `path`, chained under this scheduler's seed, could be found now.
+    #[must_use]
+    pub fn cached_blocks(&self, path: &[BlockHash]) -> usize {
+        self.pool.match_prefix(path, path.len())
     }
 
     /// Forgets the contents of all blocks that nobody holds. Returns how many there were.

@@ -23,21 +23,29 @@ impl Policy for ConsistentHash {
 
     /// The unit is steps along the ring; workers at their bound come after all that are not.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        let Some(key) = request.affinity() else { return LeastLoad.costs(request, choice) };
-        let candidates = choice.candidates;
-        let in_flight: usize = candidates.iter().map(|candidate| candidate.load.requests).sum();
-        let bound = (BOUND * (in_flight + 1) as f64 / candidates.len() as f64).ceil();
-        let mut costs = vec![f64::INFINITY; candidates.len()];
-        for (steps, slot) in (choice.ring)().walk(key).enumerate() {
-            if let Some(at) = candidates.iter().position(|candidate| candidate.slot == slot) {
-                let full = (candidates[at].load.requests + 1) as f64 > bound;
-                costs[at] = steps as f64 + if full { 1e9 } else { 0.0 };
-                if !full {
-                    // Whoever comes later on the ring costs more; no need to look.
-                    break;
-                }
+        match request.affinity() {
+            Some(key) => bounded_walk(key, choice),
+            None => LeastLoad.costs(request, choice),
+        }
+    }
+}
+
+/// For each candidate how many steps along the ring it is from `key`; at its bound, after all that are not. Infinite for
+/// those beyond the one that gets the request.
+pub(super) fn bounded_walk(key: u64, choice: &Choice<'_>) -> Vec<f64> {
+    let candidates = choice.candidates;
+    let in_flight: usize = candidates.iter().map(|candidate| candidate.load.requests).sum();
+    let bound = (BOUND * (in_flight + 1) as f64 / candidates.len() as f64).ceil();
+    let mut costs = vec![f64::INFINITY; candidates.len()];
+    for (steps, slot) in (choice.ring)().walk(key).enumerate() {
+        if let Some(at) = candidates.iter().position(|candidate| candidate.slot == slot) {
+            let full = (candidates[at].load.requests + 1) as f64 > bound;
+            costs[at] = steps as f64 + if full { 1e9 } else { 0.0 };
+            if !full {
+                // Whoever comes later on the ring costs more; no need to look.
+                break;
             }
         }
-        costs
     }
+    costs
 }

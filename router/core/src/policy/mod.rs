@@ -3,26 +3,45 @@
 //! A policy is a pure function of what it is given. It keeps no counts, sees no clock and never touches the tree: the
 //! hits come to it as values. Next on the path: the decider reserves what was picked, under the same lock.
 
+mod aibrix;
 mod consistent_hash;
+mod dynamo;
+mod index_use;
+mod kv_aware;
 mod least_load;
+mod llm_d;
 mod power_of_two;
 mod prefix_aware;
+mod prefix_hash;
+mod pstack;
 mod random;
 mod round_robin;
+mod sglang_cache_aware;
+
+use std::time::Duration;
 
 use rand::Rng;
 
 use crate::fleet::Ring;
-use crate::ledger::LoadReading;
+use crate::ledger::{LoadReading, ReportedLoad};
 use crate::request::{PromptUse, RequestView};
+use crate::speed::{Prefill, PrefillSpeed};
 use crate::worker::WorkerSlot;
 
+pub use aibrix::Aibrix;
 pub use consistent_hash::ConsistentHash;
+pub use dynamo::Dynamo;
+pub use index_use::{IndexBound, IndexSource, IndexUse};
+pub use kv_aware::KvAware;
 pub use least_load::LeastLoad;
+pub use llm_d::{LlmD, LlmDValve};
 pub use power_of_two::PowerOfTwo;
 pub use prefix_aware::PrefixAware;
+pub use prefix_hash::PrefixHash;
+pub use pstack::{PstackPrefix, PstackSession};
 pub use random::Random;
 pub use round_robin::RoundRobin;
+pub use sglang_cache_aware::{ColdChoice, SglangCacheAware};
 
 /// A worker that may get the request, as it stands at this moment.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +52,71 @@ pub struct Candidate {
     pub load: LoadReading,
     /// Prompt tokens that its prefix cache is expected to hold; 0 for policies that do not read prefixes.
     pub hit_tokens: usize,
+    /// The same in blocks of the prompt.
+    pub hit_blocks: usize,
+    /// Blocks that the tree knows it to hold in all; 0 for policies that do not read prefixes.
+    pub tree_blocks: usize,
+    /// Service that it still owes to requests without a first token, in seconds.
+    pub queued_s: f64,
+    /// What the request's own prefill would take there, in seconds.
+    pub own_s: f64,
+    /// Tokens that its KV cache has room for, where that is known.
+    pub kv_capacity_tokens: Option<usize>,
+    /// What it said of itself last, where it says anything.
+    pub reported: Option<ReportedLoad>,
+}
+
+impl Candidate {
+    /// A worker of which nothing is known yet.
+    #[must_use]
+    pub fn new(slot: WorkerSlot) -> Self {
+        Self {
+            slot,
+            load: LoadReading::default(),
+            hit_tokens: 0,
+            hit_blocks: 0,
+            tree_blocks: 0,
+            queued_s: 0.0,
+            own_s: 0.0,
+            kv_capacity_tokens: None,
+            reported: None,
+        }
+    }
+
+    /// Prompt tokens that it would have to compute; at least one, from which the first token is drawn.
+    #[must_use]
+    pub fn new_tokens(&self, request: &RequestView<'_>) -> usize {
+        request.prompt_tokens.saturating_sub(self.hit_tokens).max(1)
+    }
+
+    /// Fills in what it would take for the request, and still owes to others, in time.
+    pub(crate) fn foresee(&mut self, request: &RequestView<'_>, speed: &PrefillSpeed, now: Duration) {
+        let queue = self.load.queue;
+        self.queued_s = queue.left_s(now);
+        self.own_s = queue.ratio * speed.seconds(self.prefill(request));
+    }
+
+    /// What the request would make it compute.
+    #[must_use]
+    pub fn prefill(&self, request: &RequestView<'_>) -> Prefill {
+        Prefill { new_tokens: self.new_tokens(request), cached_tokens: self.hit_tokens }
+    }
+
+    /// Requests waiting there: as reported, or those without a first token.
+    #[must_use]
+    pub fn waiting_requests(&self) -> usize {
+        self.reported.map_or(self.load.prefilling, |reported| reported.waiting)
+    }
+
+    /// Share of its KV cache that sequences hold, from 0 to 1: as reported, or by the prompts in flight; 0 if neither is known.
+    #[must_use]
+    pub fn kv_usage(&self) -> f64 {
+        let by_ledger = || {
+            let capacity = self.kv_capacity_tokens.filter(|tokens| *tokens > 0)?;
+            Some((self.load.context_tokens as f64 / capacity as f64).min(1.0))
+        };
+        self.reported.map(|reported| reported.kv_usage).or_else(by_ledger).unwrap_or(0.0)
+    }
 }
 
 /// What a policy chooses from; never empty.
@@ -41,6 +125,10 @@ pub struct Choice<'a> {
     pub candidates: &'a [Candidate],
     /// The ring over the whole fleet, made on first use.
     pub ring: &'a dyn Fn() -> &'a Ring,
+    /// Requests a second of late, over all candidates.
+    pub arrivals_per_s: f64,
+    /// How fast the fleet computes prompts, as learned.
+    pub speed: PrefillSpeed,
 }
 
 /// Picks a worker for a request.
@@ -51,6 +139,12 @@ pub trait Policy: Send + Sync {
     /// What it reads of prompts. If that is all, hits are looked up for it, and its routes entered in the prefix tree.
     fn prompt_use(&self) -> PromptUse {
         PromptUse::None
+    }
+
+    /// What it knows of caches and loads beside the ledger. The router gives every policy the same tree; simulation gives a peer's
+    /// what the peer has.
+    fn index_use(&self) -> IndexUse {
+        IndexUse::default()
     }
 
     /// What each candidate would cost, in the policy's own unit, lower is better; `costs[i]` is that of
@@ -121,6 +215,22 @@ const POLICIES: &[Entry] = &[
     ("round_robin", "each worker in turn", || Box::new(RoundRobin)),
     ("random", "any worker", || Box::new(Random)),
     ("consistent_hash", "by session or user on a hash ring, with bounded load", || Box::new(ConsistentHash)),
+    ("sglang_cache_aware", "SGLang's and smg's: the longest match above 30 %, unless imbalanced", || {
+        Box::new(SglangCacheAware::NEWER)
+    }),
+    ("sglang_cache_aware_old", "the same of older versions: above 50 %, else the smallest tree", || {
+        Box::new(SglangCacheAware::OLDER)
+    }),
+    ("kv_aware", "vllm-router's and LMetric: prefill tokens times requests", || Box::new(KvAware)),
+    ("dynamo", "Dynamo's: blocks to compute plus blocks held", || Box::new(Dynamo)),
+    ("llm_d", "llm-d's default scorers: queue, KV usage and prefix", || Box::new(LlmD)),
+    ("llm_d_valve", "llm-d's affinity valve: the warm worker until it is a second behind", || {
+        Box::new(LlmDValve)
+    }),
+    ("aibrix", "AIBrix's: the best match that is not overloaded", || Box::new(Aibrix)),
+    ("pstack_prefix", "production-stack's: the longest match, whatever the load", || Box::new(PstackPrefix)),
+    ("pstack_session", "production-stack's: by session on a hash ring", || Box::new(PstackSession)),
+    ("prefix_hash", "the first 256 tokens on a hash ring, with bounded load", || Box::new(PrefixHash)),
 ];
 
 /// Names and descriptions of all policies, the default first.

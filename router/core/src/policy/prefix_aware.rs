@@ -1,34 +1,81 @@
-//! The least expected work: ours, and the default.
+//! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x·(1 + q̄ + ω·A) + A·(a + c·prompt)`, in tokens of prefill:
+//! `cost = W + x·[1 + (λ/N)·(W + x/2)·(1 + q̄) + ω·A] + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
 //!
-//! | term | meaning |
-//! |---|---|
-//! | `W` | uncached prompt tokens queued at the worker, which come first |
-//! | `x` | this request's own uncached tokens there |
-//! | `q̄` | mean requests without a first token, over the candidates: how many others wait while `x` is computed |
-//! | `A` | requests decoding at the worker: `x` delays each of them, a second of decode being worth ω of a second of TTFT |
-//! | `a + c·prompt` | what one more running sequence of this length slows each of the others down |
+//! | term | meaning | where it comes from |
+//! |---|---|---|
+//! | `W` | service that the worker owes to requests without a first token, which come first | ledger: learned service times, less what the first has had |
+//! | `x` | this request's own prefill there | the tree's hits; [`speed`](crate::speed): learned p, q and the worker's ratio |
+//! | `(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too | arrivals of late; q̄: mean requests without a first token |
+//! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
+//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down, in tokens of prefill; p is learned | ledger |
+//! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
+//! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays | ledger; Little's law |
 //!
-//! `W` and `x` are what this request waits for; `x·q̄` makes repeating a prefill that another worker has done dearer the
-//! busier the fleet is, so that a burst of siblings shares one; the last term lets a hot prefix overflow to other
-//! workers instead of burying the one that has it. The form is that of the study in `design/policy.md`, with token
-//! counts in place of learned speeds.
+//! `W + x` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
+//! has it. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
-use super::{Choice, Policy};
+use super::{Candidate, Choice, Policy};
 use crate::request::{PromptUse, RequestView};
 
 /// ω: a second of decode delay against a second of first-token delay.
 const DECODE_WORTH: f64 = 0.1;
-/// a: prefill tokens that one more running request is worth to each of the others, whatever its length. From a decode
-/// step's slope of 0.03 ms a sequence over some 300 steps, ×ω, at 0.06 ms a prefilled token.
+/// a: prefill tokens that one more running request is worth to another, whatever its length. From a decode step's slope of 0.03 ms a
+/// sequence over some 300 steps, ×ω, at 0.06 ms a prefilled token.
 const RUNNING_TOKENS: f64 = 15.0;
 /// c: the same for each token of its context: 0.088 µs a step over some 300 steps, ×ω, at 0.06 ms a token.
-const RUNNING_SHARE_OF_PROMPT: f64 = 0.04;
+const CONTEXT_SHARE: f64 = 0.04;
+/// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
+const FULL_SHARE: f64 = 0.9;
 
-/// Picks the worker where the request causes the least work and waiting.
+/// Picks the worker where the request causes the least waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixAware;
+
+/// What is the same for all candidates.
+struct Fleet {
+    /// Requests a second that come to a worker, times those that each of them makes wait in turn.
+    waiting_per_s: f64,
+    /// Mean time that a request stays, in seconds.
+    stay_s: f64,
+    token_s: f64,
+    prompt: f64,
+}
+
+impl Fleet {
+    fn of(request: &RequestView<'_>, choice: &Choice<'_>) -> Self {
+        let (mut prefilling, mut requests) = (0, 0);
+        for candidate in choice.candidates {
+            prefilling += candidate.load.prefilling;
+            requests += candidate.load.requests;
+        }
+        let count = choice.candidates.len() as f64;
+        let mean_waiting = prefilling as f64 / count;
+        Self {
+            waiting_per_s: choice.arrivals_per_s / count * (1.0 + mean_waiting),
+            stay_s: if choice.arrivals_per_s > 0.0 { requests as f64 / choice.arrivals_per_s } else { 0.0 },
+            token_s: choice.speed.token_s,
+            prompt: request.prompt_tokens as f64,
+        }
+    }
+
+    fn cost(&self, candidate: &Candidate) -> f64 {
+        let (queued_s, own_s) = (candidate.queued_s, candidate.own_s);
+        let (decoding, running) = (candidate.load.decoding() as f64, candidate.load.requests as f64);
+        let context = candidate.load.context_tokens as f64;
+        let delayed = self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
+        let slowed_tokens = running * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
+        let slow_tokens = running * RUNNING_TOKENS + CONTEXT_SHARE * context;
+        let decode_s = self.token_s * candidate.load.queue.ratio * (slowed_tokens + slow_tokens);
+        queued_s + own_s * (1.0 + delayed) + decode_s + self.memory_wait_s(candidate)
+    }
+
+    fn memory_wait_s(&self, candidate: &Candidate) -> f64 {
+        let Some(capacity) = candidate.kv_capacity_tokens.filter(|tokens| *tokens > 0) else { return 0.0 };
+        let wanted = (candidate.load.context_tokens as f64 + self.prompt) / capacity as f64;
+        (wanted - FULL_SHARE).max(0.0) * self.stay_s
+    }
+}
 
 impl Policy for PrefixAware {
     fn name(&self) -> &'static str {
@@ -39,22 +86,9 @@ impl Policy for PrefixAware {
         PromptUse::Whole
     }
 
+    /// Seconds.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        let candidates = choice.candidates;
-        let prefilling: usize = candidates.iter().map(|candidate| candidate.load.prefilling).sum();
-        let mean_waiting = prefilling as f64 / candidates.len() as f64;
-        let prompt = request.prompt_tokens as f64;
-        let cost = |queued: usize, hit: usize, decoding: usize| {
-            let own = request.prompt_tokens.saturating_sub(hit).max(1) as f64;
-            let running = decoding as f64;
-            let others = running * (RUNNING_TOKENS + RUNNING_SHARE_OF_PROMPT * prompt);
-            queued as f64 + own * (1.0 + mean_waiting + DECODE_WORTH * running) + others
-        };
-        candidates
-            .iter()
-            .map(|candidate| {
-                cost(candidate.load.prefill_tokens, candidate.hit_tokens, candidate.load.decoding())
-            })
-            .collect()
+        let fleet = Fleet::of(request, choice);
+        choice.candidates.iter().map(|candidate| fleet.cost(candidate)).collect()
     }
 }

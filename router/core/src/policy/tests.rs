@@ -1,16 +1,19 @@
 //! What each policy promises, on hand-made candidates.
 
+mod peers;
+
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use roundhouse_types::BlockHash;
 
 use super::*;
 use crate::fleet::Fleet;
+use crate::speed::PrefillSpeed;
 use crate::worker::{WorkerId, WorkerSpec};
 
 fn candidate(slot: u32, requests: usize) -> Candidate {
     let load = LoadReading { requests, last_pick: u64::from(slot), ..LoadReading::default() };
-    Candidate { slot: WorkerSlot(slot), load, hit_tokens: 0 }
+    Candidate { load, ..Candidate::new(WorkerSlot(slot)) }
 }
 
 fn fleet(workers: usize) -> Fleet {
@@ -26,7 +29,12 @@ fn pick(policy: &dyn Policy, request: &RequestView<'_>, candidates: &[Candidate]
     let snapshot = fleet(candidates.len()).snapshot();
     policy.pick(
         request,
-        &Choice { candidates, ring: &|| snapshot.ring() },
+        &Choice {
+            candidates,
+            ring: &|| snapshot.ring(),
+            arrivals_per_s: 0.0,
+            speed: PrefillSpeed::default(),
+        },
         &mut SmallRng::seed_from_u64(seed),
     )
 }
@@ -92,7 +100,12 @@ fn consistent_hash_keeps_a_session_until_its_worker_is_full() {
     assert_ne!(next, home);
     let without_home: Vec<_> = candidates.iter().copied().filter(|c| c.slot.index() != home).collect();
     let snapshot = fleet(4).snapshot();
-    let choice = Choice { candidates: &without_home, ring: &|| snapshot.ring() };
+    let choice = Choice {
+        candidates: &without_home,
+        ring: &|| snapshot.ring(),
+        arrivals_per_s: 0.0,
+        speed: PrefillSpeed::default(),
+    };
     let elsewhere = cheapest(&ConsistentHash.costs(&request, &choice), &without_home);
     assert_eq!(
         without_home[elsewhere].slot.index(),
@@ -120,11 +133,24 @@ fn consistent_hash_with_every_worker_full_still_picks() {
     assert_eq!(pick(&ConsistentHash, &request, &candidates, 0), 0);
 }
 
+/// What `prefix_aware` picks, with queues and prefills foreseen at the fleet's speed; ten requests a second come.
+fn pick_aware(request: &RequestView<'_>, candidates: &[Candidate]) -> usize {
+    let speed = PrefillSpeed::default();
+    let mut candidates = candidates.to_vec();
+    for candidate in &mut candidates {
+        candidate.load.queue.owed_s = speed.token_s * candidate.load.prefill_tokens as f64;
+        candidate.foresee(request, &speed, Duration::ZERO);
+    }
+    let snapshot = fleet(candidates.len()).snapshot();
+    let choice = Choice { candidates: &candidates, ring: &|| snapshot.ring(), arrivals_per_s: 10.0, speed };
+    PrefixAware.pick(request, &choice, &mut SmallRng::seed_from_u64(0))
+}
+
 #[test]
 fn prefix_aware_goes_where_the_prefix_is() {
     let mut candidates = [candidate(0, 0), candidate(1, 0), candidate(2, 0)];
     candidates[2].hit_tokens = 900;
-    assert_eq!(pick(&PrefixAware, &prompt(1_000), &candidates, 0), 2);
+    assert_eq!(pick_aware(&prompt(1_000), &candidates), 2);
 }
 
 #[test]
@@ -132,7 +158,7 @@ fn prefix_aware_spreads_cold_prompts_over_idle_workers() {
     let mut candidates = [candidate(0, 0), candidate(1, 0), candidate(2, 0)];
     let mut picked = Vec::new();
     for number in 10..16 {
-        let at = pick(&PrefixAware, &prompt(500), &candidates, 0);
+        let at = pick_aware(&prompt(500), &candidates);
         candidates[at].load.last_pick = number;
         picked.push(at);
     }
@@ -145,9 +171,33 @@ fn prefix_aware_leaves_a_hit_that_costs_more_in_queue_than_it_saves() {
     candidates[1].hit_tokens = 900;
     candidates[1].load.prefilling = 1;
     candidates[1].load.prefill_tokens = 5_000;
-    assert_eq!(pick(&PrefixAware, &prompt(1_000), &candidates, 0), 0);
+    assert_eq!(pick_aware(&prompt(1_000), &candidates), 0);
     candidates[1].load.prefill_tokens = 500;
-    assert_eq!(pick(&PrefixAware, &prompt(1_000), &candidates, 0), 1);
+    assert_eq!(pick_aware(&prompt(1_000), &candidates), 1);
+}
+
+#[test]
+fn prefix_aware_goes_to_the_faster_of_two_idle_workers() {
+    let mut candidates = [candidate(0, 0), candidate(1, 0)];
+    candidates[0].load.queue.ratio = 2.0;
+    assert_eq!(pick_aware(&prompt(1_000), &candidates), 1);
+    candidates[0].hit_tokens = 900;
+    assert_eq!(pick_aware(&prompt(1_000), &candidates), 0, "slow as it is, it has little to compute");
+}
+
+#[test]
+fn prefix_aware_leaves_a_hit_that_would_have_to_wait_for_memory() {
+    let mut candidates = [candidate(0, 20), candidate(1, 20)];
+    candidates[0].hit_tokens = 1_000;
+    for candidate in &mut candidates {
+        candidate.load.context_tokens = 95_000;
+    }
+    candidates[1].load.context_tokens = 80_000;
+    assert_eq!(pick_aware(&prompt(12_000), &candidates), 0, "nothing is known of capacities");
+    for candidate in &mut candidates {
+        candidate.kv_capacity_tokens = Some(100_000);
+    }
+    assert_eq!(pick_aware(&prompt(12_000), &candidates), 1);
 }
 
 #[test]
@@ -157,8 +207,9 @@ fn prefix_aware_does_not_bury_the_worker_of_a_hot_prefix() {
     // Fully cached requests keep coming and decode for ever.
     let mut on_hot = 0;
     for _ in 0..200 {
-        let at = pick(&PrefixAware, &prompt(1_000), &candidates, 0);
+        let at = pick_aware(&prompt(1_000), &candidates);
         candidates[at].load.requests += 1;
+        candidates[at].load.context_tokens += 1_000;
         candidates[at].hit_tokens = 1_000;
         on_hot += usize::from(at == 0);
     }
@@ -169,9 +220,9 @@ fn prefix_aware_does_not_bury_the_worker_of_a_hot_prefix() {
 fn prefix_aware_lets_siblings_share_one_prefill() {
     let mut candidates = [candidate(0, 0), candidate(1, 0)];
     let request = prompt(4_000);
-    let first = pick(&PrefixAware, &request, &candidates, 0);
+    let first = pick_aware(&request, &candidates);
     candidates[first].load =
         LoadReading { requests: 1, prefilling: 1, prefill_tokens: 4_000, ..LoadReading::default() };
     candidates[first].hit_tokens = 3_990;
-    assert_eq!(pick(&PrefixAware, &request, &candidates, 0), first);
+    assert_eq!(pick_aware(&request, &candidates), first);
 }

@@ -62,6 +62,7 @@ struct Node {
 }
 
 /// One block in one worker's cache, and its place in that worker's order of use.
+#[derive(Clone, Copy)]
 struct Holding {
     node: u32,
     worker: WorkerSlot,
@@ -192,6 +193,28 @@ impl PrefixTree {
             && list.oldest != NONE
         {
             self.remove(list.oldest);
+        }
+    }
+
+    /// How many insertions there have been, wrapping.
+    #[must_use]
+    pub fn clock(&self) -> u32 {
+        self.clock
+    }
+
+    /// Forgets what no insertion since `clock`, an earlier reading of [`PrefixTree::clock`], has used.
+    pub fn forget_unused_since(&mut self, clock: u32) {
+        let age = self.clock.wrapping_sub(clock);
+        for index in 0..self.workers.len() {
+            let oldest = |tree: &Self| {
+                let oldest = tree.workers[index].oldest;
+                (oldest != NONE).then(|| tree.holdings[oldest])
+            };
+            while let Some(Holding { worker, used, .. }) = oldest(self)
+                && self.clock.wrapping_sub(used) >= age
+            {
+                self.evict_oldest(worker);
+            }
         }
     }
 

@@ -195,6 +195,19 @@ fn taking_back_leaves_what_another_request_built_upon() {
 }
 
 #[test]
+fn forgets_what_was_not_used_since_a_reading_of_its_clock() {
+    let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100, worker_blocks: 100 });
+    tree.insert(WorkerSlot(0), &path(&[0, 1, 2]));
+    tree.insert(WorkerSlot(1), &path(&[0, 1, 2]));
+    let reading = tree.clock();
+    tree.insert(WorkerSlot(0), &path(&[0, 1]));
+    tree.forget_unused_since(reading);
+    let hits = tree.hits(&path(&[0, 1, 2]));
+    assert_eq!((hits.blocks(WorkerSlot(0)), hits.blocks(WorkerSlot(1))), (2, 0));
+    tree.check_invariants();
+}
+
+#[test]
 fn ten_thousand_workers_may_hold_one_prefix() {
     let mut tree = PrefixTree::new(TreeLimits { total_blocks: 1_000_000, worker_blocks: 100 });
     for worker in 0..10_000 {

@@ -1,0 +1,153 @@
+//! The command line of `bench simulate`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use worker_core::PrefillOrder;
+
+use super::workload::generated::Kind;
+
+/// More routers than anybody has.
+const MOST_REPLICAS: usize = 1_000;
+
+/// Everything `bench simulate` takes.
+#[derive(Debug, Clone, Args)]
+pub struct SimulateArgs {
+    /// Traces to follow: JSON lines with timestamp (ms), input_length, output_length and hash_ids of 512-token blocks
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub trace: Vec<PathBuf>,
+    /// Azure's traces of arrivals and lengths (TIMESTAMP,ContextTokens,GeneratedTokens); prefixes are made up
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub azure: Vec<PathBuf>,
+    /// Generated workloads
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub workload: Vec<Kind>,
+    /// At most so many requests of each trace, and so many of each generated workload [default: all, and 6000]
+    #[arg(long, value_name = "N")]
+    pub requests: Option<usize>,
+    /// Engine: plain (one serial prefill server a worker, see design/bench.md), or a preset of recorded ones: qwen3-8b,
+    /// qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b or vllm-chunked
+    #[arg(long, value_name = "NAME", default_value = "qwen3-8b")]
+    pub engine: String,
+    /// When engines compute prompts [default: as the preset's did]
+    #[arg(long, value_name = "ORDER")]
+    pub prefill: Option<Prefill>,
+    /// Numbers of workers
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8")]
+    pub workers: Vec<usize>,
+    /// Sizes of each worker's cache, in blocks of 512 tokens
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2000")]
+    pub blocks: Vec<usize>,
+    /// Offered rates over R*, the completions a second of round_robin when offered far more. With --engine plain: utilisation
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.7,0.9")]
+    pub load: Vec<f64>,
+    /// Who is compared: names, or all (the router's policies and the oracle). Besides: min_ttft, hash_two_blocks,
+    /// cache_aware_smallest_tree
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all")]
+    pub policies: Vec<String>,
+    /// Speeds of the workers
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "even")]
+    pub fleet: Vec<FleetKind>,
+    /// Routers that share nothing, each request going to one of them at random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub replicas: usize,
+    /// First seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// How many seeds, one after the other, of what is generated; all policies see the same workloads
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seeds: u64,
+    /// Longest time to the first token that counts as good, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 2_000.0)]
+    pub goodput_ttft: f64,
+    /// Longest time per output token that counts as good, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 100.0)]
+    pub goodput_tpot: f64,
+    /// File for the figures, one JSON object a line and a simulation; what it holds is replaced
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Simulations at a time, a core each; they give the same figures whatever their number
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub threads: usize,
+}
+
+/// When engines compute prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Prefill {
+    /// Beside decodes, in chunks.
+    Mixed,
+    /// Before decodes.
+    First,
+}
+
+impl From<Prefill> for PrefillOrder {
+    fn from(prefill: Prefill) -> Self {
+        match prefill {
+            Prefill::Mixed => Self::Mixed,
+            Prefill::First => Self::First,
+        }
+    }
+}
+
+/// How fast the workers of a fleet are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FleetKind {
+    /// All alike.
+    Even,
+    /// Every other worker takes twice as long for everything.
+    HalfSpeed,
+    /// The first worker takes four times as long, from a third of the time to two thirds.
+    Slowing,
+}
+
+impl FleetKind {
+    /// What it adds to the name of a trace.
+    #[must_use]
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Even => "",
+            Self::HalfSpeed => "+half-speed",
+            Self::Slowing => "+slowing",
+        }
+    }
+}
+
+impl SimulateArgs {
+    /// Checks what clap cannot.
+    ///
+    /// # Errors
+    /// All problems at once, each naming the flag and what would be right.
+    pub fn validate(&self) -> anyhow::Result<()> {
+        let mut problems = Vec::new();
+        for (flag, values) in [("--workers", &self.workers), ("--blocks", &self.blocks)] {
+            if values.is_empty() || values.contains(&0) {
+                problems.push(format!("{flag} must be numbers of at least 1"));
+            }
+        }
+        if self.load.is_empty() || self.load.iter().any(|load| !(*load > 0.0 && load.is_finite())) {
+            problems.push("--load must be numbers above 0, such as 0.7,0.9".to_owned());
+        }
+        for (flag, value) in [("--threads", self.threads), ("--replicas", self.replicas)] {
+            if value == 0 {
+                problems.push(format!("{flag} must be at least 1"));
+            }
+        }
+        if self.replicas > MOST_REPLICAS {
+            problems.push(format!("--replicas must be at most {MOST_REPLICAS}"));
+        }
+        if self.requests == Some(0) {
+            problems.push("--requests must be at least 1".to_owned());
+        }
+        if self.engine == "plain" && self.fleet != [FleetKind::Even] {
+            problems.push("--engine plain knows no other --fleet than even".to_owned());
+        }
+        if self.seeds == 0 {
+            problems.push("--seeds must be at least 1".to_owned());
+        }
+        if self.trace.is_empty() && self.azure.is_empty() && self.workload.is_empty() {
+            problems
+                .push("nothing to simulate: give --trace FILE, --azure FILE or --workload NAME".to_owned());
+        }
+        if problems.is_empty() { Ok(()) } else { Err(anyhow::anyhow!(problems.join("\n       "))) }
+    }
+}

@@ -1,0 +1,226 @@
+//! Who takes part: the router's own policies with what each of them knows, and some that exist in simulation only.
+//!
+//! Next: [`run`](super::run) gives each what it knows.
+
+use rand::Rng;
+use router_core::policy::{Choice, ColdChoice, IndexBound, IndexSource, IndexUse, SglangCacheAware, by_name};
+use router_core::{Policy, PromptUse, RequestView};
+use serde::Serialize;
+
+/// What a policy is in the comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Roundhouse's default.
+    Ours,
+    /// Another router's.
+    Peer,
+    /// Something simple.
+    Baseline,
+    /// It knows what no router can know.
+    Oracle,
+}
+
+impl Family {
+    /// As in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Peer => "peer",
+            Self::Baseline => "baseline",
+            Self::Oracle => "oracle",
+        }
+    }
+}
+
+/// One of those who are compared.
+#[derive(Clone, Copy)]
+pub struct Contender {
+    /// The policy's name.
+    pub name: &'static str,
+    /// What it is.
+    pub family: Family,
+    make: fn() -> Option<Box<dyn Policy>>,
+}
+
+impl std::fmt::Debug for Contender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Contender").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+macro_rules! of_the_router {
+    ($($name:literal $family:ident),* $(,)?) => {
+        &[$(Contender { name: $name, family: Family::$family, make: || by_name($name) }),*]
+    };
+}
+
+/// Those that `--policies all` means.
+const OF_THE_ROUTER: &[Contender] = of_the_router![
+    "prefix_aware" Ours,
+    "sglang_cache_aware" Peer,
+    "sglang_cache_aware_old" Peer,
+    "kv_aware" Peer,
+    "dynamo" Peer,
+    "llm_d" Peer,
+    "llm_d_valve" Peer,
+    "aibrix" Peer,
+    "pstack_prefix" Peer,
+    "pstack_session" Peer,
+    "prefix_hash" Peer,
+    "consistent_hash" Baseline,
+    "least_load" Baseline,
+    "power_of_two" Baseline,
+    "round_robin" Baseline,
+    "random" Baseline,
+];
+
+/// Those that must be asked for.
+const SIMULATED_ONLY: &[Contender] = &[
+    Contender { name: "oracle", family: Family::Oracle, make: || Some(Box::new(Oracle)) },
+    Contender { name: "min_ttft", family: Family::Oracle, make: || Some(Box::new(MinTtft)) },
+    Contender { name: "hash_two_blocks", family: Family::Baseline, make: || Some(Box::new(HashTwoBlocks)) },
+    Contender {
+        name: "cache_aware_smallest_tree",
+        family: Family::Peer,
+        make: || {
+            Some(Box::new(SglangCacheAware {
+                name: "cache_aware_smallest_tree",
+                cold: ColdChoice::SmallestTree,
+                ..SglangCacheAware::NEWER
+            }))
+        },
+    },
+];
+
+impl Contender {
+    /// The policy.
+    #[must_use]
+    pub fn policy(&self) -> Box<dyn Policy> {
+        (self.make)().expect("the tables name policies that there are")
+    }
+}
+
+/// All that can be named.
+pub fn known() -> impl Iterator<Item = Contender> {
+    OF_THE_ROUTER.iter().chain(SIMULATED_ONLY).copied()
+}
+
+/// The contenders of `--policies`: names, or `all`, which is the router's own policies and the oracle.
+///
+/// # Errors
+/// A name that is nobody's, with those there are.
+pub fn named(names: &[String]) -> anyhow::Result<Vec<Contender>> {
+    let mut found: Vec<Contender> = Vec::new();
+    for name in names {
+        if name == "all" {
+            found.extend(OF_THE_ROUTER.iter().chain(&SIMULATED_ONLY[..1]));
+            continue;
+        }
+        let contender = known().find(|contender| contender.name == name);
+        let Some(contender) = contender else {
+            let all: Vec<_> = known().map(|contender| contender.name).collect();
+            anyhow::bail!("--policies: there is no policy {name:?}; there are all, {}", all.join(", "));
+        };
+        found.push(contender);
+    }
+    let mut seen = Vec::new();
+    found.retain(|contender| {
+        !seen.contains(&contender.name) && {
+            seen.push(contender.name);
+            true
+        }
+    });
+    Ok(found)
+}
+
+/// Ours, with what the workers' caches really hold and what they are about to hold.
+#[derive(Debug)]
+struct Oracle;
+
+impl Policy for Oracle {
+    fn name(&self) -> &'static str {
+        "oracle"
+    }
+
+    fn prompt_use(&self) -> PromptUse {
+        PromptUse::Whole
+    }
+
+    fn index_use(&self) -> IndexUse {
+        IndexUse { source: IndexSource::ReportedAndInFlight, ..IndexUse::default() }
+    }
+
+    fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
+        router_core::policy::PrefixAware.costs(request, choice)
+    }
+}
+
+/// The least time to the first token as predicted from exact caches and queues: the last row of what is known of the trace.
+#[derive(Debug)]
+struct MinTtft;
+
+impl Policy for MinTtft {
+    fn name(&self) -> &'static str {
+        "min_ttft"
+    }
+
+    fn prompt_use(&self) -> PromptUse {
+        PromptUse::Whole
+    }
+
+    fn index_use(&self) -> IndexUse {
+        IndexUse { source: IndexSource::Reported, ..IndexUse::default() }
+    }
+
+    fn costs(&self, _: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
+        choice.candidates.iter().map(|one| one.queued_s + one.own_s).collect()
+    }
+}
+
+/// The first two blocks on the hash ring, without a bound.
+#[derive(Debug)]
+struct HashTwoBlocks;
+
+impl Policy for HashTwoBlocks {
+    fn name(&self) -> &'static str {
+        "hash_two_blocks"
+    }
+
+    fn prompt_use(&self) -> PromptUse {
+        PromptUse::Whole
+    }
+
+    fn index_use(&self) -> IndexUse {
+        IndexUse { bound: IndexBound::Tokens(1_024), ..IndexUse::default() }
+    }
+
+    fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
+        let key = request.blocks.iter().take(2).next_back().map_or(0, |block| block.0);
+        let first = (choice.ring)().walk(key).next();
+        choice.candidates.iter().map(|one| if Some(one.slot) == first { 0.0 } else { 1.0 }).collect()
+    }
+
+    fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, _: &mut dyn Rng) -> usize {
+        self.costs(request, choice).iter().position(|cost| *cost == 0.0).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_of_the_router_takes_part_under_its_own_name() {
+        let all = named(&["all".into()]).unwrap();
+        for (name, _) in router_core::policy::policies() {
+            assert!(all.iter().any(|contender| contender.name == name), "{name}");
+        }
+        for contender in known() {
+            assert_eq!(contender.policy().name(), contender.name);
+        }
+        assert_eq!(named(&["random".into(), "random".into()]).unwrap().len(), 1);
+        assert!(named(&["fast".into()]).unwrap_err().to_string().contains("prefix_aware"));
+    }
+}

@@ -1,0 +1,59 @@
+//! A simulated worker: takes requests in, says when something happens next, and what.
+//!
+//! Two kinds. [`scheduled`] runs the worker's own scheduler and block pool, with step times from the timing model; [`plain`] is the
+//! simplest server there can be, whose figures are known (`design/bench.md`). Neither knows policies. Next: [`run`](super::run).
+
+pub mod plain;
+pub mod scheduled;
+
+use roundhouse_types::BlockHash;
+use router_core::ledger::ReportedLoad;
+
+use super::workload::{Partial, Workload};
+
+/// What an engine tells of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// Its first token.
+    FirstToken {
+        /// Which request.
+        request: u32,
+        /// Tokens of its prompt that were in the cache.
+        cached_tokens: u32,
+    },
+    /// Its last token, which may be the first as well.
+    Done {
+        /// Which request.
+        request: u32,
+    },
+}
+
+/// A simulated worker.
+pub trait Engine {
+    /// Which blocks of a prompt it keeps.
+    const PARTIAL: Partial;
+
+    /// Takes in request `number` at `now_ns`.
+    fn submit(&mut self, workload: &Workload, number: u32, now_ns: u64);
+
+    /// When something happens next, if nothing more comes in.
+    fn next_ns(&self) -> Option<u64>;
+
+    /// Does what happens at `next_ns`.
+    fn advance(&mut self, workload: &Workload, notices: &mut Vec<Notice>);
+
+    /// Blocks of `path`, hashed by [`Engine::cache_path`], that its cache holds.
+    fn cached_blocks(&self, path: &[BlockHash]) -> usize;
+
+    /// A request's blocks under the hashes of this engine's cache.
+    fn cache_path(workload: &Workload, number: u32, path: &mut Vec<BlockHash>);
+
+    /// Seconds of service that it owes at `now_ns`, and what a prompt of `new_tokens` more would add, where it can tell.
+    fn queue_s(&self, new_tokens: usize, now_ns: u64) -> Option<(f64, f64)>;
+
+    /// What it would say of itself now.
+    fn reported(&self) -> ReportedLoad;
+
+    /// Sequences that lost their blocks, so far.
+    fn retractions(&self) -> u64;
+}

@@ -1,0 +1,302 @@
+//! The real engine: the worker's own scheduler and block pool, stepped by the timing model in place of a model.
+//!
+//! Every token is drawn by a real step; nothing is skipped or approximated. What makes that fast is that a block has 512 tokens, so
+//! that a prompt of 12,000 tokens is 24 hashes and 24 entries of a block table.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
+use router_core::ledger::ReportedLoad;
+use worker_core::step::{Batch, KvCapacity, NextToken};
+use worker_core::{
+    EnginePreset, EngineTiming, PrefillOrder, SamplingParams, Scheduler, SchedulerLimits, Submission,
+};
+
+use super::{Engine, Notice};
+use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
+
+/// All engines of a simulation hash alike, so that a prompt is hashed once to be looked up in all of them.
+const HASH_SEED: u64 = 0x0072_6f75_6e64;
+
+/// How fast an engine runs, as a function of time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Times everything takes, 1 for what was measured.
+    pub slowness: f64,
+    /// `(from, until, times)` in nanoseconds: a while of being slower still.
+    pub slow_while: Option<(u64, u64, f64)>,
+}
+
+impl Pace {
+    /// As measured.
+    pub const EVEN: Self = Self { slowness: 1.0, slow_while: None };
+
+    fn at(self, now_ns: u64) -> f64 {
+        let more = match self.slow_while {
+            Some((from, until, times)) if (from..until).contains(&now_ns) => times,
+            _ => 1.0,
+        };
+        self.slowness * more
+    }
+}
+
+/// What is the same for all requests, made once.
+#[derive(Debug)]
+struct Shared {
+    params: Arc<SamplingParams>,
+    end_tokens: Arc<[TokenId]>,
+}
+
+/// A worker without a model.
+#[derive(Debug)]
+pub struct ScheduledEngine {
+    scheduler: Scheduler,
+    timing: EngineTiming,
+    pace: Pace,
+    shared: Shared,
+    /// The step that is being computed, and when it ends.
+    step: Option<(Batch, u64)>,
+    /// `(when, request)`: taken in, not yet to be scheduled.
+    due: VecDeque<(u64, u32)>,
+    /// Waiting requests whose tokens are not made yet; behind the scheduler's own queue.
+    backlog: VecDeque<u32>,
+    /// Tokens that the scheduler's queue may hold before the backlog grows.
+    queued_tokens_limit: usize,
+    /// Tokens of prompts that the scheduler has and that have no first token.
+    queued_tokens: usize,
+    /// By sequence number: the request, and whether its first token has come.
+    sequences: Vec<(u32, bool)>,
+    drawn: Vec<NextToken>,
+}
+
+/// What an engine is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Build<'a> {
+    /// Times and limits.
+    pub preset: &'a EnginePreset,
+    /// Whether prompts run beside decodes or before them, if not as recorded.
+    pub prefill: Option<PrefillOrder>,
+    /// Blocks of [`BLOCK_TOKENS`] in its pool.
+    pub blocks: usize,
+    /// How fast it is.
+    pub pace: Pace,
+    /// Tokens of waiting prompts that are kept in memory at most.
+    pub queued_tokens_limit: usize,
+}
+
+impl ScheduledEngine {
+    /// An idle engine with an empty cache.
+    #[must_use]
+    pub fn new(build: &Build<'_>) -> Self {
+        let Build { preset, prefill, blocks, pace, queued_tokens_limit } = *build;
+        let limits = SchedulerLimits { prefill: prefill.unwrap_or(preset.prefill), ..preset.limits() };
+        let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks };
+        Self {
+            scheduler: Scheduler::new(capacity, limits, HASH_SEED),
+            timing: preset.timing,
+            pace,
+            shared: Shared { params: Arc::new(SamplingParams::greedy()), end_tokens: Arc::new([]) },
+            step: None,
+            due: VecDeque::new(),
+            backlog: VecDeque::new(),
+            queued_tokens_limit,
+            queued_tokens: 0,
+            sequences: Vec::new(),
+            drawn: Vec::new(),
+        }
+    }
+
+    /// Hands waiting requests to the scheduler, as far as memory allows.
+    fn feed(&mut self, workload: &Workload) {
+        while let Some(number) = self.backlog.front().copied() {
+            let prompt = workload.tokens(number);
+            if self.queued_tokens > 0 && self.queued_tokens + prompt.len() > self.queued_tokens_limit {
+                return;
+            }
+            self.backlog.pop_front();
+            self.queued_tokens += prompt.len();
+            let submission = Submission {
+                prompt,
+                params: Arc::clone(&self.shared.params),
+                max_tokens: workload.requests[number as usize].output_tokens as usize,
+                end_tokens: Arc::clone(&self.shared.end_tokens),
+                priority: 0,
+            };
+            self.scheduler.submit(submission).expect("a cell's requests fit into its pools");
+            self.sequences.push((number, false));
+        }
+    }
+
+    fn begin_step(&mut self, workload: &Workload, now_ns: u64) {
+        self.feed(workload);
+        if self.scheduler.is_idle() {
+            return;
+        }
+        let batch = self.scheduler.schedule();
+        let seconds = self.timing.step(&batch).as_secs_f64() * self.pace.at(now_ns);
+        self.step = Some((batch, now_ns + nanoseconds(seconds)));
+    }
+
+    fn end_step(&mut self, workload: &Workload, batch: &Batch, notices: &mut Vec<Notice>) {
+        self.drawn.clear();
+        for step in batch.sequences.iter().filter(|step| step.sample.is_some()) {
+            let (request, _) = self.sequences[index(step.id.0)];
+            let token = workload.token(request, step.context_tokens + step.tokens.len());
+            self.drawn.push(NextToken { id: step.id, token, logprobs: None });
+        }
+        for progress in self.scheduler.commit(batch, &self.drawn) {
+            let (request, has_begun) = &mut self.sequences[index(progress.id.0)];
+            let request = *request;
+            if !std::mem::replace(has_begun, true) {
+                self.queued_tokens -= workload.requests[request as usize].input_tokens as usize;
+                let cached_tokens = u32::try_from(progress.cached_tokens).unwrap_or(u32::MAX);
+                notices.push(Notice::FirstToken { request, cached_tokens });
+            }
+            if progress.finished == Some(FinishReason::Length) {
+                notices.push(Notice::Done { request });
+            }
+        }
+    }
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).expect("sequences are counted from 0")
+}
+
+impl Engine for ScheduledEngine {
+    const PARTIAL: Partial = Partial::LeftOut;
+
+    fn submit(&mut self, workload: &Workload, number: u32, now_ns: u64) {
+        let wait = nanoseconds(self.timing.request_s);
+        if wait > 0 {
+            self.due.push_back((now_ns + wait, number));
+            return;
+        }
+        self.backlog.push_back(number);
+        if self.step.is_none() {
+            self.begin_step(workload, now_ns);
+        }
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        let step = self.step.as_ref().map(|(_, ends_ns)| *ends_ns);
+        step.into_iter().chain(self.due.front().map(|(due_ns, _)| *due_ns)).min()
+    }
+
+    fn advance(&mut self, workload: &Workload, notices: &mut Vec<Notice>) {
+        let Some(now_ns) = self.next_ns() else { return };
+        while self.due.front().is_some_and(|(due_ns, _)| *due_ns == now_ns) {
+            self.backlog.extend(self.due.pop_front().map(|(_, number)| number));
+        }
+        if let Some((batch, _)) = self.step.take_if(|(_, ends_ns)| *ends_ns == now_ns) {
+            self.end_step(workload, &batch, notices);
+        }
+        if self.step.is_none() {
+            self.begin_step(workload, now_ns);
+        }
+    }
+
+    fn cached_blocks(&self, path: &[BlockHash]) -> usize {
+        self.scheduler.cached_blocks(path)
+    }
+
+    fn cache_path(workload: &Workload, number: u32, path: &mut Vec<BlockHash>) {
+        let mut chain = ChainHasher::new(HASH_SEED);
+        let request = &workload.requests[number as usize];
+        let full = (request.input_tokens as usize - 1) / BLOCK_TOKENS;
+        path.clear();
+        path.extend(
+            workload.ids(request).iter().take(full).map(|id| chain.push_tokens(&[*id; BLOCK_TOKENS])),
+        );
+    }
+
+    /// How long others will keep it is not known before they have ended.
+    fn queue_s(&self, _: usize, _: u64) -> Option<(f64, f64)> {
+        None
+    }
+
+    fn reported(&self) -> ReportedLoad {
+        let stats = self.scheduler.stats();
+        let kv_usage = stats.held_blocks as f64 / stats.total_blocks as f64;
+        let waiting = stats.waiting + self.backlog.len() + self.due.len();
+        ReportedLoad { running: stats.running, waiting, kv_usage }
+    }
+
+    fn retractions(&self) -> u64 {
+        self.scheduler.stats().retractions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use worker_core::timing::preset;
+
+    use super::*;
+    use crate::simulate::workload::Draft;
+
+    fn run(workload: &Workload, engine: &mut ScheduledEngine) -> Vec<(u64, Notice)> {
+        let mut told = Vec::new();
+        while let Some(at_ns) = engine.next_ns() {
+            let mut notices = Vec::new();
+            engine.advance(workload, &mut notices);
+            told.extend(notices.into_iter().map(|notice| (at_ns, notice)));
+        }
+        told
+    }
+
+    fn engine(queued_tokens_limit: usize, pace: Pace) -> ScheduledEngine {
+        let preset = preset("qwen3-8b").unwrap();
+        ScheduledEngine::new(&Build { preset, prefill: None, blocks: 100, pace, queued_tokens_limit })
+    }
+
+    #[test]
+    fn a_lone_request_takes_what_the_timing_model_says() {
+        let mut workload = Workload::named("w");
+        workload.push(Draft { input_tokens: 2_000, output_tokens: 2, ..Draft::default() }, [1, 2, 3]);
+        for slowness in [1.0, 2.0] {
+            let mut engine = engine(1_000_000, Pace { slowness, ..Pace::EVEN });
+            engine.submit(&workload, 0, 0);
+            let told = run(&workload, &mut engine);
+            // d + p·T + q·T²/2, then a + b + g·K.
+            let prefill_s = 0.030 + 0.061e-3 * 2_000.0 + 0.91e-9 * 2_000.0 * 1_000.0;
+            let decode_s = 0.0113 + 0.030e-3 + 0.088e-6 * 2_001.0;
+            let expected = [prefill_s, prefill_s + decode_s].map(|seconds| seconds * slowness);
+            assert_eq!(told[0].1, Notice::FirstToken { request: 0, cached_tokens: 0 });
+            assert_eq!(told[1].1, Notice::Done { request: 0 });
+            for ((at_ns, _), expected) in told.iter().zip(expected) {
+                assert!((*at_ns as f64 / 1e9 - expected).abs() < 1e-6, "{at_ns} is not {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_later_turn_finds_the_reply_in_the_cache() {
+        let mut workload = Workload::named("w");
+        workload.push(Draft { input_tokens: 600, output_tokens: 500, ..Draft::default() }, [1, 2, 3]);
+        workload.push(Draft { input_tokens: 1_200, output_tokens: 1, ..Draft::default() }, [1, 2, 3]);
+        let mut engine = engine(1_000_000, Pace::EVEN);
+        engine.submit(&workload, 0, 0);
+        run(&workload, &mut engine);
+        engine.submit(&workload, 1, 1_000_000_000_000);
+        let told = run(&workload, &mut engine);
+        assert_eq!(told[0].1, Notice::FirstToken { request: 1, cached_tokens: 1_024 });
+        let mut path = Vec::new();
+        ScheduledEngine::cache_path(&workload, 1, &mut path);
+        assert_eq!(engine.cached_blocks(&path), 2);
+    }
+
+    #[test]
+    fn what_waits_in_the_backlog_is_served_as_if_it_had_not() {
+        let mut workload = Workload::named("w");
+        for number in 0..20 {
+            workload.push(Draft { input_tokens: 3_000, output_tokens: 5, ..Draft::default() }, [number]);
+        }
+        let of = |limit| {
+            let mut engine = engine(limit, Pace::EVEN);
+            (0..20).for_each(|number| engine.submit(&workload, number, 0));
+            run(&workload, &mut engine)
+        };
+        assert_eq!(of(30_000), of(1_000_000));
+    }
+}

@@ -1,0 +1,214 @@
+//! All the simulations that were asked for: cells, their saturated throughput, and one run for each load and contender.
+//!
+//! Next: [`report`](super::report) prints each row as its turn comes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use worker_core::{EnginePreset, PrefillOrder};
+
+use super::args::FleetKind;
+use super::contender::{Contender, named};
+use super::engine::plain::PlainEngine;
+use super::engine::scheduled::{Build, Pace, ScheduledEngine};
+use super::outcome::{Figures, Objective, Outcome};
+use super::run::{Setup, run};
+use super::workload::{BLOCK_TOKENS, Workload, nanoseconds};
+
+/// Tokens of waiting prompts in memory, over all workers of a simulation: at most some 800 MB.
+const QUEUED_TOKENS: usize = 200_000_000;
+
+/// What workers are made of.
+#[derive(Debug, Clone, Copy)]
+pub enum EngineKind {
+    /// The plain one; load is utilisation.
+    Plain,
+    /// A recorded one, with prompts in another order if that is asked for; load is relative to round robin's saturated throughput.
+    Preset(&'static EnginePreset, Option<PrefillOrder>),
+}
+
+/// A workload on a fleet.
+#[derive(Debug, Clone)]
+pub struct Cell<'a> {
+    /// What arrives.
+    pub workload: &'a Workload,
+    /// What it and the fleet go by together.
+    pub name: String,
+    /// The seed of the workload, and of all that is drawn.
+    pub seed: u64,
+    /// How fast workers are.
+    pub fleet: FleetKind,
+    /// How many there are.
+    pub workers: usize,
+    /// Blocks of each one's cache.
+    pub blocks: usize,
+    /// Routers that share nothing.
+    pub replicas: usize,
+    /// What workers are.
+    pub engine: EngineKind,
+    /// R*; found when it is asked for.
+    pub saturated: OnceLock<f64>,
+}
+
+/// One simulation.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// Where.
+    pub cell: &'a Cell<'a>,
+    /// How much of it.
+    pub load: f64,
+    /// By whom.
+    pub contender: &'a Contender,
+}
+
+/// What it gave.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    /// What it was.
+    pub job: Job<'a>,
+    /// Its figures.
+    pub figures: Figures,
+}
+
+impl Cell<'_> {
+    /// Refuses what could never run.
+    ///
+    /// # Errors
+    /// When a request is longer than a worker's cache.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let (longest, room) = (self.workload.longest_tokens(), self.blocks * BLOCK_TOKENS);
+        anyhow::ensure!(
+            longest <= room || matches!(self.engine, EngineKind::Plain),
+            "{}: a request of {longest} tokens does not fit into {} blocks of {BLOCK_TOKENS}; --blocks must be at least {}",
+            self.name,
+            self.blocks,
+            longest.div_ceil(BLOCK_TOKENS)
+        );
+        Ok(())
+    }
+
+    /// R*: completions a second of round robin when everything is offered at once. `None` for the plain engine, whose load is not
+    /// relative to it.
+    pub fn saturated_rps(&self, tick: &mut dyn FnMut()) -> Option<f64> {
+        let EngineKind::Preset(..) = self.engine else { return None };
+        let measure = || {
+            let round_robin = &named(&["round_robin".to_owned()]).expect("it is in the table")[0];
+            let setup = Setup { replicas: 1, ..self.setup(round_robin, 0.0) };
+            // One that is slow for a while is not slow for ever: R* is that of the fleet in health.
+            run(setup, self.engines(None), tick).rate()
+        };
+        Some(*self.saturated.get_or_init(measure))
+    }
+
+    fn setup<'b>(&'b self, contender: &'b Contender, time_scale: f64) -> Setup<'b> {
+        let Cell { workload, blocks, replicas, seed, .. } = *self;
+        Setup { workload, contender, time_scale, blocks, replicas, seed }
+    }
+
+    fn engines(&self, duration_s: Option<f64>) -> Vec<ScheduledEngine> {
+        let EngineKind::Preset(preset, prefill) = self.engine else { return Vec::new() };
+        let third = nanoseconds(duration_s.unwrap_or(0.0) / 3.0);
+        let pace = |number: usize| match self.fleet {
+            FleetKind::HalfSpeed if number % 2 == 1 => Pace { slowness: 2.0, ..Pace::EVEN },
+            FleetKind::Slowing if number == 0 => {
+                Pace { slow_while: Some((third, 2 * third, 4.0)), ..Pace::EVEN }
+            }
+            _ => Pace::EVEN,
+        };
+        let queued_tokens_limit = QUEUED_TOKENS / self.workers;
+        let build =
+            |number| Build { preset, prefill, blocks: self.blocks, pace: pace(number), queued_tokens_limit };
+        (0..self.workers).map(|number| ScheduledEngine::new(&build(number))).collect()
+    }
+}
+
+impl<'a> Job<'a> {
+    /// Runs it.
+    #[must_use]
+    pub fn run(self, objective: Objective, tick: &mut dyn FnMut()) -> Row<'a> {
+        let figures = self.outcome(tick).figures(self.cell.workload, objective);
+        Row { job: self, figures }
+    }
+
+    /// Runs it, for all that became of its requests.
+    #[must_use]
+    pub fn outcome(self, tick: &mut dyn FnMut()) -> Outcome {
+        let Job { cell, load, contender } = self;
+        let workload = cell.workload;
+        match cell.engine {
+            EngineKind::Plain => {
+                let total = workload.input_tokens() as f64;
+                let tokens_per_s = total / workload.duration_s() / cell.workers as f64 / load;
+                let engines = (0..cell.workers).map(|_| PlainEngine::new(tokens_per_s, cell.blocks));
+                run(cell.setup(contender, 1.0), engines.collect(), tick)
+            }
+            EngineKind::Preset(..) => {
+                let saturated = cell.saturated_rps(&mut || {}).unwrap_or(1.0);
+                let scale = workload.rate() / (load * saturated);
+                let engines = cell.engines(Some(workload.duration_s() * scale));
+                run(cell.setup(contender, scale), engines, tick)
+            }
+        }
+    }
+}
+
+/// Runs `jobs` on `threads` threads and hands rows to `emit` in the order of the jobs, each as soon as its turn has come.
+pub fn run_all<'a>(
+    jobs: &[Job<'a>],
+    threads: usize,
+    objective: Objective,
+    tick: &(dyn Fn(u64) + Sync),
+    emit: &mut (dyn FnMut(Row<'a>) + Send),
+) {
+    struct Pending<'r, 'a> {
+        rows: Vec<Option<Row<'a>>>,
+        emitted: usize,
+        emit: &'r mut (dyn FnMut(Row<'a>) + Send),
+    }
+    let pending = Mutex::new(Pending { rows: vec![None; jobs.len()], emitted: 0, emit });
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(number) else { return };
+            let mut count = Ticks { told: tick, count: 0 };
+            job.cell.saturated_rps(&mut || count.tick());
+            let row = job.run(objective, &mut || count.tick());
+            let mut pending = pending.lock().unwrap_or_else(PoisonError::into_inner);
+            pending.rows[number] = Some(row);
+            while let Some(Some(row)) = pending.rows.get(pending.emitted).copied() {
+                pending.emitted += 1;
+                (pending.emit)(row);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.max(1) {
+            scope.spawn(work);
+        }
+        work();
+    });
+}
+
+/// Tells of requests by the thousand, since telling costs more than counting.
+struct Ticks<'a> {
+    told: &'a (dyn Fn(u64) + Sync),
+    count: u64,
+}
+
+impl Ticks<'_> {
+    const AT_ONCE: u64 = 1_000;
+
+    fn tick(&mut self) {
+        self.count += 1;
+        if self.count == Self::AT_ONCE {
+            (self.told)(std::mem::take(&mut self.count));
+        }
+    }
+}
+
+impl Drop for Ticks<'_> {
+    fn drop(&mut self) {
+        (self.told)(self.count);
+    }
+}

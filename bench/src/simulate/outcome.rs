@@ -1,0 +1,165 @@
+//! What became of all requests → the figures of a cell.
+//!
+//! Formulas as in `bench serve` (`design/bench.md`): TPOT = (E2E − TTFT) / (output tokens − 1). Next: [`report`](super::report).
+
+use super::run::Record;
+use super::workload::Workload;
+use crate::statistics::distribution::Distribution;
+
+/// What a simulation gives.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// By request.
+    pub records: Vec<Record>,
+    /// How many workers there were.
+    pub workers: usize,
+    /// Sequences that lost their blocks.
+    pub retractions: u64,
+}
+
+/// What is good enough.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Objective {
+    /// Longest time to the first token, in milliseconds.
+    pub ttft_ms: f64,
+    /// Longest time per output token, in milliseconds.
+    pub tpot_ms: f64,
+}
+
+/// The figures of one simulation.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Figures {
+    /// Requests, all of which were answered.
+    pub requests: usize,
+    /// Mean time to the first token.
+    pub mean_ttft_ms: f64,
+    /// Its median.
+    pub p50_ttft_ms: f64,
+    /// Its 90th percentile.
+    pub p90_ttft_ms: f64,
+    /// Its 99th percentile.
+    pub p99_ttft_ms: f64,
+    /// Mean time per output token.
+    pub mean_tpot_ms: f64,
+    /// Its 99th percentile.
+    pub p99_tpot_ms: f64,
+    /// Mean time to the last token.
+    pub mean_e2e_ms: f64,
+    /// Requests within the objective, a second.
+    pub goodput_rps: f64,
+    /// Share of prompt tokens that were in a cache.
+    pub hit_rate: f64,
+    /// Tokens computed by the busiest worker over the mean.
+    pub imbalance: f64,
+    /// Sequences that lost their blocks.
+    pub retractions: u64,
+}
+
+impl Outcome {
+    /// Sums up.
+    #[must_use]
+    pub fn figures(&self, workload: &Workload, objective: Objective) -> Figures {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let of = |values: Vec<f64>| Distribution::of_ms(values);
+        let with_tpot = || {
+            self.records.iter().zip(&workload.requests).filter(|(_, request)| request.output_tokens > 1).map(
+                |(record, request)| {
+                    ms(record.done_ns - record.first_ns) / f64::from(request.output_tokens - 1)
+                },
+            )
+        };
+        let ttft = of(self.records.iter().map(|record| ms(record.first_ns - record.arrived_ns)).collect());
+        let tpot = of(with_tpot().collect());
+        let e2e = of(self.records.iter().map(|record| ms(record.done_ns - record.arrived_ns)).collect());
+        Figures {
+            requests: self.records.len(),
+            mean_ttft_ms: ttft.mean_ms(),
+            p50_ttft_ms: ttft.percentile_ms(50.0),
+            p90_ttft_ms: ttft.percentile_ms(90.0),
+            p99_ttft_ms: ttft.percentile_ms(99.0),
+            mean_tpot_ms: tpot.mean_ms(),
+            p99_tpot_ms: tpot.percentile_ms(99.0),
+            mean_e2e_ms: e2e.mean_ms(),
+            goodput_rps: self.good(workload, objective) as f64 / self.seconds().max(1e-9),
+            hit_rate: self.cached_tokens() as f64 / workload.input_tokens().max(1) as f64,
+            imbalance: self.imbalance(workload),
+            retractions: self.retractions,
+        }
+    }
+
+    /// From the first arrival to the last token.
+    fn seconds(&self) -> f64 {
+        let first = self.records.iter().map(|record| record.arrived_ns).min().unwrap_or(0);
+        let last = self.records.iter().map(|record| record.done_ns).max().unwrap_or(0);
+        (last - first) as f64 / 1e9
+    }
+
+    fn good(&self, workload: &Workload, objective: Objective) -> usize {
+        let is_good = |record: &Record, output_tokens: u32| {
+            let ttft_ms = (record.first_ns - record.arrived_ns) as f64 / 1e6;
+            let decode_ms = (record.done_ns - record.first_ns) as f64 / 1e6;
+            ttft_ms <= objective.ttft_ms && decode_ms <= objective.tpot_ms * f64::from(output_tokens - 1)
+        };
+        let pairs = self.records.iter().zip(&workload.requests);
+        pairs.filter(|(record, request)| is_good(record, request.output_tokens)).count()
+    }
+
+    fn cached_tokens(&self) -> u64 {
+        self.records.iter().map(|record| u64::from(record.cached_tokens)).sum()
+    }
+
+    fn imbalance(&self, workload: &Workload) -> f64 {
+        let mut computed = vec![0u64; self.workers];
+        for (record, request) in self.records.iter().zip(&workload.requests) {
+            let tokens = request.input_tokens - record.cached_tokens + request.output_tokens;
+            computed[record.worker as usize] += u64::from(tokens);
+        }
+        let mean = computed.iter().sum::<u64>() as f64 / self.workers as f64;
+        computed.iter().max().map_or(1.0, |most| *most as f64 / mean.max(1.0))
+    }
+
+    /// Completions a second, from the first arrival until 95 % are done. Without the end, when some workers have nothing left to do; with
+    /// the beginning, since an engine that computes all prompts first and then decodes together completes nothing for long.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        let mut done: Vec<u64> = self.records.iter().map(|record| record.done_ns).collect();
+        done.sort_unstable();
+        let first = self.records.iter().map(|record| record.arrived_ns).min().unwrap_or(0);
+        let count = (done.len() * 95).div_ceil(100);
+        let last = count.checked_sub(1).map_or(first, |at| done[at]);
+        count as f64 / ((last - first) as f64 / 1e9).max(1e-9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulate::workload::Draft;
+
+    #[test]
+    fn figures_are_those_worked_out_by_hand() {
+        let mut workload = Workload::named("w");
+        for output_tokens in [11, 1] {
+            workload.push(Draft { input_tokens: 1_000, output_tokens, ..Draft::default() }, [1, 2]);
+        }
+        let record = |first: u64, done: u64, cached_tokens, worker| Record {
+            arrived_ns: 1_000_000_000,
+            first_ns: 1_000_000_000 + first * 1_000_000,
+            done_ns: 1_000_000_000 + done * 1_000_000,
+            cached_tokens,
+            hit_tokens: 0,
+            worker,
+        };
+        let records = vec![record(100, 600, 0, 0), record(300, 300, 500, 1)];
+        let outcome = Outcome { records, workers: 2, retractions: 4 };
+        let figures = outcome.figures(&workload, Objective { ttft_ms: 200.0, tpot_ms: 50.0 });
+        let close = |one: f64, two: f64| assert!((one - two).abs() < 1e-9, "{one} is not {two}");
+        close(figures.mean_ttft_ms, 200.0);
+        close(figures.mean_tpot_ms, 50.0);
+        close(figures.mean_e2e_ms, 450.0);
+        close(figures.hit_rate, 0.25);
+        close(figures.goodput_rps, 1.0 / 0.6);
+        close(figures.imbalance, 1_011.0 / ((1_011.0 + 501.0) / 2.0));
+        assert_eq!((figures.requests, figures.retractions), (2, 4));
+    }
+}

@@ -1,0 +1,282 @@
+//! One simulation: arrivals → the router's own decider → engines → what became of each request.
+//!
+//! Discrete events on a clock of nanoseconds; of two events at one moment, the one that was entered first. Everything random comes
+//! from the seed, so that the same setup gives the same figures on any machine. Next: [`outcome`](super::outcome) sums up.
+
+mod fleet;
+mod knowledge;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use roundhouse_types::BlockHash;
+use router_core::{Among, Lease, RequestView};
+
+use super::contender::Contender;
+use super::engine::{Engine, Notice};
+use super::outcome::Outcome;
+use super::workload::{BLOCK_TOKENS, Workload};
+use fleet::Router;
+use knowledge::Knowledge;
+
+/// How a workload is run.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup<'a> {
+    /// What arrives.
+    pub workload: &'a Workload,
+    /// Who decides.
+    pub contender: &'a Contender,
+    /// Times the workload's own times; 0 for everything at once.
+    pub time_scale: f64,
+    /// Blocks of an engine's cache.
+    pub blocks: usize,
+    /// Routers that share nothing.
+    pub replicas: usize,
+    /// What all randomness comes from.
+    pub seed: u64,
+}
+
+/// What became of a request; times in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Record {
+    /// When it arrived.
+    pub arrived_ns: u64,
+    /// When its first token came.
+    pub first_ns: u64,
+    /// When its last token came.
+    pub done_ns: u64,
+    /// Tokens of its prompt that were in the cache.
+    pub cached_tokens: u32,
+    /// Tokens that the router expected there.
+    pub hit_tokens: u32,
+    /// Who had it.
+    pub worker: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A request that waited for another.
+    Arrival(u32),
+    /// Something happens at a worker.
+    Worker(u32),
+    /// Workers say how they are.
+    Report,
+    /// Indexes forget.
+    Expire,
+}
+
+struct Simulation<'a, E> {
+    setup: Setup<'a>,
+    engines: Vec<E>,
+    routers: Vec<Router>,
+    rng: SmallRng,
+    knowledge: Knowledge,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    entered: u64,
+    /// When each worker's next event is, as entered in `events`.
+    expected_ns: Vec<Option<u64>>,
+    leases: Vec<Option<Lease>>,
+    /// Which router had each request.
+    replicas: Vec<u16>,
+    records: Vec<Record>,
+    /// Requests that wait for the one of the same index.
+    followers: Vec<Option<u32>>,
+    left: usize,
+    path: Vec<BlockHash>,
+    notices: Vec<Notice>,
+}
+
+/// Runs a workload over `engines` to its end. `tick` is told of each request that is done.
+#[must_use]
+pub fn run<E: Engine>(setup: Setup<'_>, engines: Vec<E>, tick: &mut dyn FnMut()) -> Outcome {
+    let mut simulation = Simulation::new(setup, engines);
+    simulation.run(tick);
+    let retractions = simulation.engines.iter().map(Engine::retractions).sum();
+    Outcome { records: simulation.records, workers: simulation.engines.len(), retractions }
+}
+
+impl<'a, E: Engine> Simulation<'a, E> {
+    fn new(setup: Setup<'a>, engines: Vec<E>) -> Self {
+        let Setup { workload, contender, blocks, replicas, seed, .. } = setup;
+        let count = workload.requests.len();
+        let index_use = contender.policy().index_use();
+        let router =
+            |number: u64| Router::new(contender.policy(), engines.len(), blocks, seed.wrapping_add(number));
+        let mut followers = vec![None; count];
+        for (number, request) in (0..).zip(&workload.requests) {
+            if let Some(leader) = request.after {
+                followers[leader as usize] = Some(number);
+            }
+        }
+        Self {
+            setup,
+            routers: (0..replicas.max(1) as u64).map(router).collect(),
+            rng: SmallRng::seed_from_u64(seed),
+            knowledge: Knowledge::new(index_use, engines.len(), blocks),
+            events: BinaryHeap::new(),
+            entered: 0,
+            expected_ns: vec![None; engines.len()],
+            leases: (0..count).map(|_| None).collect(),
+            replicas: vec![0; count],
+            records: vec![Record::default(); count],
+            followers,
+            left: count,
+            path: Vec::new(),
+            notices: Vec::new(),
+            engines,
+        }
+    }
+
+    fn run(&mut self, tick: &mut dyn FnMut()) {
+        let Setup { workload, time_scale, .. } = self.setup;
+        for (event, every) in
+            [(Event::Report, self.knowledge.reports_every()), (Event::Expire, self.knowledge.expires_every())]
+        {
+            if every.is_some() {
+                self.enter(0, event);
+            }
+        }
+        let mut next = 0;
+        while self.left > 0 {
+            let is_due = |number: usize| workload.requests[number].after.is_none();
+            while next < workload.requests.len() && !is_due(next) {
+                next += 1;
+            }
+            let due_ns = workload.requests.get(next).map(|request| Workload::due_ns(request, time_scale));
+            let event_ns = self.events.peek().map(|Reverse((at_ns, ..))| *at_ns);
+            match (due_ns, event_ns) {
+                (Some(due_ns), _) if event_ns.is_none_or(|event_ns| due_ns <= event_ns) => {
+                    self.arrive(u32::try_from(next).unwrap_or(u32::MAX), due_ns);
+                    next += 1;
+                }
+                (_, Some(_)) => self.happen(tick),
+                _ => return,
+            }
+        }
+    }
+
+    fn enter(&mut self, at_ns: u64, event: Event) {
+        self.entered += 1;
+        self.events.push(Reverse((at_ns, self.entered, event)));
+    }
+
+    fn happen(&mut self, tick: &mut dyn FnMut()) {
+        let Some(Reverse((now_ns, _, event))) = self.events.pop() else { return };
+        match event {
+            Event::Arrival(number) => self.arrive(number, now_ns),
+            Event::Worker(worker) => self.advance(worker, now_ns, tick),
+            Event::Report => {
+                self.knowledge.report(&self.engines);
+                let every = self.knowledge.reports_every().unwrap_or(Duration::MAX);
+                self.enter(now_ns.saturating_add(as_ns(every)), event);
+            }
+            Event::Expire => {
+                self.knowledge.expire(&self.routers);
+                let every = self.knowledge.expires_every().unwrap_or(Duration::MAX);
+                self.enter(now_ns.saturating_add(as_ns(every)), event);
+            }
+        }
+    }
+
+    fn arrive(&mut self, number: u32, now_ns: u64) {
+        let workload = self.setup.workload;
+        let request = &workload.requests[number as usize];
+        let replica = match self.routers.len() {
+            1 => 0,
+            count => self.rng.random_range(0..count),
+        };
+        self.replicas[number as usize] = u16::try_from(replica).unwrap_or(u16::MAX);
+        let router = &self.routers[replica];
+        workload.path(request, E::PARTIAL, &mut self.path);
+        self.knowledge.look_up::<E>(workload, number, &self.engines, now_ns);
+        let blocks = self.knowledge.indexed(&self.path);
+        let prompt_tokens = request.input_tokens as usize;
+        let view = RequestView {
+            session: request.session,
+            blocks,
+            block_tokens: Some(BLOCK_TOKENS),
+            prompt_bytes: prompt_tokens * 4,
+            prompt_tokens,
+            ..RequestView::default()
+        };
+        let mut learn = |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed);
+        let now = Duration::from_nanos(now_ns);
+        let decided = router
+            .decider
+            .decide_knowing(&router.fleet, &view, Among::Untried(&[]), now, &mut learn)
+            .expect("every simulated worker is up");
+        let worker = decided.worker.slot.0;
+        self.knowledge.dispatched(worker, &self.path);
+        let record = &mut self.records[number as usize];
+        (record.arrived_ns, record.worker) = (now_ns, worker);
+        record.hit_tokens = u32::try_from(decided.hit_tokens).unwrap_or(u32::MAX);
+        self.leases[number as usize] = Some(decided.lease);
+        self.engines[worker as usize].submit(workload, number, now_ns);
+        self.expect(worker);
+    }
+
+    /// Enters a worker's next event, if it is not yet.
+    fn expect(&mut self, worker: u32) {
+        let next_ns = self.engines[worker as usize].next_ns();
+        let expected = &mut self.expected_ns[worker as usize];
+        if *expected != next_ns {
+            *expected = next_ns;
+            if let Some(at_ns) = next_ns {
+                self.enter(at_ns, Event::Worker(worker));
+            }
+        }
+    }
+
+    fn advance(&mut self, worker: u32, now_ns: u64, tick: &mut dyn FnMut()) {
+        if self.expected_ns[worker as usize] != Some(now_ns) {
+            // Something came in between; there is another entry.
+            return;
+        }
+        let mut notices = std::mem::take(&mut self.notices);
+        self.engines[worker as usize].advance(self.setup.workload, &mut notices);
+        for notice in notices.drain(..) {
+            match notice {
+                Notice::FirstToken { request, cached_tokens } => self.begin(request, cached_tokens, now_ns),
+                Notice::Done { request } => {
+                    self.end(request, now_ns);
+                    tick();
+                }
+            }
+        }
+        self.notices = notices;
+        self.expect(worker);
+    }
+
+    fn begin(&mut self, number: u32, cached_tokens: u32, now_ns: u64) {
+        let record = &mut self.records[number as usize];
+        (record.first_ns, record.cached_tokens) = (now_ns, cached_tokens);
+        if let Some(lease) = &mut self.leases[number as usize] {
+            let router = &self.routers[self.replicas[number as usize] as usize];
+            let now = Duration::from_nanos(now_ns);
+            router.decider.first_token(lease, now, Some(cached_tokens as usize));
+        }
+        let workload = self.setup.workload;
+        if self.knowledge.minds_flight() {
+            workload.path(&workload.requests[number as usize], E::PARTIAL, &mut self.path);
+            self.knowledge.arrived_at(record.worker, &self.path);
+        }
+    }
+
+    fn end(&mut self, number: u32, now_ns: u64) {
+        self.records[number as usize].done_ns = now_ns;
+        self.leases[number as usize] = None;
+        self.left -= 1;
+        if let Some(follower) = self.followers[number as usize] {
+            let request = &self.setup.workload.requests[follower as usize];
+            let due_ns = Workload::due_ns(request, self.setup.time_scale);
+            self.enter(due_ns.max(now_ns), Event::Arrival(follower));
+        }
+    }
+}
+
+fn as_ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

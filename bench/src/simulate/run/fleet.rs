@@ -1,0 +1,39 @@
+//! A router of a simulation: the real decider with a fleet of its own, so that replicas share nothing.
+
+use std::sync::Arc;
+
+use router_core::policy::IndexBound;
+use router_core::prefix::tree::TreeLimits;
+use router_core::{Decider, Fleet, FleetSnapshot, Policy, WorkerId, WorkerSpec};
+
+use super::BLOCK_TOKENS;
+
+/// One router.
+pub(super) struct Router {
+    /// It decides.
+    pub(super) decider: Decider,
+    /// Its workers, with its own ledger; slot n is engine n.
+    pub(super) fleet: Arc<FleetSnapshot>,
+}
+
+impl Router {
+    pub(super) fn new(policy: Box<dyn Policy>, workers: usize, blocks: usize, seed: u64) -> Self {
+        let worker_blocks = match policy.index_use().bound {
+            IndexBound::WorkerCapacity => blocks,
+            IndexBound::Tokens(tokens) => tokens.div_ceil(BLOCK_TOKENS),
+            IndexBound::None => usize::MAX,
+        };
+        let limits = TreeLimits { total_blocks: worker_blocks.saturating_mul(workers), worker_blocks };
+        let spec = |number: usize| WorkerSpec {
+            id: WorkerId::new(&format!("worker-{number}")),
+            address: format!("simulated:{number}"),
+        };
+        let mut fleet = Fleet::default();
+        fleet.reconcile(&(0..workers).map(spec).collect::<Vec<_>>());
+        let fleet = fleet.snapshot();
+        for worker in fleet.workers() {
+            worker.mark_up();
+        }
+        Self { decider: Decider::new(policy, limits, seed), fleet }
+    }
+}

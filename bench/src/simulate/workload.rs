@@ -1,0 +1,249 @@
+//! What arrives: requests with lengths, times, and the names of their blocks.
+//!
+//! A prompt is known by the ids of its blocks of [`BLOCK_TOKENS`] tokens; equal ids at equal places mean equal text. All tokens of a
+//! block are given its id, so that the worker's scheduler hashes real token blocks and finds what it should find. Knows no
+//! policy and no engine. Next: [`run`](super::run) follows it.
+
+pub mod azure;
+pub mod generated;
+pub mod trace;
+
+use roundhouse_types::{BlockHash, ChainHasher, TokenId};
+
+/// Tokens in a block: what published traces are cut into, and the block size of the simulated engines.
+pub const BLOCK_TOKENS: usize = 512;
+/// Ids below this are the workload's; above, tokens that no later prompt contains.
+const FIRST_UNIQUE: u32 = 1 << 31;
+const NANOSECONDS: f64 = 1e9;
+
+/// One request of a workload.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// When it is due, in seconds from the start, at the workload's own pace.
+    pub at_s: f64,
+    /// Length of the prompt.
+    pub input_tokens: u32,
+    /// Tokens that will be generated.
+    pub output_tokens: u32,
+    /// Where its ids begin.
+    first_id: u32,
+    /// How many ids it has; they cover the prompt, and in conversations what is generated as well.
+    ids: u32,
+    /// Whose it is, where clients say so.
+    pub session: Option<u64>,
+    /// The request that must have ended before this one comes.
+    pub after: Option<u32>,
+}
+
+/// A workload: requests in order of time.
+#[derive(Debug, Clone, Default)]
+pub struct Workload {
+    /// What it goes by in tables.
+    pub name: String,
+    /// Requests; those that wait for another come after it.
+    pub requests: Vec<Request>,
+    ids: Vec<u32>,
+}
+
+/// What a request is made of, on the way into a [`Workload`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Draft {
+    /// See [`Request`].
+    pub at_s: f64,
+    /// See [`Request`].
+    pub input_tokens: u32,
+    /// See [`Request`].
+    pub output_tokens: u32,
+    /// See [`Request`].
+    pub session: Option<u64>,
+    /// See [`Request`].
+    pub after: Option<u32>,
+}
+
+impl Workload {
+    /// An empty one.
+    #[must_use]
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..Self::default() }
+    }
+
+    /// Adds a request whose blocks are `ids`.
+    pub fn push(&mut self, draft: Draft, ids: impl IntoIterator<Item = u32>) {
+        let first = self.ids.len();
+        self.ids.extend(ids);
+        let count = self.ids.len() - first;
+        let Draft { at_s, input_tokens, output_tokens, session, after } = draft;
+        let as_u32 = |number: usize| u32::try_from(number).expect("a workload has fewer than 2^32 blocks");
+        let (first_id, ids) = (as_u32(first), as_u32(count));
+        self.requests.push(Request {
+            at_s,
+            input_tokens: input_tokens.max(1),
+            output_tokens: output_tokens.max(1),
+            first_id,
+            ids,
+            session,
+            after,
+        });
+    }
+
+    /// Ids of the blocks of `request`.
+    #[must_use]
+    pub fn ids(&self, request: &Request) -> &[u32] {
+        &self.ids[request.first_id as usize..][..request.ids as usize]
+    }
+
+    /// When `request` is due if the workload's pace is scaled by `scale`; in nanoseconds.
+    #[must_use]
+    pub fn due_ns(request: &Request, scale: f64) -> u64 {
+        nanoseconds(request.at_s * scale)
+    }
+
+    /// From the first arrival to the last, in seconds, at its own pace.
+    #[must_use]
+    pub fn duration_s(&self) -> f64 {
+        let times = || self.requests.iter().map(|request| request.at_s);
+        times().fold(0.0, f64::max) - times().fold(f64::INFINITY, f64::min).min(f64::MAX)
+    }
+
+    /// Arrivals a second, at its own pace.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.requests.len() as f64 / self.duration_s().max(1e-9)
+    }
+
+    /// All prompts together.
+    #[must_use]
+    pub fn input_tokens(&self) -> u64 {
+        self.requests.iter().map(|request| u64::from(request.input_tokens)).sum()
+    }
+
+    /// Chained hashes of the prompt's blocks, into `path`: those that an engine could find, or all.
+    pub fn path(&self, request: &Request, partial: Partial, path: &mut Vec<BlockHash>) {
+        let tokens = request.input_tokens as usize;
+        let count = match partial {
+            Partial::LeftOut => (tokens - 1) / BLOCK_TOKENS,
+            Partial::Counted => tokens.div_ceil(BLOCK_TOKENS),
+        };
+        let mut chain = ChainHasher::new(0);
+        path.clear();
+        path.extend(self.ids(request).iter().take(count).map(|id| chain.push_bytes(&id.to_le_bytes())));
+    }
+
+    /// The prompt's tokens. Beyond its ids they are of no other prompt.
+    #[must_use]
+    pub fn tokens(&self, number: u32) -> Vec<TokenId> {
+        let request = &self.requests[number as usize];
+        let length = request.input_tokens as usize;
+        let mut tokens = Vec::with_capacity(length + request.output_tokens as usize);
+        for id in self.ids(request) {
+            let left = length - tokens.len();
+            tokens.extend(std::iter::repeat_n(*id, left.min(BLOCK_TOKENS)));
+        }
+        tokens.resize(length, FIRST_UNIQUE + number);
+        tokens
+    }
+
+    /// The token at `position` of request `number`, prompt or output.
+    #[must_use]
+    pub fn token(&self, number: u32, position: usize) -> TokenId {
+        let ids = self.ids(&self.requests[number as usize]);
+        ids.get(position / BLOCK_TOKENS).copied().unwrap_or(FIRST_UNIQUE + number)
+    }
+
+    /// The longest request, prompt and output.
+    #[must_use]
+    pub fn longest_tokens(&self) -> usize {
+        let lengths =
+            self.requests.iter().map(|request| (request.input_tokens + request.output_tokens) as usize);
+        lengths.max().unwrap_or(0)
+    }
+
+    /// Only the first `count` requests, in order of time; nobody among them waits for one that is left out.
+    pub fn truncate(&mut self, count: usize) {
+        self.requests.truncate(count);
+    }
+
+    /// Puts requests in order of time; those that wait for another stay behind it.
+    pub(crate) fn sort(&mut self) {
+        let mut order: Vec<u32> = (0u32..).take(self.requests.len()).collect();
+        order.sort_by(|one, two| {
+            let at = |number: &u32| self.requests[*number as usize].at_s;
+            at(one).total_cmp(&at(two)).then(one.cmp(two))
+        });
+        let mut place = vec![0u32; order.len()];
+        for (new, old) in (0u32..).zip(&order) {
+            place[*old as usize] = new;
+        }
+        let mut sorted: Vec<Request> = order.iter().map(|old| self.requests[*old as usize].clone()).collect();
+        for request in &mut sorted {
+            request.after = request.after.map(|old| place[old as usize]);
+        }
+        self.requests = sorted;
+    }
+}
+
+/// Whether the last block of a prompt counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Partial {
+    /// It does not: engines keep full blocks, and compute at least the last token, from which they draw.
+    LeftOut,
+    /// It does, as in the plain engine.
+    Counted,
+}
+
+/// Seconds in nanoseconds.
+#[must_use]
+pub fn nanoseconds(seconds: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "times are not negative, and short of 500 years"
+    )]
+    let rounded = (seconds * NANOSECONDS).round() as u64;
+    rounded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft(at_s: f64, input_tokens: u32) -> Draft {
+        Draft { at_s, input_tokens, output_tokens: 3, ..Draft::default() }
+    }
+
+    #[test]
+    fn prompts_with_equal_ids_have_equal_tokens_and_their_ends_are_their_own() {
+        let mut workload = Workload::named("w");
+        workload.push(draft(0.0, 1_100), [7, 8, 9]);
+        workload.push(draft(1.0, 1_100), [7, 8]);
+        let (one, two) = (workload.tokens(0), workload.tokens(1));
+        assert_eq!((one.len(), one[..1_024] == two[..1_024]), (1_100, true));
+        assert_ne!(one[1_024], two[1_024]);
+        assert_eq!(workload.token(0, 1_030), one[1_030]);
+        assert_eq!(workload.token(1, 1_030), two[1_030]);
+    }
+
+    #[test]
+    fn paths_leave_out_what_is_not_full() {
+        let mut workload = Workload::named("w");
+        workload.push(draft(0.0, 1_100), [7, 8, 9]);
+        let mut path = Vec::new();
+        workload.path(&workload.requests[0], Partial::LeftOut, &mut path);
+        assert_eq!(path.len(), 2);
+        workload.path(&workload.requests[0], Partial::Counted, &mut path);
+        assert_eq!(path.len(), 3);
+    }
+
+    #[test]
+    fn sorting_keeps_who_waits_for_whom() {
+        let mut workload = Workload::named("w");
+        workload.push(draft(5.0, 1), []);
+        workload.push(Draft { after: Some(0), ..draft(6.0, 2) }, []);
+        workload.push(draft(1.0, 3), []);
+        workload.sort();
+        let lengths: Vec<_> = workload.requests.iter().map(|request| request.input_tokens).collect();
+        assert_eq!(lengths, [3, 1, 2]);
+        assert_eq!(workload.requests[2].after, Some(1));
+        assert!((workload.duration_s() - 5.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,173 @@
+//! `bench simulate` as a whole: figures that are known from elsewhere, repeatability, and the keys of its JSON.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use bench::args::{Cli, Command};
+use bench::simulate::args::FleetKind;
+use bench::simulate::contender::named;
+use bench::simulate::grid::{Cell, EngineKind, Job};
+use bench::simulate::outcome::{Figures, Objective};
+use bench::simulate::workload::generated::Kind;
+use bench::simulate::workload::{Workload, trace};
+use clap::Parser;
+
+const OBJECTIVE: Objective = Objective { ttft_ms: 2_000.0, tpot_ms: 100.0 };
+
+/// The Mooncake conversation trace, which is not part of this repository.
+fn conversation() -> Option<Workload> {
+    let folder = std::env::var_os("ROUNDHOUSE_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from);
+    let path = folder.join("data/traces/conversation_trace.jsonl");
+    if !path.exists() {
+        eprintln!(
+            "skipped: {} is not there (ROUNDHOUSE_SHARED names the folder that has data/)",
+            path.display()
+        );
+        return None;
+    }
+    Some(trace::read(&path).unwrap())
+}
+
+fn cell(workload: &Workload, engine: EngineKind, seed: u64) -> Cell<'_> {
+    Cell {
+        workload,
+        name: workload.name.clone(),
+        seed,
+        fleet: FleetKind::Even,
+        workers: 8,
+        blocks: 2_000,
+        replicas: 1,
+        engine,
+        saturated: OnceLock::new(),
+    }
+}
+
+fn figures(cell: &Cell<'_>, load: f64, policy: &str) -> Figures {
+    let contender = &named(&[policy.to_owned()]).unwrap()[0];
+    Job { cell, load, contender }.run(OBJECTIVE, &mut || {}).figures
+}
+
+/// The mean over ten seeds of what `read` reads; lots and rings are drawn from the seed.
+fn mean(workload: &Workload, load: f64, policy: &str, read: impl Fn(&Figures) -> f64) -> f64 {
+    let of = |seed| read(&figures(&cell(workload, EngineKind::Plain, seed), load, policy));
+    (1..=10).map(of).sum::<f64>() / 10.0
+}
+
+#[track_caller]
+fn within_five_percent(what: &str, simulated: f64, known: f64) {
+    // The known figures are rounded to a tenth, which for the small ones is another 4 %.
+    let allowed = known * 0.05 + 0.05;
+    assert!((simulated - known).abs() <= allowed, "{what}: simulated {simulated}, known {known}");
+}
+
+#[test]
+fn the_plain_engine_gives_the_known_figures() {
+    let Some(workload) = conversation() else { return };
+    let known = [
+        ("round_robin", 8.1, 3.3),
+        ("random", 7.6, 4.5),
+        ("power_of_two", 8.0, 3.5),
+        ("hash_two_blocks", 26.8, 3.1),
+        ("cache_aware_smallest_tree", 26.2, 2.0),
+        ("min_ttft", 22.7, 1.4),
+    ];
+    for (policy, hit_percent, ttft_s) in known {
+        let hits = mean(&workload, 0.64, policy, |figures| figures.hit_rate * 100.0);
+        within_five_percent(&format!("{policy} hit %"), hits, hit_percent);
+        let ttft = mean(&workload, 0.64, policy, |figures| figures.mean_ttft_ms / 1e3);
+        within_five_percent(&format!("{policy} mean TTFT"), ttft, ttft_s);
+    }
+    for (policy, mean_s, p99_s) in
+        [("round_robin", 10.8, 47.0), ("cache_aware_smallest_tree", 3.6, 21.0), ("min_ttft", 2.3, 14.0)]
+    {
+        let ttft = mean(&workload, 0.9, policy, |figures| figures.mean_ttft_ms / 1e3);
+        within_five_percent(&format!("{policy} mean TTFT at 0.9"), ttft, mean_s);
+        let p99 = mean(&workload, 0.9, policy, |figures| figures.p99_ttft_ms / 1e3);
+        within_five_percent(&format!("{policy} P99 TTFT at 0.9"), p99, p99_s);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_figures() {
+    let preset = worker_core::timing::preset("qwen3-8b").unwrap();
+    for kind in [Kind::Zipf, Kind::MultiTurn] {
+        let workload = kind.generate(200, 1);
+        let of = |seed| {
+            let cell = cell(&workload, EngineKind::Preset(preset, None), seed);
+            ["prefix_aware", "power_of_two", "llm_d", "dynamo", "oracle"]
+                .map(|policy| figures(&cell, 0.9, policy))
+        };
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2), "power_of_two draws from the seed");
+    }
+}
+
+#[test]
+fn offered_far_more_than_it_takes_a_fleet_completes_what_it_can() {
+    let preset = worker_core::timing::preset("qwen3-8b").unwrap();
+    let workload = Kind::Groups.generate(3_000, 1);
+    let cell = cell(&workload, EngineKind::Preset(preset, None), 1);
+    let saturated = cell.saturated_rps(&mut || {}).unwrap();
+    let contender = &named(&["round_robin".to_owned()]).unwrap()[0];
+    let at = |load| Job { cell: &cell, load, contender }.outcome(&mut || {}).rate();
+    let (half, triple) = (at(0.5), at(3.0));
+    assert!((half / saturated - 0.5).abs() < 0.05, "half of {saturated} is offered, {half} done");
+    assert!((triple / saturated - 1.0).abs() < 0.1, "three times {saturated} is offered, {triple} done");
+}
+
+#[test]
+fn writes_one_object_a_line_with_the_agreed_keys() {
+    let file = std::env::temp_dir().join(format!("roundhouse-simulate-{}.jsonl", std::process::id()));
+    let line = format!(
+        "bench simulate --workload groups,bursts --requests 120 --workers 2,3 --blocks 500 --load 0.7 \
+         --policies prefix_aware,kv_aware --fleet even,slowing --seeds 2 --threads 2 --json {}",
+        file.display()
+    );
+    let Command::Simulate(args) = Cli::parse_from(line.split_whitespace()).command else { panic!() };
+    assert_eq!(bench::simulate::simulate(&args).unwrap(), 2 * 2 * 2 * 2 * 2);
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let keys = [
+        "policy",
+        "family",
+        "workers",
+        "blocks",
+        "load",
+        "trace",
+        "seed",
+        "requests",
+        "mean_ttft_ms",
+        "p50_ttft_ms",
+        "p90_ttft_ms",
+        "p99_ttft_ms",
+        "mean_tpot_ms",
+        "p99_tpot_ms",
+        "mean_e2e_ms",
+        "goodput_rps",
+        "hit_rate",
+        "imbalance",
+        "retractions",
+    ];
+    let rows: Vec<serde_json::Map<String, serde_json::Value>> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 32);
+    for row in &rows {
+        assert!(row.keys().eq(keys), "{row:?}");
+        assert_eq!(row["requests"], 120);
+    }
+    assert_eq!((&rows[0]["policy"], &rows[0]["family"]), (&"prefix_aware".into(), &"ours".into()));
+    assert!(rows.iter().any(|row| row["trace"] == "bursts+slowing" && row["seed"] == 2));
+}
+
+#[test]
+fn says_all_that_is_wrong_at_once() {
+    let line = "bench simulate --workers 0 --load=-1 --threads 0";
+    let Command::Simulate(args) = Cli::parse_from(line.split_whitespace()).command else { panic!() };
+    let message = bench::simulate::simulate(&args).unwrap_err().to_string();
+    for part in ["--workers", "--load", "--threads", "--trace FILE"] {
+        assert!(message.contains(part), "{part} missing in {message}");
+    }
+}

@@ -1,0 +1,166 @@
+//! How fast workers compute prompts, learned from when their first tokens come.
+//!
+//! Between two first tokens of a worker that had prompts waiting it computed what the later ones owed. Over the fleet such intervals give
+//! d (s), p (s/token) and q (s/token²) by recursive least squares with forgetting; each worker's ratio to that, decayed, tells slow
+//! ones from fast ones. Knows no clock: readings come in. Fed by [`Lease`](crate::Lease); read by [`decide`](crate::decide).
+
+mod queue;
+mod regression;
+
+use std::time::Duration;
+
+pub use queue::{PrefillQueue, QueueReading};
+use regression::Regression;
+
+/// What a request makes a worker compute before its first token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Prefill {
+    /// Tokens that are not cached.
+    pub new_tokens: usize,
+    /// Tokens that are: the new ones attend to them.
+    pub cached_tokens: usize,
+}
+
+impl Prefill {
+    /// The same prompt, when `cached_tokens` of it were cached.
+    #[must_use]
+    fn with_cached(self, cached_tokens: usize) -> Self {
+        let all = self.new_tokens + self.cached_tokens;
+        let cached_tokens = cached_tokens.min(all.saturating_sub(1));
+        Self { new_tokens: all - cached_tokens, cached_tokens }
+    }
+
+    /// Pairs of tokens that its attention looks at: new·(cached + new/2).
+    #[must_use]
+    pub fn pairs(self) -> f64 {
+        let new = self.new_tokens as f64;
+        new * (self.cached_tokens as f64 + new / 2.0)
+    }
+}
+
+/// What was computed in an interval between first tokens.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Observation {
+    /// How long it was.
+    pub seconds: f64,
+    /// Uncached tokens of those whose first tokens ended it.
+    pub new_tokens: f64,
+    /// Their pairs of tokens.
+    pub pairs: f64,
+    /// The worker's ratio to the fleet when it ended.
+    pub ratio: f64,
+}
+
+/// Seconds of a prefill by its size, for the fleet as a whole.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PrefillSpeed {
+    /// d: whatever is in it.
+    pub fixed_s: f64,
+    /// p: for each token that is not cached.
+    pub token_s: f64,
+    /// q: for each pair of tokens.
+    pub pair_s: f64,
+    /// Mean logarithm of seen over expected, of intervals that tell something of workers: what d, p and q leave unexplained on all
+    /// of them alike.
+    pub surprise: f64,
+}
+
+impl Default for PrefillSpeed {
+    /// About an 8B model on one large GPU; wrong by any factor, since what is compared are workers, until the first tokens tell.
+    fn default() -> Self {
+        Self { fixed_s: 0.02, token_s: 6e-5, pair_s: 1e-9, surprise: 0.0 }
+    }
+}
+
+impl PrefillSpeed {
+    /// What `prefill` adds to a worker's queue, d left out: it is paid once for all that is computed together.
+    #[must_use]
+    pub fn seconds(&self, prefill: Prefill) -> f64 {
+        self.token_s * prefill.new_tokens as f64 + self.pair_s * prefill.pairs()
+    }
+
+    fn of(&self, observation: &Observation) -> f64 {
+        self.fixed_s + self.token_s * observation.new_tokens + self.pair_s * observation.pairs
+    }
+
+    /// Logarithm of seen over expected, if the interval tells something of its worker: what was computed must take more than the
+    /// fixed part. Others are mostly waits for a decode step to end, which says how busy a worker is, not how slow.
+    fn surprise_of(&self, observation: &Observation) -> Option<f64> {
+        let expected_s = self.of(observation);
+        let tells = expected_s > (1.0 + LEAST_WORK) * self.fixed_s && observation.seconds > 0.0;
+        tells.then(|| (observation.seconds / expected_s).ln().clamp(-LARGEST_SURPRISE, LARGEST_SURPRISE))
+    }
+}
+
+/// How many times the fixed part.
+const LEAST_WORK: f64 = 2.0;
+/// A logarithm: twenty times longer is a worker that was stopped, not a slow one.
+const LARGEST_SURPRISE: f64 = 3.0;
+/// Weight of a new surprise in the fleet's mean.
+const SURPRISE_WEIGHT: f64 = 0.02;
+
+/// The fleet's speed, and how often requests come.
+#[derive(Debug, Default)]
+pub struct Speeds {
+    regression: Regression,
+    surprise: f64,
+    arrivals: Arrivals,
+}
+
+impl Speeds {
+    /// The fleet's speed as known now.
+    #[must_use]
+    pub fn prefill(&self) -> PrefillSpeed {
+        PrefillSpeed { surprise: self.surprise, ..self.regression.speed() }
+    }
+
+    /// Learns from an interval.
+    pub fn learn(&mut self, observation: &Observation) {
+        if let Some(surprise) = self.prefill().surprise_of(observation) {
+            self.surprise += SURPRISE_WEIGHT * (surprise - observation.ratio.ln() - self.surprise);
+        }
+        self.regression.learn(observation);
+    }
+
+    /// A request comes `now`.
+    pub fn arrival(&mut self, now: Duration) {
+        self.arrivals.add(now);
+    }
+
+    /// Requests a second of late.
+    #[must_use]
+    pub fn arrivals_per_s(&self) -> f64 {
+        self.arrivals.per_second()
+    }
+}
+
+/// Requests a second, weighted by age.
+#[derive(Debug, Default)]
+struct Arrivals {
+    first: Option<Duration>,
+    last: Duration,
+    /// Arrivals, each worth less the older it is.
+    weight: f64,
+}
+
+/// An arrival of this age counts 1/e.
+const MEMORY_S: f64 = 30.0;
+
+impl Arrivals {
+    fn add(&mut self, now: Duration) {
+        self.first.get_or_insert(now);
+        let passed_s = now.saturating_sub(self.last).as_secs_f64();
+        self.weight = self.weight * (-passed_s / MEMORY_S).exp() + 1.0;
+        self.last = self.last.max(now);
+    }
+
+    fn per_second(&self) -> f64 {
+        let Some(first) = self.first else { return 0.0 };
+        let seen_s = (self.last - first).as_secs_f64().max(1.0);
+        // What of the memory's length has been seen at all.
+        self.weight / (MEMORY_S * (1.0 - (-seen_s / MEMORY_S).exp()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

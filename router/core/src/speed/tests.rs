@@ -1,0 +1,136 @@
+//! What is learned, from workers whose speed is known.
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+
+const TRUTH: PrefillSpeed = PrefillSpeed { fixed_s: 0.05, token_s: 2e-4, pair_s: 5e-9, surprise: 0.0 };
+
+fn seconds(value: f64) -> Duration {
+    Duration::from_secs_f64(value)
+}
+
+fn draw(rng: &mut SmallRng) -> Prefill {
+    Prefill { new_tokens: rng.random_range(50..8_000), cached_tokens: rng.random_range(0..8_000) }
+}
+
+fn whole_s(speed: &PrefillSpeed, prefill: Prefill) -> f64 {
+    speed.fixed_s + speed.seconds(prefill)
+}
+
+/// Sends two workers prompts to compute, one after the other; the second is `slowness` times slower.
+fn two_workers(slowness: f64, requests: u64) -> (Speeds, [PrefillQueue; 2]) {
+    let (mut speeds, mut queues) = (Speeds::default(), [PrefillQueue::default(), PrefillQueue::default()]);
+    let mut rng = SmallRng::seed_from_u64(1);
+    let mut clocks = [0.0, 0.0];
+    for ticket in 0..requests {
+        for (at, queue) in queues.iter_mut().enumerate() {
+            let prefill = draw(&mut rng);
+            let speed = speeds.prefill();
+            queue.push(ticket, prefill, &speed, seconds(clocks[at]));
+            clocks[at] += whole_s(&TRUTH, prefill) * if at == 1 { slowness } else { 1.0 };
+            if let Some(observation) = queue.first_token(ticket, seconds(clocks[at]), None, &speed) {
+                speeds.learn(&observation);
+            }
+        }
+    }
+    (speeds, queues)
+}
+
+#[test]
+fn learns_the_speed_of_an_engine_it_has_never_seen() {
+    let (speeds, queues) = two_workers(1.0, 500);
+    for (new_tokens, cached_tokens) in [(200, 0), (4_000, 0), (1_000, 7_000)] {
+        let prefill = Prefill { new_tokens, cached_tokens };
+        let learned = whole_s(&speeds.prefill(), prefill) * queues[0].reading().ratio;
+        let truth = whole_s(&TRUTH, prefill);
+        assert!((learned / truth - 1.0).abs() < 0.1, "{new_tokens}+{cached_tokens}: {learned} for {truth}");
+    }
+}
+
+#[test]
+fn tells_a_slow_worker_from_a_fast_one() {
+    let (_, queues) = two_workers(3.0, 200);
+    let apart = queues[1].reading().ratio / queues[0].reading().ratio;
+    assert!((2.8..3.2).contains(&apart), "{apart} times slower");
+}
+
+#[test]
+fn a_worker_that_slows_is_known_within_some_ten_requests() {
+    let (mut speeds, [mut queue, _]) = two_workers(1.0, 100);
+    let expected_s = |speeds: &Speeds, queue: &PrefillQueue| {
+        let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
+        queue.reading().ratio * whole_s(&speeds.prefill(), prefill)
+    };
+    let before_s = expected_s(&speeds, &queue);
+    let mut clock_s = 1e6;
+    for ticket in 1_000..1_015 {
+        let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
+        let speed = speeds.prefill();
+        queue.push(ticket, prefill, &speed, seconds(clock_s));
+        clock_s += 4.0 * whole_s(&TRUTH, prefill);
+        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
+            speeds.learn(&observation);
+        }
+    }
+    let slower = expected_s(&speeds, &queue) / before_s;
+    assert!((3.0..4.5).contains(&slower), "{slower} times slower");
+}
+
+#[test]
+fn what_the_first_request_has_had_is_not_owed_any_more() {
+    let mut queue = PrefillQueue::default();
+    let speed = PrefillSpeed { fixed_s: 0.5, token_s: 0.1, pair_s: 0.0, surprise: 0.0 };
+    let tokens = |new_tokens| Prefill { new_tokens, cached_tokens: 0 };
+    queue.push(1, tokens(20), &speed, seconds(10.0));
+    queue.push(2, tokens(30), &speed, seconds(11.0));
+    let left = |at: f64| queue.reading().left_s(seconds(at));
+    assert!((left(11.0) - 4.5).abs() < 1e-9);
+    assert!((left(30.0) - 3.0).abs() < 1e-9, "late as the first is, the second has not begun");
+    queue.remove(1);
+    queue.remove(2);
+    assert_eq!(queue.reading().left_s(seconds(30.0)), 0.0);
+}
+
+#[test]
+fn first_tokens_of_one_step_are_one_observation() {
+    let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
+    let prefill = Prefill { new_tokens: 100, cached_tokens: 0 };
+    (1..=3).for_each(|ticket| queue.push(ticket, prefill, &speed, seconds(1.0)));
+    assert_eq!(queue.first_token(1, seconds(2.0), None, &speed), None);
+    assert_eq!(queue.first_token(2, seconds(2.001), None, &speed), None);
+    let observation = queue.first_token(3, seconds(3.0), None, &speed).unwrap();
+    assert_eq!((observation.seconds, observation.new_tokens), (1.0, 200.0));
+    assert_eq!(queue.first_token(7, seconds(4.0), None, &speed), None, "a ticket that is not there");
+}
+
+#[test]
+fn what_the_worker_says_of_its_cache_counts_more_than_what_was_expected() {
+    let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
+    let prefill = Prefill { new_tokens: 100, cached_tokens: 900 };
+    queue.push(1, prefill, &speed, seconds(1.0));
+    queue.push(2, prefill, &speed, seconds(1.0));
+    assert_eq!(queue.first_token(1, seconds(2.0), Some(0), &speed), None);
+    let observation = queue.first_token(2, seconds(3.0), Some(1_000), &speed).unwrap();
+    assert_eq!((observation.new_tokens, observation.pairs), (1_000.0, 500_000.0));
+    assert_eq!(
+        prefill.with_cached(1_000),
+        Prefill { new_tokens: 1, cached_tokens: 999 },
+        "one is computed always"
+    );
+}
+
+#[test]
+fn arrivals_are_counted_from_the_first_on_and_forgotten() {
+    let mut arrivals = Arrivals::default();
+    assert_eq!(arrivals.per_second(), 0.0);
+    for number in 0..50 {
+        arrivals.add(seconds(100.0 + f64::from(number) * 0.2));
+    }
+    assert!((4.0..6.5).contains(&arrivals.per_second()), "{}", arrivals.per_second());
+    for number in 0..50 {
+        arrivals.add(seconds(110.0 + f64::from(number) * 4.0));
+    }
+    assert!((0.2..0.35).contains(&arrivals.per_second()), "{}", arrivals.per_second());
+}
