@@ -143,7 +143,8 @@ impl Api {
         let end_tokens: Arc<[u32]> =
             if request.ignore_eos { Arc::new([]) } else { Arc::clone(&self.end_tokens) };
         let params = Arc::new(request.params);
-        let generation = self.engine.submit(Submission { prompt: tokens, params, max_tokens, end_tokens })?;
+        let generation =
+            self.engine.submit(Submission { prompt: tokens, params, max_tokens, end_tokens, priority: 0 })?;
         let detokenizer = Detokenizer::new(self.tokenizer.clone(), request.stop);
         let stream = TextStream::new(generation, detokenizer, prompt_tokens, &self.metrics);
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };

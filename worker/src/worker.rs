@@ -62,10 +62,7 @@ impl Worker {
             Err(TemplateError::Missing) => None,
             Err(error) => return Err(error.into()),
         };
-        let limits = SchedulerLimits {
-            max_running: config.max_running,
-            max_tokens_per_step: config.max_tokens_per_step,
-        };
+        let limits = SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step);
         let api = Api {
             model: config.served_model_name.unwrap_or_else(|| files.name.clone()),
             backend: described,

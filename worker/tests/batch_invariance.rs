@@ -72,9 +72,9 @@ impl Running {
         };
         SequenceStep {
             id: SequenceId(id),
-            tokens: known[self.done..end].to_vec(),
+            tokens: known[self.done..end].into(),
             context_tokens: self.done,
-            block_table: self.blocks.clone(),
+            block_table: self.blocks.clone().into(),
             sample: (end == known.len()).then_some(request),
         }
     }
@@ -221,7 +221,7 @@ fn backend(blocks: usize) -> CpuBackend {
 fn plain(id: u64, tokens: usize, context_tokens: usize, table: &[u32]) -> SequenceStep {
     SequenceStep {
         id: SequenceId(id),
-        tokens: vec![5; tokens],
+        tokens: vec![5; tokens].into(),
         context_tokens,
         block_table: table.iter().map(|&block| BlockId(block)).collect(),
         sample: Some(SampleRequest { params: Arc::new(SamplingParams::greedy()), generated_tokens: 0 }),
@@ -237,7 +237,7 @@ fn batches_that_break_the_contract_are_refused_with_the_reason() {
     };
     let refused: HashMap<&str, Vec<SequenceStep>> = HashMap::from([
         ("no tokens", vec![plain(1, 0, 0, &[0])]),
-        ("vocabulary", vec![SequenceStep { tokens: vec![vocab], ..plain(1, 1, 0, &[0]) }]),
+        ("vocabulary", vec![SequenceStep { tokens: vec![vocab].into(), ..plain(1, 1, 0, &[0]) }]),
         ("17 positions need 2 blocks", vec![plain(1, 1, 16, &[0])]),
         ("block 4 is not below", vec![plain(1, 1, 0, &[4])]),
         ("beyond the context", vec![plain(1, 1, usize::MAX, &[0])]),

@@ -58,7 +58,7 @@ fn answer(backend: &mut CpuBackend, prompt: &[u32], tokens: usize) -> Vec<u32> {
     let blocks = (prompt.len() + tokens).div_ceil(BLOCK_TOKENS) as u32;
     let mut step = SequenceStep {
         id: SequenceId(0),
-        tokens: prompt.to_vec(),
+        tokens: prompt.into(),
         context_tokens: 0,
         block_table: (0..blocks).map(BlockId).collect(),
         sample: Some(SampleRequest { params: Arc::new(SamplingParams::greedy()), generated_tokens: 0 }),
@@ -68,7 +68,7 @@ fn answer(backend: &mut CpuBackend, prompt: &[u32], tokens: usize) -> Vec<u32> {
         let next = backend.forward(&Batch { sequences: vec![step.clone()] }).unwrap();
         answer.push(next[0].token);
         step.context_tokens += step.tokens.len();
-        step.tokens = vec![next[0].token];
+        step.tokens = vec![next[0].token].into();
     }
     answer
 }

@@ -8,6 +8,7 @@
 //! pool already is therefore replaced by that one ([`BlockPool::enter`]), and never kept twice.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use roundhouse_types::BlockHash;
 
@@ -26,16 +27,47 @@ struct Record {
     after: u32,
 }
 
+/// A block hash is one already, seeded at random, so a table needs no other.
+#[derive(Clone, Copy, Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+/// What of a prompt is in the pool.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Found {
+    /// The blocks it begins with, in order.
+    pub blocks: Vec<BlockId>,
+    /// How many of them nobody holds: whoever takes them leaves so many fewer free.
+    pub unheld: usize,
+}
+
 /// All blocks of a worker. Every operation on one block is O(1).
 #[derive(Debug)]
 pub struct BlockPool {
     records: Vec<Record>,
-    by_hash: HashMap<BlockHash, BlockId>,
+    by_hash: HashMap<BlockHash, BlockId, BuildHasherDefault<AsItIs>>,
     /// Taken next.
     head: u32,
     /// Released last.
     tail: u32,
     waiting: usize,
+    /// What has been forgotten and nobody has asked about yet; `None` while nobody wants to know.
+    forgotten: Option<Vec<BlockHash>>,
 }
 
 impl BlockPool {
@@ -45,10 +77,12 @@ impl BlockPool {
         let blank = Record { references: 0, hash: None, before: NONE, after: NONE };
         let mut pool = Self {
             records: vec![blank; blocks],
-            by_hash: HashMap::new(),
+            // Room for all: a table that grows stops the engine while it moves.
+            by_hash: HashMap::with_capacity_and_hasher(blocks, BuildHasherDefault::default()),
             head: NONE,
             tail: NONE,
             waiting: 0,
+            forgotten: None,
         };
         for index in 0..u32::try_from(blocks).unwrap_or(NONE) {
             pool.enqueue(index);
@@ -84,32 +118,47 @@ impl BlockPool {
         let record = &mut self.records[index as usize];
         record.references = 1;
         if let Some(hash) = record.hash.take() {
-            self.by_hash.remove(&hash);
+            self.forget(hash);
         }
         Some(BlockId(index))
     }
 
-    /// Finds and holds the longest run of blocks that begins `path`, at most `limit` of them.
-    pub fn take_prefix(&mut self, path: &[BlockHash], limit: usize) -> Vec<BlockId> {
+    /// Finds the longest run of blocks that begins `path`, at most `limit` of them. Holds none.
+    #[must_use]
+    pub fn find(&self, path: &[BlockHash], limit: usize) -> Found {
         let known = path.iter().take(limit).map_while(|hash| self.by_hash.get(hash).copied());
-        let found: Vec<BlockId> = known.collect();
-        for block in &found {
+        let blocks: Vec<BlockId> = known.collect();
+        let unheld = blocks.iter().filter(|block| self.references(**block) == 0).count();
+        Found { blocks, unheld }
+    }
+
+    /// Holds `blocks`, as [`find`](Self::find) gave them and with nothing done to the pool since.
+    pub fn hold_all(&mut self, blocks: &[BlockId]) {
+        for block in blocks {
             self.hold(*block);
         }
-        found
+    }
+
+    /// Whether a block with these contents can be found.
+    #[must_use]
+    pub fn knows(&self, hash: BlockHash) -> bool {
+        self.by_hash.contains_key(&hash)
+    }
+
+    /// From now on keeps what it forgets for [`take_forgotten`](Self::take_forgotten).
+    pub fn record_forgotten(&mut self) {
+        self.forgotten.get_or_insert_default();
+    }
+
+    /// What has been forgotten since the last call, in order; nothing unless it is recorded.
+    pub fn take_forgotten(&mut self) -> Vec<BlockHash> {
+        self.forgotten.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// How many blocks of `path` could be found now, at most `limit`.
     #[must_use]
     pub fn match_prefix(&self, path: &[BlockHash], limit: usize) -> usize {
         path.iter().take(limit).take_while(|hash| self.by_hash.contains_key(hash)).count()
-    }
-
-    /// Of the first `count` blocks of `path`, all of which can be found, how many nobody holds.
-    #[must_use]
-    pub fn waiting_among(&self, path: &[BlockHash], count: usize) -> usize {
-        let blocks = path.iter().take(count).filter_map(|hash| self.by_hash.get(hash));
-        blocks.filter(|block| self.records[block.0 as usize].references == 0).count()
     }
 
     /// Says that `block`, which the caller holds, is full and holds what `hash` names. Returns the block to go on with: the
@@ -146,18 +195,25 @@ impl BlockPool {
         }
     }
 
-    /// Forgets the contents of all blocks that nobody holds. Returns how many there were.
+    /// Forgets the contents of all blocks that nobody holds, children before their parents. Returns how many there were.
     pub fn flush(&mut self) -> usize {
         let before = self.by_hash.len();
-        let records = &mut self.records;
-        self.by_hash.retain(|_, block| {
-            let record = &mut records[block.0 as usize];
-            if record.references == 0 {
-                record.hash = None;
+        let mut index = self.head;
+        while index != NONE {
+            let record = &mut self.records[index as usize];
+            index = record.after;
+            if let Some(hash) = record.hash.take() {
+                self.forget(hash);
             }
-            record.references > 0
-        });
+        }
         before - self.by_hash.len()
+    }
+
+    fn forget(&mut self, hash: BlockHash) {
+        self.by_hash.remove(&hash);
+        if let Some(forgotten) = &mut self.forgotten {
+            forgotten.push(hash);
+        }
     }
 
     fn hold(&mut self, block: BlockId) {
@@ -251,116 +307,4 @@ impl BlockPool {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn hashes(names: &[u64]) -> Vec<BlockHash> {
-        names.iter().map(|name| BlockHash(*name)).collect()
-    }
-
-    /// Holds, fills and enters a path of blocks.
-    fn run(pool: &mut BlockPool, path: &[BlockHash]) -> Vec<BlockId> {
-        let mut table = pool.take_prefix(path, path.len());
-        for hash in &path[table.len()..] {
-            let block = pool.allocate().unwrap();
-            table.push(pool.enter(block, *hash));
-        }
-        table
-    }
-
-    #[test]
-    fn evicts_leaf_before_parent_and_the_longest_unused_first() {
-        let mut pool = BlockPool::new(4);
-        let old = run(&mut pool, &hashes(&[1, 2]));
-        let new = run(&mut pool, &hashes(&[3, 4]));
-        pool.release_all(&old);
-        pool.release_all(&new);
-        for gone in [2, 1, 4, 3] {
-            assert_eq!(pool.match_prefix(&hashes(&[gone]), 1), 1);
-            pool.allocate().unwrap();
-            assert_eq!(pool.match_prefix(&hashes(&[gone]), 1), 0);
-        }
-        assert_eq!(pool.allocate(), None);
-    }
-
-    #[test]
-    fn equal_contents_are_kept_once() {
-        let mut pool = BlockPool::new(4);
-        let (one, two) = (pool.allocate().unwrap(), pool.allocate().unwrap());
-        assert_eq!(pool.enter(one, BlockHash(7)), one);
-        assert_eq!(pool.enter(two, BlockHash(7)), one);
-        assert_eq!((pool.references(one), pool.free_blocks()), (2, 3));
-        pool.check_invariants();
-    }
-
-    #[test]
-    fn blocks_without_contents_are_taken_before_cached_ones() {
-        let mut pool = BlockPool::new(2);
-        let cached = run(&mut pool, &hashes(&[1]));
-        let partial = pool.allocate().unwrap();
-        pool.release_all(&cached);
-        pool.release_all(&[partial]);
-        assert_eq!(pool.allocate(), Some(partial));
-        assert_eq!(pool.cached_blocks(), 1);
-    }
-
-    #[test]
-    fn flushing_forgets_what_nobody_holds() {
-        let mut pool = BlockPool::new(4);
-        let held = run(&mut pool, &hashes(&[1]));
-        let released = run(&mut pool, &hashes(&[2, 3]));
-        pool.release_all(&released);
-        assert_eq!(pool.flush(), 2);
-        assert_eq!(pool.match_prefix(&hashes(&[1]), 1), 1);
-        assert_eq!(pool.match_prefix(&hashes(&[2]), 1), 0);
-        pool.release_all(&held);
-        pool.check_invariants();
-    }
-
-    /// A path of at most five blocks over a small alphabet; its hashes name the whole path.
-    fn path(steps: &[u8]) -> Vec<BlockHash> {
-        steps
-            .iter()
-            .scan(7u64, |state, step| {
-                *state = *state * 31 + u64::from(*step) + 1;
-                Some(BlockHash(*state))
-            })
-            .collect()
-    }
-
-    proptest! {
-        #[test]
-        fn never_loses_or_doubles_a_block(
-            operations in prop::collection::vec((any::<bool>(), prop::collection::vec(0u8..3, 1..5), any::<prop::sample::Index>()), 0..80),
-            blocks in 5usize..12,
-        ) {
-            let mut pool = BlockPool::new(blocks);
-            let mut tables: Vec<(Vec<BlockHash>, Vec<BlockId>)> = Vec::new();
-            for (begin, steps, which) in operations {
-                let path = path(&steps);
-                let needed = path.len() - pool.match_prefix(&path, path.len());
-                let spare = pool.free_blocks() - pool.waiting_among(&path, path.len() - needed);
-                if begin && needed <= spare {
-                    let found = pool.match_prefix(&path, path.len());
-                    let table = run(&mut pool, &path);
-                    prop_assert_eq!(table.len(), path.len());
-                    prop_assert!(found <= path.len());
-                    tables.push((path, table));
-                } else if !tables.is_empty() {
-                    let (_, table) = tables.swap_remove(which.index(tables.len()));
-                    pool.release_all(&table);
-                }
-                pool.check_invariants();
-                // The model: every table's path is found whole, in that table's own blocks.
-                for (path, table) in &tables {
-                    prop_assert_eq!(pool.match_prefix(path, path.len()), path.len());
-                    prop_assert!(table.iter().zip(path).all(|(block, hash)| pool.by_hash[hash] == *block));
-                }
-                let held: std::collections::HashSet<_> = tables.iter().flat_map(|(_, table)| table).collect();
-                prop_assert_eq!(held.len() + pool.free_blocks(), blocks);
-            }
-        }
-    }
-}
+mod tests;

@@ -3,12 +3,18 @@
 //! Knows no channels, HTTP, tokenizer or clock. Callers: the engine thread in `worker`, later the simulator.
 
 pub mod block_pool;
+pub mod block_table;
+pub mod kv_event;
 pub mod sampling;
 pub mod scheduler;
 pub mod sequence;
 pub mod step;
+pub mod timing;
 
 pub use block_pool::BlockPool;
+pub use block_table::BlockTable;
+pub use kv_event::KvEvent;
 pub use sampling::SamplingParams;
-pub use scheduler::{Scheduler, SchedulerLimits};
+pub use scheduler::{PrefillOrder, Scheduler, SchedulerLimits};
 pub use sequence::Submission;
+pub use timing::{EnginePreset, EngineTiming};

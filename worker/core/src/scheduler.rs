@@ -1,24 +1,56 @@
 //! Continuous batching: who takes part in the next step, with how many tokens, in which blocks.
 //!
-//! A step is `schedule → forward → commit`. Sequences that decode come first, so that nobody's stream stops for
-//! somebody's prompt; what is left of the token budget goes to prompts, in order of arrival, in chunks. When no block is left the
-//! newest sequence is retracted to the end of the queue, its blocks given back; most of them it will find again.
+//! A step is `schedule → forward → commit`. In a mixed step sequences that decode come first, so that nobody's stream stops
+//! for somebody's prompt; what is left of the token budget goes to prompts, in chunks, higher priorities first and among equals in order
+//! of arrival. With [`PrefillOrder::First`] prompts have steps of their own, before the next decode. When no block is left, the newest sequence of the
+//! lowest priority is retracted to the end of the queue, its blocks given back; most of them it will find again.
 
-use std::collections::VecDeque;
+mod events;
+mod invariants;
+mod queue;
+mod reserve;
+mod stats;
 
-use roundhouse_types::{ChainHasher, FinishReason, TokenId};
+use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
 
+use self::events::EventLog;
+use self::queue::WaitingQueue;
+pub use self::reserve::GrowthReserve;
+pub use self::stats::SchedulerStats;
 use crate::block_pool::BlockPool;
+use crate::kv_event::KvEvent;
 use crate::sequence::{Sequence, Submission};
 use crate::step::{Batch, KvCapacity, NextToken, SampleRequest, SequenceId, SequenceStep};
 
-/// Bounds of a step.
+/// Bounds of a step, and its order.
 #[derive(Clone, Copy, Debug)]
 pub struct SchedulerLimits {
     /// Sequences in a step.
     pub max_running: usize,
     /// Tokens in a step.
     pub max_tokens_per_step: usize,
+    /// When prompts run.
+    pub prefill: PrefillOrder,
+    /// Room that is left for running sequences to grow into; `None` admits as long as a prompt fits.
+    pub reserve: Option<GrowthReserve>,
+}
+
+impl SchedulerLimits {
+    /// Prompts beside decodes, and no reserve.
+    #[must_use]
+    pub fn mixed(max_running: usize, max_tokens_per_step: usize) -> Self {
+        Self { max_running, max_tokens_per_step, prefill: PrefillOrder::Mixed, reserve: None }
+    }
+}
+
+/// When prompts are computed, relative to the sequences that decode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PrefillOrder {
+    /// Beside them: decodes first, prompts in what they leave of the step's token budget.
+    #[default]
+    Mixed,
+    /// Before them: while a prompt can run, a step holds prompts only.
+    First,
 }
 
 /// What became of a sequence in a step.
@@ -32,29 +64,6 @@ pub struct Progress {
     pub cached_tokens: usize,
     /// Set when this was the last token.
     pub finished: Option<FinishReason>,
-}
-
-/// Counters, for load reports and metrics.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SchedulerStats {
-    /// Sequences that take part in steps.
-    pub running: usize,
-    /// Sequences that wait.
-    pub waiting: usize,
-    /// Tokens of waiting sequences, and of running ones, that have not been computed.
-    pub uncomputed_tokens: usize,
-    /// Blocks that sequences hold.
-    pub held_blocks: usize,
-    /// Blocks whose contents can be found.
-    pub cached_blocks: usize,
-    /// All blocks.
-    pub total_blocks: usize,
-    /// Prompt tokens that were looked up in the cache, since the start.
-    pub cache_queried_tokens: u64,
-    /// Those of them that were found.
-    pub cache_hit_tokens: u64,
-    /// Sequences that lost their blocks and started over.
-    pub retractions: u64,
 }
 
 /// A submission that can never run.
@@ -79,14 +88,44 @@ pub struct Scheduler {
     limits: SchedulerLimits,
     block_tokens: usize,
     pool: BlockPool,
-    /// In order of admission: the last is the newest.
+    /// Higher priorities first, among equals whoever had generated more when it was admitted, then whoever was admitted first. The last is
+    /// retracted first: that loses least, and whoever is in front gets done.
     running: Vec<Sequence>,
-    waiting: VecDeque<Sequence>,
+    waiting: WaitingQueue,
+    /// Where in `running` each sequence of the batch is, from `schedule` to `commit`.
+    planned: Vec<usize>,
+    /// Why the first that waits does not run; `None` when that has to be looked at.
+    blocked: Option<Blocked>,
     next_id: u64,
     root: ChainHasher,
+    /// Of what running sequences may still generate, the share that is kept free; with a reserve only.
+    reserved_share: f64,
+    counted: Counted,
+    events: EventLog,
+}
+
+/// What [`SchedulerStats`] needs beside what can be read off.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    uncomputed_tokens: usize,
     queried_tokens: u64,
     hit_tokens: u64,
     retractions: u64,
+    retracted_tokens: u64,
+    recomputed_tokens: u64,
+}
+
+/// There was no room for the first that waits. Until blocks are given back it is not looked at again, unless more of it can be found.
+#[derive(Clone, Copy, Debug)]
+struct Blocked {
+    /// The first block of it that could not be found.
+    missing: Option<BlockHash>,
+}
+
+/// A step in the making.
+struct Plan {
+    batch: Batch,
+    budget_tokens: usize,
 }
 
 impl Scheduler {
@@ -104,12 +143,14 @@ impl Scheduler {
             block_tokens: capacity.block_tokens,
             pool: BlockPool::new(capacity.blocks),
             running: Vec::new(),
-            waiting: VecDeque::new(),
+            waiting: WaitingQueue::default(),
+            planned: Vec::new(),
+            blocked: None,
             next_id: 0,
             root: ChainHasher::new(hash_seed),
-            queried_tokens: 0,
-            hit_tokens: 0,
-            retractions: 0,
+            reserved_share: limits.reserve.map_or(0.0, |reserve| reserve.first_share),
+            counted: Counted::default(),
+            events: EventLog::default(),
         }
     }
 
@@ -134,18 +175,31 @@ impl Scheduler {
         }
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.waiting.push_back(Sequence::new(id, submission, self.root));
+        self.counted.uncomputed_tokens += submission.prompt.len();
+        self.waiting.push(Sequence::new(id, submission, self.root));
+        if self.waiting.front_mut().is_some_and(|first| first.id == id) {
+            self.blocked = None;
+        }
         Ok(id)
     }
 
     /// Ends a generation and gives its blocks back. Must not be called between `schedule` and `commit`.
     pub fn cancel(&mut self, id: SequenceId) {
-        if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
-            let sequence = self.running.remove(at);
-            self.pool.release_all(&sequence.table);
-        } else {
-            self.waiting.retain(|sequence| sequence.id != id);
+        let running = self.running.iter().position(|sequence| sequence.id == id);
+        let sequence = match running {
+            Some(at) => Some(self.running.remove(at)),
+            None => self.waiting.remove(id),
+        };
+        if let Some(sequence) = sequence {
+            self.let_go(&sequence);
         }
+    }
+
+    /// Gives back what a sequence that will not go on has.
+    fn let_go(&mut self, sequence: &Sequence) {
+        self.counted.uncomputed_tokens -= sequence.remaining_tokens();
+        self.pool.release_all(&sequence.table);
+        self.blocked = None;
     }
 
     /// Whether there is nothing to do.
@@ -154,67 +208,115 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Forgets the contents of all blocks that nobody holds.
+    /// Forgets the contents of all blocks that nobody holds. Returns how many there were.
     pub fn flush_cache(&mut self) -> usize {
-        self.pool.flush()
+        self.events.removed(&mut self.pool);
+        let forgotten = self.pool.flush();
+        if self.pool.cached_blocks() == 0 {
+            self.events.cleared(&mut self.pool);
+        } else {
+            self.events.removed(&mut self.pool);
+        }
+        forgotten
     }
 
-    /// The counters now.
+    /// From now on keeps what happens to the cache for [`take_events`](Self::take_events). To be called before the first step: what
+    /// is cached already is not told.
+    pub fn record_events(&mut self) {
+        self.events.switch_on(&mut self.pool);
+    }
+
+    /// What has happened to the cache since the last call, in order; nothing unless it is recorded. A step adds at most the
+    /// blocks it takes and fills, so calling this after each step bounds it.
+    pub fn take_events(&mut self) -> Vec<KvEvent> {
+        self.events.take(&mut self.pool)
+    }
+
+    /// The counters now. O(1).
     #[must_use]
     pub fn stats(&self) -> SchedulerStats {
-        let all = self.running.iter().chain(&self.waiting);
         SchedulerStats {
             running: self.running.len(),
             waiting: self.waiting.len(),
-            uncomputed_tokens: all.map(Sequence::remaining_tokens).sum(),
+            uncomputed_tokens: self.counted.uncomputed_tokens,
             held_blocks: self.pool.total_blocks() - self.pool.free_blocks(),
             cached_blocks: self.pool.cached_blocks(),
             total_blocks: self.pool.total_blocks(),
-            cache_queried_tokens: self.queried_tokens,
-            cache_hit_tokens: self.hit_tokens,
-            retractions: self.retractions,
+            cache_queried_tokens: self.counted.queried_tokens,
+            cache_hit_tokens: self.counted.hit_tokens,
+            retractions: self.counted.retractions,
+            retracted_tokens: self.counted.retracted_tokens,
+            recomputed_tokens: self.counted.recomputed_tokens,
         }
     }
 
     /// Makes the next step's batch; empty only when idle.
     pub fn schedule(&mut self) -> Batch {
-        let mut batch = Batch::default();
-        let mut budget = self.limits.max_tokens_per_step;
-        let retractions = self.retractions;
-        self.schedule_decodes(&mut batch, &mut budget);
-        self.schedule_prefills(&mut batch, &mut budget);
-        // After a retraction there is no room for anybody new.
-        if self.retractions == retractions {
-            self.admit(&mut batch, &mut budget);
+        self.planned.clear();
+        let mut plan = Plan {
+            batch: Batch { sequences: Vec::with_capacity(self.running.len() + 1) },
+            budget_tokens: self.limits.max_tokens_per_step,
+        };
+        match self.limits.prefill {
+            PrefillOrder::Mixed => {
+                let retractions = self.counted.retractions;
+                self.schedule_decodes(&mut plan);
+                self.schedule_prefills(&mut plan);
+                // After a retraction there is no room for anybody new.
+                if self.counted.retractions == retractions {
+                    self.admit(&mut plan);
+                }
+            }
+            PrefillOrder::First => {
+                self.schedule_prefills(&mut plan);
+                self.admit(&mut plan);
+                if plan.batch.sequences.is_empty() {
+                    self.schedule_decodes(&mut plan);
+                }
+            }
         }
-        batch
+        plan.batch
     }
 
-    fn schedule_decodes(&mut self, batch: &mut Batch, budget: &mut usize) {
+    /// Puts the next `tokens` of a running sequence, which has blocks for them, into the step.
+    fn take_part(&mut self, plan: &mut Plan, at: usize, tokens: usize) {
+        plan.batch.sequences.push(self.running[at].step(tokens));
+        plan.budget_tokens -= tokens;
+        self.planned.push(at);
+    }
+
+    fn schedule_decodes(&mut self, plan: &mut Plan) {
+        let retractions = self.counted.retractions;
         let mut at = 0;
-        while at < self.running.len() && *budget > 0 {
-            if self.running[at].remaining_tokens() == 1 && self.make_room(at, 1) {
-                batch.sequences.push(self.running[at].step(1));
-                *budget -= 1;
+        while at < self.running.len() && plan.budget_tokens > 0 {
+            if self.running[at].is_decoding() && self.make_room(at, 1) {
+                self.take_part(plan, at, 1);
             }
             // When it was retracted itself, it was the last.
             at += 1;
         }
+        if let Some(reserve) = self.limits.reserve {
+            self.reserved_share = if self.counted.retractions > retractions {
+                reserve.after_retraction(&self.running)
+            } else {
+                reserve.shrunk(self.reserved_share)
+            };
+        }
     }
 
-    fn schedule_prefills(&mut self, batch: &mut Batch, budget: &mut usize) {
-        let mut at = 0;
-        while at < self.running.len() && *budget > 0 {
-            let takes_part = batch.sequences.iter().any(|step| step.id == self.running[at].id);
-            if !takes_part {
-                self.adopt_computed_blocks(at);
+    fn schedule_prefills(&mut self, plan: &mut Plan) {
+        for at in 0..self.running.len() {
+            if plan.budget_tokens == 0 {
+                return;
             }
-            let chunk = self.running[at].remaining_tokens().min(*budget);
-            if !takes_part && self.make_room_without_retracting(at, chunk) {
-                batch.sequences.push(self.running[at].step(chunk));
-                *budget -= chunk;
+            if self.running[at].is_decoding() {
+                continue;
             }
-            at += 1;
+            self.adopt_computed_blocks(at);
+            let chunk = self.running[at].remaining_tokens().min(plan.budget_tokens);
+            if self.make_room_without_retracting(at, chunk) {
+                self.take_part(plan, at, chunk);
+            }
         }
     }
 
@@ -231,140 +333,194 @@ impl Scheduler {
             }
             let hash = sequence.hashes(block_tokens)[index];
             let Some(known) = self.pool.exchange(sequence.table[index], hash) else { return };
-            sequence.table[index] = known;
+            sequence.table.replace(index, known);
             sequence.computed_tokens += block_tokens;
+            self.counted.uncomputed_tokens -= block_tokens;
             if sequence.generated_tokens() == 0 {
                 sequence.cached_tokens = sequence.cached_tokens.map(|tokens| tokens + block_tokens);
-                self.hit_tokens += block_tokens as u64;
+                self.counted.hit_tokens += block_tokens as u64;
             }
         }
     }
 
     /// Takes sequences from the queue, in order, as long as each finds blocks for all of its tokens.
-    fn admit(&mut self, batch: &mut Batch, budget: &mut usize) {
-        while *budget > 0 && self.running.len() < self.limits.max_running {
-            let Some(next) = self.waiting.front_mut() else { return };
-            let block_tokens = self.block_tokens;
-            // At least one token must be computed, or there would be nothing to draw from.
-            let findable = (next.tokens.len() - 1) / block_tokens;
-            let path = next.hashes(block_tokens);
-            let known = self.pool.match_prefix(path, findable);
-            let spare = self.pool.free_blocks() - self.pool.waiting_among(path, known);
-            let needed = next.tokens.len().div_ceil(block_tokens) - known;
-            if needed > spare {
-                return;
-            }
-            let Some(mut sequence) = self.waiting.pop_front() else { return };
-            sequence.table = self.pool.take_prefix(sequence.hashes(block_tokens), findable);
-            sequence.computed_tokens = sequence.table.len() * block_tokens;
-            if sequence.cached_tokens.is_none() {
-                sequence.cached_tokens = Some(sequence.computed_tokens);
-                self.queried_tokens += sequence.prompt_tokens as u64;
-                self.hit_tokens += sequence.computed_tokens as u64;
-            }
-            self.running.push(sequence);
-            let at = self.running.len() - 1;
+    fn admit(&mut self, plan: &mut Plan) {
+        if self.waiting.is_empty() || self.is_blocked() {
+            return;
+        }
+        let mut reserved_tokens = self.reserved_tokens();
+        while plan.budget_tokens > 0 && self.running.len() < self.limits.max_running {
+            let Some(at) = self.admit_first(reserved_tokens) else { return };
+            // What it generates itself is kept free whole, until the next step.
+            reserved_tokens +=
+                self.limits.reserve.map_or(0, |reserve| reserve.growth_tokens(&self.running[at]));
             let remaining = self.running[at].remaining_tokens();
+            let chunk = remaining.min(plan.budget_tokens);
             // All of its blocks at once: two prompts that each held half of what they need would wait for ever.
             if self.make_room_without_retracting(at, remaining) {
-                let chunk = remaining.min(*budget);
-                batch.sequences.push(self.running[at].step(chunk));
-                *budget -= chunk;
+                self.make_place_in_plan(at);
+                self.take_part(plan, at, chunk);
             }
         }
     }
 
-    /// Gives the sequence blocks for `tokens` more; retracts the newest others until there is room. False if it had to
+    /// Whether nothing has happened that could make room for the first of the queue since there was none.
+    fn is_blocked(&self) -> bool {
+        let can_go_on = |blocked: &Blocked| blocked.missing.is_some_and(|hash| self.pool.knows(hash));
+        self.blocked.as_ref().is_some_and(|blocked| !can_go_on(blocked))
+    }
+
+    /// Tokens to keep free for what runs.
+    fn reserved_tokens(&self) -> usize {
+        let Some(reserve) = self.limits.reserve else { return 0 };
+        let growth: usize = self.running.iter().map(|sequence| reserve.growth_tokens(sequence)).sum();
+        (growth as f64 * self.reserved_share) as usize
+    }
+
+    /// Moves the first of the queue to those that run, with the blocks its beginning is found in, if there are enough for the rest
+    /// and for the reserve. Returns its place.
+    fn admit_first(&mut self, reserved_tokens: usize) -> Option<usize> {
+        let block_tokens = self.block_tokens;
+        let next = self.waiting.front_mut()?;
+        // At least one token must be computed, or there would be nothing to draw from.
+        let findable = (next.tokens.len() - 1) / block_tokens;
+        let needed = next.tokens.len().div_ceil(block_tokens);
+        let own = self.limits.reserve.map_or(0, |reserve| reserve.growth_tokens(next));
+        let path = next.hashes(block_tokens);
+        let found = self.pool.find(path, findable);
+        // Alone it gets all there is.
+        let reserved_tokens = if self.running.is_empty() { 0 } else { reserved_tokens + own };
+        let reserved = reserved_tokens.div_ceil(block_tokens);
+        if needed - found.blocks.len() + found.unheld + reserved > self.pool.free_blocks() {
+            let missing = path[..findable].get(found.blocks.len()).copied();
+            self.blocked = Some(Blocked { missing });
+            return None;
+        }
+        let mut sequence = self.waiting.pop_front()?;
+        self.blocked = None;
+        self.pool.hold_all(&found.blocks);
+        sequence.computed_tokens = found.blocks.len() * block_tokens;
+        sequence.table = found.blocks.into();
+        self.counted.uncomputed_tokens -= sequence.computed_tokens;
+        if sequence.cached_tokens.is_none() {
+            sequence.cached_tokens = Some(sequence.computed_tokens);
+            self.counted.queried_tokens += sequence.prompt_tokens as u64;
+            self.counted.hit_tokens += sequence.computed_tokens as u64;
+        }
+        let rank = |sequence: &Sequence| (sequence.priority, sequence.generated_tokens());
+        let before = self.running.iter().rposition(|other| rank(other) >= rank(&sequence));
+        let at = before.map_or(0, |before| before + 1);
+        self.running.insert(at, sequence);
+        Some(at)
+    }
+
+    /// Whoever was planned from `at` on is one place further back.
+    fn make_place_in_plan(&mut self, at: usize) {
+        if at + 1 < self.running.len() {
+            self.planned.iter_mut().filter(|planned| **planned >= at).for_each(|planned| *planned += 1);
+        }
+    }
+
+    /// Gives the sequence blocks for `tokens` more; retracts the last others until there is room. False if it had to
     /// be retracted itself.
     fn make_room(&mut self, at: usize, tokens: usize) -> bool {
         loop {
             if self.make_room_without_retracting(at, tokens) {
                 return true;
             }
-            self.retract_newest();
+            self.retract_last();
             if at >= self.running.len() {
                 return false;
+            }
+            let ahead_tokens = self.limits.reserve.map_or(0, |reserve| reserve.ahead_tokens);
+            while self.running.len() > at + 1
+                && self.pool.free_blocks() * self.block_tokens < self.running.len() * ahead_tokens
+            {
+                self.retract_last();
             }
         }
     }
 
     fn make_room_without_retracting(&mut self, at: usize, tokens: usize) -> bool {
         let sequence = &mut self.running[at];
-        let needed = (sequence.computed_tokens + tokens).div_ceil(self.block_tokens);
-        while sequence.table.len() < needed {
+        let needed_tokens = sequence.computed_tokens + tokens;
+        while sequence.table.len() * self.block_tokens < needed_tokens {
             let Some(block) = self.pool.allocate() else { return false };
             sequence.table.push(block);
         }
         true
     }
 
-    fn retract_newest(&mut self) {
+    fn retract_last(&mut self) {
         let Some(mut sequence) = self.running.pop() else { return };
-        self.pool.release_all(&sequence.table);
-        sequence.table.clear();
+        self.pool.release_all(&sequence.table.take());
+        self.counted.retractions += 1;
+        self.counted.retracted_tokens += sequence.computed_tokens as u64;
+        self.counted.uncomputed_tokens += sequence.computed_tokens;
+        sequence.lost_tokens = sequence.computed_tokens;
         sequence.computed_tokens = 0;
-        self.waiting.push_back(sequence);
-        self.retractions += 1;
+        self.waiting.push(sequence);
+        self.blocked = None;
     }
 
     /// Takes in what a step computed: `batch` as `schedule` made it, and the tokens it drew, in batch order.
     pub fn commit(&mut self, batch: &Batch, drawn: &[NextToken]) -> Vec<Progress> {
         let mut progress = Vec::with_capacity(drawn.len());
-        for step in &batch.sequences {
-            let Some(at) = self.running.iter().position(|sequence| sequence.id == step.id) else { continue };
+        let mut drawn = drawn.iter().peekable();
+        let mut finished = 0;
+        let planned = std::mem::take(&mut self.planned);
+        for (step, at) in batch.sequences.iter().zip(planned.iter().copied()) {
+            debug_assert_eq!(self.running[at].id, step.id, "nothing happens between schedule and commit");
             self.enter_full_blocks(at, step.tokens.len());
-            let Some(next) = drawn.iter().find(|next| next.id == step.id) else { continue };
+            let Some(next) = drawn.next_if(|next| next.id == step.id) else { continue };
             let sequence = &mut self.running[at];
-            let finished = sequence.append(next.token);
+            let outcome = sequence.append(next.token);
+            self.counted.uncomputed_tokens += 1;
             let cached_tokens = sequence.cached_tokens.unwrap_or(0);
-            progress.push(Progress { id: step.id, token: next.token, cached_tokens, finished });
-            if finished.is_some() {
-                let sequence = self.running.remove(at);
-                self.pool.release_all(&sequence.table);
-            }
+            progress.push(Progress { id: step.id, token: next.token, cached_tokens, finished: outcome });
+            sequence.is_finished = outcome.is_some();
+            finished += usize::from(sequence.is_finished);
+        }
+        debug_assert!(drawn.next().is_none(), "tokens are drawn for sequences of the batch, in its order");
+        self.planned = planned;
+        if finished > 0 {
+            self.remove_finished();
         }
         progress
+    }
+
+    fn remove_finished(&mut self) {
+        let finished: Vec<Sequence> = self.running.extract_if(.., |sequence| sequence.is_finished).collect();
+        finished.iter().for_each(|sequence| self.let_go(sequence));
     }
 
     /// Makes the blocks that a step has filled findable, for sequences that run beside this one as well.
     fn enter_full_blocks(&mut self, at: usize, computed: usize) {
         let block_tokens = self.block_tokens;
         let sequence = &mut self.running[at];
-        let full_before = sequence.computed_tokens / block_tokens;
+        let before = sequence.computed_tokens;
         sequence.computed_tokens += computed;
-        let full_after = sequence.computed_tokens / block_tokens;
-        sequence.hashes(block_tokens);
-        for index in full_before..full_after {
-            let hash = sequence.hashes(block_tokens)[index];
-            sequence.table[index] = self.pool.enter(sequence.table[index], hash);
+        self.counted.uncomputed_tokens -= computed;
+        if before < sequence.lost_tokens {
+            let again = sequence.lost_tokens.min(sequence.computed_tokens) - before;
+            self.counted.recomputed_tokens += again as u64;
         }
-    }
-
-    /// Panics if blocks and sequences contradict each other. For tests.
-    ///
-    /// # Panics
-    /// When an invariant is broken.
-    pub fn check_invariants(&self) {
-        self.pool.check_invariants();
-        let mut references = std::collections::HashMap::new();
-        for sequence in &self.running {
-            assert!(sequence.table.len() * self.block_tokens >= sequence.computed_tokens);
-            assert!(sequence.computed_tokens < sequence.tokens.len());
-            for (index, block) in sequence.table.iter().enumerate() {
-                *references.entry(*block).or_insert(0) += 1;
-                if (index + 1) * self.block_tokens > sequence.computed_tokens {
-                    assert_eq!(self.pool.references(*block), 1, "a block that is written to has one holder");
-                }
+        let (first, end) = (before / block_tokens, sequence.computed_tokens / block_tokens);
+        if first == end {
+            return;
+        }
+        sequence.hashes(block_tokens);
+        let mut stored = first;
+        for index in first..end {
+            let hash = sequence.hashes(block_tokens)[index];
+            let was_known = self.pool.knows(hash);
+            sequence.table.replace(index, self.pool.enter(sequence.table[index], hash));
+            if was_known {
+                self.events.stored(&mut self.pool, sequence, stored..index, block_tokens);
+                stored = index + 1;
             }
         }
-        for (block, count) in &references {
-            assert_eq!(self.pool.references(*block), *count);
-        }
-        assert_eq!(self.pool.total_blocks() - self.pool.free_blocks(), references.len());
-        assert!(
-            self.waiting.iter().all(|sequence| sequence.table.is_empty() && sequence.computed_tokens == 0)
-        );
-        assert!(self.running.len() <= self.limits.max_running);
+        self.events.stored(&mut self.pool, sequence, stored..end, block_tokens);
     }
 }
 
@@ -378,7 +534,7 @@ impl Sequence {
         });
         SequenceStep {
             id: self.id,
-            tokens: self.tokens[self.computed_tokens..end].to_vec(),
+            tokens: self.tokens[self.computed_tokens..end].into(),
             context_tokens: self.computed_tokens,
             block_table: self.table.clone(),
             sample,

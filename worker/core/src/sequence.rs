@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
 
+use crate::block_table::BlockTable;
 use crate::sampling::SamplingParams;
-use crate::step::{BlockId, SequenceId};
+use crate::step::SequenceId;
 
 /// What a request asks of the scheduler.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub struct Submission {
     pub max_tokens: usize,
     /// Tokens that end the generation; they count as generated and carry no text.
     pub end_tokens: Arc<[TokenId]>,
+    /// Who goes first: higher before lower, 0 unless asked for. Decides who waits, and who is retracted last.
+    pub priority: i32,
 }
 
 /// A sequence: its tokens, and how far their KV is computed.
@@ -32,16 +35,21 @@ pub(crate) struct Sequence {
     pub(crate) computed_tokens: usize,
     /// Tokens of the prompt that were in the cache when it was first admitted; `None` before.
     pub(crate) cached_tokens: Option<usize>,
-    pub(crate) table: Vec<BlockId>,
+    pub(crate) table: BlockTable,
+    pub(crate) priority: i32,
+    /// Tokens that were computed when it was retracted last: computing one of those again is what that cost.
+    pub(crate) lost_tokens: usize,
+    /// It has drawn its last token.
+    pub(crate) is_finished: bool,
     end_tokens: Arc<[TokenId]>,
-    max_tokens: usize,
+    pub(crate) max_tokens: usize,
     chain: ChainHasher,
     hashes: Vec<BlockHash>,
 }
 
 impl Sequence {
     pub(crate) fn new(id: SequenceId, submission: Submission, root: ChainHasher) -> Self {
-        let Submission { prompt, params, max_tokens, end_tokens } = submission;
+        let Submission { prompt, params, max_tokens, end_tokens, priority } = submission;
         Self {
             id,
             params,
@@ -49,7 +57,10 @@ impl Sequence {
             tokens: prompt,
             computed_tokens: 0,
             cached_tokens: None,
-            table: Vec::new(),
+            table: BlockTable::default(),
+            priority,
+            lost_tokens: 0,
+            is_finished: false,
             end_tokens,
             max_tokens,
             chain: root,
@@ -62,8 +73,18 @@ impl Sequence {
         self.tokens.len() - self.computed_tokens
     }
 
+    /// Whether its next step computes just the token drawn last.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.remaining_tokens() == 1 && self.tokens.len() > self.prompt_tokens
+    }
+
     pub(crate) fn generated_tokens(&self) -> usize {
         self.tokens.len() - self.prompt_tokens
+    }
+
+    /// Tokens it may still generate.
+    pub(crate) fn ungenerated_tokens(&self) -> usize {
+        self.max_tokens.saturating_sub(self.generated_tokens())
     }
 
     /// Chained hashes of all full blocks of its tokens.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use roundhouse_types::TokenId;
+use smallvec::SmallVec;
 
+use crate::block_table::BlockTable;
 use crate::sampling::SamplingParams;
 
 /// One sequence inside a worker; unique for the life of the engine.
@@ -13,6 +15,9 @@ pub struct SequenceId(pub u64);
 /// A block of the KV pool: `block_tokens` consecutive positions of one sequence, in all layers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct BlockId(pub u32);
+
+/// The tokens a sequence runs in a step; one mostly, which then needs no allocation.
+pub type StepTokens = SmallVec<[TokenId; 4]>;
 
 /// What one sequence does in a step.
 ///
@@ -24,11 +29,11 @@ pub struct SequenceStep {
     /// Whose step it is.
     pub id: SequenceId,
     /// Tokens to run through the model, at least one: a chunk of the prompt, or the token drawn last.
-    pub tokens: Vec<TokenId>,
+    pub tokens: StepTokens,
     /// Positions whose KV is in the blocks already.
     pub context_tokens: usize,
     /// Blocks of the sequence, in order of position.
-    pub block_table: Vec<BlockId>,
+    pub block_table: BlockTable,
     /// Draw a token after the last of `tokens`; `None` for a chunk of a prompt that goes on.
     pub sample: Option<SampleRequest>,
 }

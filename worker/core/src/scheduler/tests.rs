@@ -46,12 +46,12 @@ impl Device {
 
 fn submission(prompt: &[TokenId], max_tokens: usize) -> Submission {
     let params = Arc::new(SamplingParams::greedy());
-    Submission { prompt: prompt.to_vec(), params, max_tokens, end_tokens: Arc::new([]) }
+    Submission { prompt: prompt.to_vec(), params, max_tokens, end_tokens: Arc::new([]), priority: 0 }
 }
 
 fn scheduler(blocks: usize, max_running: usize, max_tokens_per_step: usize) -> Scheduler {
     let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks };
-    Scheduler::new(capacity, SchedulerLimits { max_running, max_tokens_per_step }, 5)
+    Scheduler::new(capacity, SchedulerLimits::mixed(max_running, max_tokens_per_step), 5)
 }
 
 /// What a generation gives when nothing else runs.
@@ -61,6 +61,15 @@ fn alone(prompt: &[TokenId], max_tokens: usize) -> Vec<TokenId> {
         tokens.push(successor(&tokens));
     }
     tokens.split_off(prompt.len())
+}
+
+/// One step; what it was.
+fn step(scheduler: &mut Scheduler, device: &mut Device) -> Batch {
+    let batch = scheduler.schedule();
+    let drawn = device.forward(&batch);
+    scheduler.commit(&batch, &drawn);
+    scheduler.check_invariants();
+    batch
 }
 
 /// Steps until all is done; returns what each sequence got.
@@ -238,4 +247,346 @@ fn what_can_never_run_is_refused() {
     let expected = SubmitError::TooLong { needed_tokens: 9, pool_tokens: 8 };
     assert_eq!(scheduler.submit(submission(&[1; 8], 2)), Err(expected));
     assert!(scheduler.submit(submission(&[1; 8], 1)).is_ok());
+}
+
+#[test]
+fn prompts_first_means_no_decode_beside_them() {
+    let limits = SchedulerLimits { prefill: PrefillOrder::First, ..SchedulerLimits::mixed(4, 10) };
+    let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks: 40 };
+    let (mut scheduler, mut device) = (Scheduler::new(capacity, limits, 5), Device::default());
+    let short = scheduler.submit(submission(&[1], 30)).unwrap();
+    step(&mut scheduler, &mut device);
+    let long = scheduler.submit(submission(&[2; 25], 2)).unwrap();
+    let steps: Vec<Vec<_>> = (0..4)
+        .map(|_| {
+            let batch = step(&mut scheduler, &mut device);
+            batch.sequences.iter().map(|step| (step.id, step.tokens.len())).collect()
+        })
+        .collect();
+    assert_eq!(steps, [vec![(long, 10)], vec![(long, 10)], vec![(long, 5)], vec![(short, 1), (long, 1)]]);
+}
+
+#[test]
+fn a_higher_priority_waits_in_front() {
+    let (mut scheduler, mut device) = (scheduler(6, 2, 100), Device::default());
+    let ids: Vec<_> = [0, 0, 5, 5, -1, 7]
+        .map(|priority| {
+            let submission = Submission { priority, ..submission(&[(priority + 9) as TokenId; 7], 9) };
+            scheduler.submit(submission).unwrap()
+        })
+        .to_vec();
+    let mut first_tokens = Vec::new();
+    while !scheduler.is_idle() {
+        for step in step(&mut scheduler, &mut device).sequences {
+            if step.sample.is_some() && !first_tokens.contains(&step.id) {
+                first_tokens.push(step.id);
+            }
+        }
+    }
+    let order = [5, 2, 3, 0, 1, 4].map(|index: usize| ids[index]);
+    assert_eq!(first_tokens, order, "7, then both 5 in order of arrival, both 0, and -1");
+}
+
+#[test]
+fn a_higher_priority_is_retracted_last() {
+    let (mut scheduler, mut device) = (scheduler(4, 4, 100), Device::default());
+    let low = scheduler.submit(submission(&[1; 7], 8)).unwrap();
+    step(&mut scheduler, &mut device);
+    let high = scheduler.submit(Submission { priority: 1, ..submission(&[2; 7], 8) }).unwrap();
+    let mut last = None;
+    while !scheduler.is_idle() {
+        last = step(&mut scheduler, &mut device).sequences.last().map(|step| step.id);
+        if scheduler.stats().retractions > 0 && scheduler.stats().running == 1 {
+            assert!(scheduler.running[0].id == high || scheduler.stats().waiting == 0);
+        }
+    }
+    assert!(scheduler.stats().retractions > 0);
+    assert_eq!(last, Some(low), "it came first, and is done last");
+}
+
+#[test]
+fn what_retraction_costs_is_counted() {
+    let (mut scheduler, mut device) = (scheduler(4, 4, 100), Device::default());
+    scheduler.submit(submission(&[1; 7], 8)).unwrap();
+    scheduler.submit(submission(&[2; 7], 8)).unwrap();
+    let mut computed = 0;
+    while !scheduler.is_idle() {
+        computed += step(&mut scheduler, &mut device).tokens() as u64;
+    }
+    let stats = scheduler.stats();
+    assert!(stats.retractions >= 1 && stats.retracted_tokens >= stats.recomputed_tokens);
+    assert!(stats.recomputed_tokens > 0, "the older one grows into what the newer one had");
+    assert_eq!(computed, 2 * 14 + stats.recomputed_tokens);
+}
+
+#[test]
+fn a_reserve_admits_no_more_than_can_grow() {
+    let reserve = GrowthReserve {
+        first_share: 1.0,
+        least_share: 1.0,
+        decay_steps: 1,
+        horizon_tokens: 4_096,
+        ahead_tokens: 1,
+    };
+    let limits = SchedulerLimits { reserve: Some(reserve), ..SchedulerLimits::mixed(16, 100) };
+    let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks: 12 };
+    let (mut scheduler, mut device) = (Scheduler::new(capacity, limits, 5), Device::default());
+    for request in 0..8 {
+        scheduler.submit(submission(&[request; 8], 9)).unwrap();
+    }
+    let mut most = 0;
+    while !scheduler.is_idle() {
+        step(&mut scheduler, &mut device);
+        most = most.max(scheduler.stats().running);
+    }
+    assert_eq!(
+        (most, scheduler.stats().retractions),
+        (2, 0),
+        "48 tokens are room for two of 17 and their growth"
+    );
+}
+
+/// What one who follows the events believes to be cached.
+#[derive(Default)]
+struct Follower {
+    tokens: HashMap<BlockHash, Vec<TokenId>>,
+}
+
+impl Follower {
+    fn follow(&mut self, events: Vec<KvEvent>, root: ChainHasher) {
+        for event in events {
+            match event {
+                KvEvent::Cleared => self.tokens.clear(),
+                KvEvent::Removed { hashes } => {
+                    for hash in hashes {
+                        assert!(self.tokens.remove(&hash).is_some(), "only what was stored is removed");
+                    }
+                }
+                KvEvent::Stored(stored) => {
+                    assert_eq!(stored.positions.len(), stored.tokens.len());
+                    assert_eq!(stored.parent.is_none(), stored.positions.start == 0);
+                    // The hash chains on, from the parent.
+                    let before = stored.parent.map(|parent| self.tokens[&parent].clone()).unwrap_or_default();
+                    assert_eq!(
+                        before.len(),
+                        stored.positions.start,
+                        "the parent can be found, and all before it"
+                    );
+                    let (mut chain, mut path) = (root, before.clone());
+                    for block in before.chunks_exact(stored.block_tokens) {
+                        chain.push_tokens(block);
+                    }
+                    for (hash, block) in
+                        stored.hashes.iter().zip(stored.tokens.chunks_exact(stored.block_tokens))
+                    {
+                        assert_eq!(chain.push_tokens(block), *hash);
+                        path.extend(block);
+                        assert!(self.tokens.insert(*hash, path.clone()).is_none(), "nothing is stored twice");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_recorded_unless_asked_for() {
+    let (mut scheduler, mut device) = (scheduler(20, 4, 100), Device::default());
+    scheduler.submit(submission(&[1; 9], 4)).unwrap();
+    finish(&mut scheduler, &mut device);
+    assert_eq!(scheduler.take_events(), []);
+}
+
+#[test]
+fn events_name_sequence_and_positions() {
+    let (mut scheduler, mut device) = (scheduler(20, 4, 100), Device::default());
+    scheduler.record_events();
+    let id = scheduler.submit(submission(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 1)).unwrap();
+    finish(&mut scheduler, &mut device);
+    let events = scheduler.take_events();
+    let [KvEvent::Stored(stored)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((stored.sequence, stored.positions.clone(), stored.hashes.len()), (id, 0..8, 2));
+    assert_eq!(
+        (stored.parent, &stored.tokens[..], stored.block_tokens),
+        (None, &[1, 2, 3, 4, 5, 6, 7, 8][..], 4)
+    );
+    scheduler.flush_cache();
+    assert_eq!(scheduler.take_events(), [KvEvent::Cleared]);
+}
+
+/// Something that happens to a scheduler.
+#[derive(Clone, Debug)]
+enum Happening {
+    Submit { prompt: Vec<TokenId>, max_tokens: usize, priority: i32 },
+    Cancel(prop::sample::Index),
+    Flush,
+    Steps(usize),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let submit = (prop::collection::vec(0u32..3, 1..30), 1usize..12, -1i32..2)
+        .prop_map(|(prompt, max_tokens, priority)| Happening::Submit { prompt, max_tokens, priority });
+    prop_oneof![
+        4 => submit,
+        1 => any::<prop::sample::Index>().prop_map(Happening::Cancel),
+        1 => Just(Happening::Flush),
+        4 => (1usize..6).prop_map(Happening::Steps),
+    ]
+}
+
+fn limits() -> impl Strategy<Value = SchedulerLimits> {
+    let reserve = GrowthReserve { decay_steps: 3, ahead_tokens: 2, ..GrowthReserve::SGLANG };
+    let order = prop_oneof![Just(PrefillOrder::Mixed), Just(PrefillOrder::First)];
+    (1usize..6, 1usize..40, order, prop_oneof![Just(None), Just(Some(reserve))]).prop_map(
+        |(max_running, max_tokens_per_step, prefill, reserve)| SchedulerLimits {
+            max_running,
+            max_tokens_per_step,
+            prefill,
+            reserve,
+        },
+    )
+}
+
+/// A scheduler beside what is known of each of its sequences without it.
+struct Trial {
+    scheduler: Scheduler,
+    device: Device,
+    follower: Follower,
+    /// What each is to get, and what it got.
+    expected: HashMap<SequenceId, Vec<TokenId>>,
+    output: HashMap<SequenceId, Vec<TokenId>>,
+}
+
+impl Trial {
+    fn step(&mut self) {
+        let batch = self.scheduler.schedule();
+        self.scheduler.check_invariants();
+        assert_eq!(
+            batch.sequences.is_empty(),
+            self.scheduler.is_idle(),
+            "a step that is not idle does something"
+        );
+        let limits = self.scheduler.limits;
+        assert!(batch.tokens() <= limits.max_tokens_per_step && batch.sequences.len() <= limits.max_running);
+        if limits.prefill == PrefillOrder::First {
+            let is_decode = |step: &SequenceStep| {
+                step.tokens.len() == 1
+                    && step.sample.as_ref().is_some_and(|sample| sample.generated_tokens > 0)
+            };
+            let decodes = batch.sequences.iter().filter(|step| is_decode(step)).count();
+            // Only a retracted sequence's prefill can look like a decode.
+            let retracted = self.scheduler.stats().retractions > 0;
+            assert!(decodes == 0 || decodes == batch.sequences.len() || retracted);
+        }
+        let drawn = self.device.forward(&batch);
+        for progress in self.scheduler.commit(&batch, &drawn) {
+            let output = self.output.entry(progress.id).or_default();
+            output.push(progress.token);
+            let done = *output == self.expected[&progress.id];
+            assert_eq!(progress.finished.is_some(), done, "it ends with its last token and not before");
+        }
+        self.check();
+    }
+
+    fn check(&mut self) {
+        self.scheduler.check_invariants();
+        let root = self.scheduler.root;
+        self.follower.follow(self.scheduler.take_events(), root);
+        assert_eq!(self.follower.tokens.len(), self.scheduler.stats().cached_blocks);
+        assert!(self.follower.tokens.keys().all(|hash| self.scheduler.pool.knows(*hash)));
+        for (id, output) in &self.output {
+            assert!(self.expected[id].starts_with(output));
+        }
+    }
+
+    fn apply(&mut self, happening: Happening) {
+        match happening {
+            Happening::Submit { prompt, max_tokens, priority } => {
+                let submission = Submission { priority, ..submission(&prompt, max_tokens) };
+                let id = self.scheduler.submit(submission).unwrap();
+                self.expected.insert(id, alone(&prompt, max_tokens));
+            }
+            Happening::Cancel(which) if !self.expected.is_empty() => {
+                let mut ids: Vec<_> = self.expected.keys().copied().collect();
+                ids.sort();
+                let id = ids[which.index(ids.len())];
+                self.scheduler.cancel(id);
+                let got = self.output.get(&id).cloned().unwrap_or_default();
+                self.expected.insert(id, got);
+            }
+            Happening::Cancel(_) => {}
+            Happening::Flush => {
+                self.scheduler.flush_cache();
+                assert_eq!(self.scheduler.stats().cached_blocks > 0, !self.follower_after_flush_is_empty());
+            }
+            Happening::Steps(steps) => (0..steps).for_each(|_| self.step()),
+        }
+        self.check();
+    }
+
+    fn follower_after_flush_is_empty(&mut self) -> bool {
+        let root = self.scheduler.root;
+        self.follower.follow(self.scheduler.take_events(), root);
+        self.follower.tokens.is_empty()
+    }
+}
+
+proptest! {
+    /// The model: each sequence alone, a device that only remembers what was written, and one who follows the events.
+    #[test]
+    fn whatever_happens_outputs_blocks_and_events_agree(
+        happenings in prop::collection::vec(happening(), 1..40),
+        blocks in 11usize..30,
+        limits in limits(),
+    ) {
+        let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks };
+        let mut scheduler = Scheduler::new(capacity, limits, 5);
+        scheduler.record_events();
+        let mut trial = Trial {
+            scheduler,
+            device: Device::default(),
+            follower: Follower::default(),
+            expected: HashMap::new(),
+            output: HashMap::new(),
+        };
+        for happening in happenings {
+            trial.apply(happening);
+        }
+        for _ in 0..10_000 {
+            if trial.scheduler.is_idle() {
+                break;
+            }
+            trial.step();
+        }
+        prop_assert!(trial.scheduler.is_idle());
+        trial.output.retain(|_, output| !output.is_empty());
+        trial.expected.retain(|_, expected| !expected.is_empty());
+        prop_assert_eq!(&trial.output, &trial.expected);
+        prop_assert_eq!(trial.scheduler.stats().held_blocks, 0);
+        prop_assert_eq!(trial.scheduler.stats().uncomputed_tokens, 0);
+    }
+
+    /// The model: a stable sort.
+    #[test]
+    fn first_tokens_come_by_priority_then_arrival(
+        requests in prop::collection::vec((1usize..30, -2i32..3), 1..12),
+        limits in limits(),
+    ) {
+        // Room for all, so that nobody is retracted; one at a time, so that only the queue decides.
+        let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks: 200 };
+        let mut scheduler = Scheduler::new(capacity, SchedulerLimits { max_running: 1, ..limits }, 5);
+        let mut device = Device::default();
+        let mut expected = Vec::new();
+        for (index, (length, priority)) in requests.iter().enumerate() {
+            let prompt = vec![index as TokenId; *length];
+            expected.push((scheduler.submit(Submission { priority: *priority, ..submission(&prompt, 2) }).unwrap(), *priority));
+        }
+        expected.sort_by_key(|(_, priority)| -priority);
+        let mut order = Vec::new();
+        while !scheduler.is_idle() {
+            order.extend(step(&mut scheduler, &mut device).sequences.iter().map(|step| step.id));
+        }
+        order.dedup();
+        prop_assert_eq!(order, expected.into_iter().map(|(id, _)| id).collect::<Vec<_>>());
+    }
 }

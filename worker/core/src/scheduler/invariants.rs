@@ -1,0 +1,55 @@
+//! What must hold after every operation, as assertions. For tests.
+
+use std::collections::HashMap;
+
+use super::Scheduler;
+use crate::sequence::Sequence;
+
+impl Scheduler {
+    /// Panics if blocks, sequences and counters contradict each other.
+    ///
+    /// # Panics
+    /// When an invariant is broken.
+    pub fn check_invariants(&self) {
+        self.pool.check_invariants();
+        self.check_tables();
+        self.check_order();
+        let all = self.running.iter().chain(self.waiting.iter());
+        let remaining: usize = all.map(Sequence::remaining_tokens).sum();
+        assert_eq!(self.stats().uncomputed_tokens, remaining);
+        assert!(self.counted.recomputed_tokens <= self.counted.retracted_tokens);
+        assert!(self.running.len() <= self.limits.max_running);
+    }
+
+    fn check_tables(&self) {
+        let mut references = HashMap::new();
+        for sequence in &self.running {
+            assert!(sequence.table.len() * self.block_tokens >= sequence.computed_tokens);
+            assert!(sequence.computed_tokens < sequence.tokens.len());
+            for (index, block) in sequence.table.iter().enumerate() {
+                *references.entry(*block).or_insert(0) += 1;
+                if (index + 1) * self.block_tokens > sequence.computed_tokens {
+                    assert_eq!(self.pool.references(*block), 1, "a block that is written to has one holder");
+                }
+            }
+        }
+        for (block, count) in &references {
+            assert_eq!(self.pool.references(*block), *count);
+        }
+        assert_eq!(self.pool.total_blocks() - self.pool.free_blocks(), references.len());
+        for sequence in self.waiting.iter() {
+            assert!(sequence.table.is_empty() && sequence.computed_tokens == 0);
+        }
+    }
+
+    fn check_order(&self) {
+        let running: Vec<i32> = self.running.iter().map(|sequence| sequence.priority).collect();
+        let waiting: Vec<i32> = self.waiting.iter().map(|sequence| sequence.priority).collect();
+        for priorities in [running, waiting] {
+            assert!(
+                priorities.is_sorted_by(|one, next| one >= next),
+                "higher priorities come first: {priorities:?}"
+            );
+        }
+    }
+}
