@@ -68,7 +68,11 @@ impl Speed {
             tokens: (0..tokens).map(|i| ((i * 31 + context_tokens * 7) % 300) as u32).collect(),
             context_tokens,
             block_table: (0..blocks).map(|block| BlockId((sequence * blocks + block) as u32)).collect(),
-            sample: Some(SampleRequest { params: Arc::new(SamplingParams::greedy()), generated_tokens: 0 }),
+            sample: Some(SampleRequest {
+                params: Arc::new(SamplingParams::greedy()),
+                generated_tokens: 0,
+                history: None,
+            }),
         }
     }
 

@@ -1,27 +1,24 @@
 //! What the worker answers at which path.
+//!
+//! Next: [`generate`] for what is generated, [`tokens`] for text to tokens and back.
+
+mod generate;
+mod tokens;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, header};
-use roundhouse_text::{ChatInput, ChatTemplate, Detokenizer, SpecialTokenPolicy, Tokenizer};
+use roundhouse_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
-use worker_core::Submission;
 
 use crate::body::{ChunkSource, WorkerBody};
 use crate::engine::Engine;
 use crate::error::RequestError;
-use crate::generation::TextStream;
 use crate::metrics::Metrics;
-use crate::openai::reply::{EventStream, ReplyHead};
-use crate::openai::request::{GenerationRequest, Kind, Prompt, Streaming};
-
-/// Bodies longer than this are read, rendered and tokenized on a thread of their own: at 1 to 2 MB/s a longer one would
-/// hold up the other connections of its thread.
-const INLINE_BYTES: usize = 512;
-/// What OpenAI generates for a completion that does not say how much.
-const COMPLETION_TOKENS: usize = 16;
+use crate::openai::request::Kind;
+use crate::simulation::Simulation;
 
 /// A served model: all that requests share.
 pub struct Api {
@@ -47,12 +44,8 @@ pub struct Api {
     pub metrics: Arc<Metrics>,
     /// When the worker began.
     pub started: SystemTime,
-}
-
-/// A request that is ready for the engine.
-struct Prepared {
-    request: GenerationRequest,
-    tokens: Vec<u32>,
+    /// What is simulated, if compute is.
+    pub simulation: Option<Simulation>,
 }
 
 impl Api {
@@ -76,7 +69,9 @@ impl Api {
             if fits { Ok(()) } else { Err(RequestError::MethodNotAllowed { path: path.clone(), allowed }) }
         };
         let allowed = match path.as_str() {
-            "/v1/chat/completions" | "/v1/completions" | "/flush_cache" => "POST",
+            "/v1/chat/completions" | "/v1/completions" | "/tokenize" | "/detokenize" | "/flush_cache" => {
+                "POST"
+            }
             "/health" | "/livez" | "/readyz" | "/v1/models" | "/server_info" | "/get_server_info"
             | "/get_model_info" | "/metrics" => "GET",
             _ => return Err(RequestError::NotFound { path }),
@@ -85,13 +80,17 @@ impl Api {
         match path.as_str() {
             "/v1/chat/completions" => self.generate(Kind::Chat, request.into_body()).await,
             "/v1/completions" => self.generate(Kind::Completion, request.into_body()).await,
+            "/tokenize" => self.tokenize(request.into_body()).await,
+            "/detokenize" => self.detokenize(request.into_body()).await,
             "/v1/models" => Ok(json_response(&json!({ "object": "list", "data": [self.model_entry()] }))),
             "/server_info" | "/get_server_info" => Ok(json_response(&self.server_info())),
             "/get_model_info" => {
                 Ok(json_response(&json!({ "model_path": self.model, "is_generation": true })))
             }
             "/metrics" => {
-                Ok(text_response("text/plain; version=0.0.4", self.metrics.render(&self.engine.stats())))
+                let mut metrics = self.metrics.render(&self.engine.stats(), self.block_tokens);
+                metrics += &self.simulation.as_ref().map(Simulation::metrics).unwrap_or_default();
+                Ok(text_response("text/plain; version=0.0.4", metrics))
             }
             "/flush_cache" => {
                 let blocks = self.engine.flush_cache().await;
@@ -107,8 +106,9 @@ impl Api {
             "id": self.model,
             "object": "model",
             "created": seconds(self.started),
-            "owned_by": "roundhouse",
+            "owned_by": if self.simulation.is_some() { "roundhouse-simulated" } else { "roundhouse" },
             "max_model_len": self.context_tokens,
+            "simulated": self.simulation.is_some(),
         })
     }
 
@@ -129,108 +129,10 @@ impl Api {
             "requests_waiting": stats.waiting,
             "uncomputed_tokens": stats.uncomputed_tokens,
             "retractions": stats.retractions,
+            "retracted_tokens": stats.retracted_tokens,
+            "recomputed_tokens": stats.recomputed_tokens,
+            "simulated": self.simulation.as_ref().map(Simulation::info),
         })
-    }
-
-    async fn generate(
-        self: &Arc<Self>,
-        kind: Kind,
-        body: Bytes,
-    ) -> Result<Response<WorkerBody>, RequestError> {
-        let Prepared { request, tokens } = self.prepare(kind, body).await?;
-        let prompt_tokens = tokens.len();
-        let max_tokens = self.max_tokens(&request, prompt_tokens)?;
-        let end_tokens: Arc<[u32]> =
-            if request.ignore_eos { Arc::new([]) } else { Arc::clone(&self.end_tokens) };
-        let params = Arc::new(request.params);
-        let generation =
-            self.engine.submit(Submission { prompt: tokens, params, max_tokens, end_tokens, priority: 0 })?;
-        let detokenizer = Detokenizer::new(self.tokenizer.clone(), request.stop);
-        let stream = TextStream::new(generation, detokenizer, prompt_tokens, &self.metrics);
-        let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
-        let head = ReplyHead {
-            kind,
-            id: format!("{prefix}-{:032x}", rand::random::<u128>()),
-            created: seconds(SystemTime::now()),
-            model: self.model.clone(),
-        };
-        if request.streaming == Streaming::No {
-            return Ok(json_response(&head.whole(stream).await?));
-        }
-        let events = EventStream::new(head, request.streaming, stream);
-        Ok(event_response(events))
-    }
-
-    /// Reads, renders and tokenizes; off this thread unless it is short.
-    async fn prepare(self: &Arc<Self>, kind: Kind, body: Bytes) -> Result<Prepared, RequestError> {
-        if body.len() <= INLINE_BYTES {
-            return self.prepare_now(kind, &body);
-        }
-        let api = Arc::clone(self);
-        let prepared = tokio::task::spawn_blocking(move || api.prepare_now(kind, &body)).await;
-        prepared.unwrap_or_else(|_| Err(RequestError::Engine("reading the request panicked".to_owned())))
-    }
-
-    fn prepare_now(&self, kind: Kind, body: &[u8]) -> Result<Prepared, RequestError> {
-        let request = GenerationRequest::parse(kind, body)?;
-        if let Some(asked) = request.model.clone().filter(|asked| *asked != self.model) {
-            return Err(RequestError::UnknownModel { asked, served: self.model.clone() });
-        }
-        let tokens = self.tokens(&request.prompt)?;
-        if tokens.is_empty() {
-            let message = "prompt is empty; give at least one token".to_owned();
-            return Err(RequestError::Parameter { parameter: "prompt", message });
-        }
-        Ok(Prepared { request, tokens })
-    }
-
-    fn tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, RequestError> {
-        let failed =
-            |error: roundhouse_text::TokenizerError| RequestError::Engine(format!("{error}: {error:?}"));
-        match prompt {
-            Prompt::Chat { messages, tools, template_variables } => {
-                let Some(template) = &self.template else {
-                    let message =
-                        "this model has no chat template: messages cannot be rendered; use /v1/completions"
-                            .to_owned();
-                    return Err(RequestError::Parameter { parameter: "messages", message });
-                };
-                let input = ChatInput {
-                    messages,
-                    tools: tools.as_ref().and_then(Value::as_array).map(Vec::as_slice),
-                    add_generation_prompt: true,
-                    extra: Some(template_variables),
-                    unix_seconds: i64::try_from(seconds(SystemTime::now())).unwrap_or(0),
-                };
-                let text = template.render(&input).map_err(RequestError::Template)?;
-                self.tokenizer.encode(&text, SpecialTokenPolicy::Omit).map_err(failed)
-            }
-            Prompt::Text(text) => self.tokenizer.encode(text, SpecialTokenPolicy::Add).map_err(failed),
-            Prompt::Tokens(tokens) => {
-                if let Some(unknown) = tokens.iter().find(|token| **token as usize >= self.vocab_tokens) {
-                    let message =
-                        format!("prompt has token {unknown}, but the vocabulary has {}", self.vocab_tokens);
-                    return Err(RequestError::Parameter { parameter: "prompt", message });
-                }
-                Ok(tokens.clone())
-            }
-        }
-    }
-
-    /// Tokens that may be generated: what was asked for, or what the context has room for.
-    fn max_tokens(&self, request: &GenerationRequest, prompt_tokens: usize) -> Result<usize, RequestError> {
-        let room = self.context_tokens.saturating_sub(prompt_tokens);
-        let default = if request.kind == Kind::Chat { room } else { COMPLETION_TOKENS.min(room) };
-        let max_tokens = request.max_tokens.unwrap_or(default).max(1);
-        if max_tokens > room {
-            return Err(RequestError::TooLong {
-                context_tokens: self.context_tokens,
-                needed_tokens: prompt_tokens + max_tokens,
-                prompt_tokens,
-                max_tokens,
-            });
-        }
-        Ok(max_tokens)
     }
 }
 

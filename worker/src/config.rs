@@ -2,13 +2,20 @@
 //!
 //! Knows no flags: `main.rs` turns those into this. Next: [`Worker::start`](crate::Worker::start).
 
+use worker_core::timing::EnginePreset;
+
 use crate::model::ModelSource;
+use crate::simulation::BackendChoice;
 
 /// How a worker is started; [`WorkerConfig::new`] has the defaults.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// The model to serve.
+    /// The model to serve; a timing backend takes only its tokenizer and chat template.
     pub model: ModelSource,
+    /// What computes.
+    pub backend: BackendChoice,
+    /// Simulated steps take so many times as long as recorded. For timing backends only.
+    pub time_scale: f64,
     /// The id that clients name; `None` takes the model's own.
     pub served_model_name: Option<String>,
     /// Threads that compute.
@@ -28,7 +35,7 @@ pub struct WorkerConfig {
 /// The size of the KV pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KvBudget {
-    /// Four full contexts, within 1 GiB, and at least one full context.
+    /// Four full contexts, within 1 GiB, and at least one full context; what the preset says for timing backends.
     Auto,
     /// As many blocks as fit.
     Bytes(u64),
@@ -44,11 +51,28 @@ impl WorkerConfig {
     /// Requests waiting beside the running ones unless told otherwise.
     pub const MAX_WAITING: usize = 1024;
 
+    /// Requests waiting at a simulated engine unless told otherwise: the recorded ones were sent 10,000 at once, and queued them.
+    pub const SIMULATED_MAX_WAITING: usize = 16_384;
+
+    /// The defaults for a simulated engine, which has the tokenizer and chat template of `model`.
+    #[must_use]
+    pub fn timing(preset: &'static EnginePreset, model: ModelSource) -> Self {
+        Self {
+            backend: BackendChoice::Timing(preset),
+            max_running: preset.max_running,
+            max_tokens_per_step: preset.max_tokens_per_step,
+            max_waiting: Self::SIMULATED_MAX_WAITING,
+            ..Self::new(model)
+        }
+    }
+
     /// The defaults for `model`: all cores, and the constants above.
     #[must_use]
     pub fn new(model: ModelSource) -> Self {
         Self {
             model,
+            backend: BackendChoice::Cpu,
+            time_scale: 1.0,
             served_model_name: None,
             threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             kv: KvBudget::Auto,

@@ -3,15 +3,17 @@
 //! Requests come in by a channel, tokens go out by one channel for each. Whoever drops a [`Generation`] cancels it: its
 //! blocks are free at the next step. Knows no text. Next: [`generation`](crate::generation).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use roundhouse_types::{FinishReason, TokenId};
 use tokio::sync::{mpsc, oneshot};
+use worker_core::sampling::Logprobs;
 use worker_core::scheduler::{Progress, SchedulerStats};
 use worker_core::step::{Backend, Batch, NextToken, SequenceId};
 use worker_core::{Scheduler, SchedulerLimits, Submission};
@@ -19,7 +21,7 @@ use worker_core::{Scheduler, SchedulerLimits, Submission};
 use crate::error::{RequestError, WorkerError};
 
 /// What a generation yields.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Event {
     /// A token.
     Token {
@@ -27,6 +29,10 @@ pub enum Event {
         token: TokenId,
         /// Tokens of the prompt that came from the cache.
         cached_tokens: usize,
+        /// Its log-probability and others, where they were asked for.
+        logprobs: Option<Box<Logprobs>>,
+        /// When its step ended.
+        at: Instant,
         /// Set when it is the last.
         finished: Option<FinishReason>,
     },
@@ -41,8 +47,14 @@ pub struct Generation {
     pub events: mpsc::UnboundedReceiver<Event>,
 }
 
+/// A generation to begin, and who gets its events.
+struct Asked {
+    submission: Submission,
+    client: mpsc::UnboundedSender<Event>,
+}
+
 enum Command {
-    Submit(Box<Submission>, mpsc::UnboundedSender<Event>),
+    Submit(VecDeque<Asked>),
     Flush(oneshot::Sender<usize>),
     Stop,
 }
@@ -53,6 +65,8 @@ pub struct Engine {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     max_waiting: usize,
+    /// Tokens that fit into the KV pool.
+    pool_tokens: usize,
 }
 
 /// What handles read of the engine.
@@ -76,11 +90,19 @@ impl Engine {
         let (commands, inbox) = std_mpsc::channel();
         let shared = Arc::new(Shared::default());
         let scheduler = Scheduler::new(backend.kv_capacity(), limits, rand::random());
-        let mut run = Run { scheduler, backend, inbox, shared: Arc::clone(&shared), clients: HashMap::new() };
+        let pool_tokens = scheduler.pool_tokens();
+        let mut run = Run {
+            scheduler,
+            backend,
+            inbox,
+            shared: Arc::clone(&shared),
+            clients: HashMap::new(),
+            siblings: HashMap::new(),
+        };
         run.publish();
         let thread = std::thread::Builder::new().name("engine".to_owned());
         let thread = thread.spawn(move || run.run()).map_err(WorkerError::Thread)?;
-        Ok(Self { commands, shared, thread: Mutex::new(Some(thread)), max_waiting })
+        Ok(Self { commands, shared, thread: Mutex::new(Some(thread)), max_waiting, pool_tokens })
     }
 
     /// Begins a generation.
@@ -88,18 +110,39 @@ impl Engine {
     /// # Errors
     /// When too many wait, or the engine has stopped.
     pub fn submit(&self, submission: Submission) -> Result<Generation, RequestError> {
-        let queued = self.shared.queued.fetch_add(1, Ordering::Relaxed);
+        let mut generations = self.submit_siblings(vec![submission])?;
+        Ok(generations.pop().expect("one for each submission"))
+    }
+
+    /// Begins generations of one prompt. The others wait until the first has computed it, and find it in the prefix cache.
+    ///
+    /// # Errors
+    /// When one alone is larger than the KV pool, too many wait, or the engine has stopped.
+    pub fn submit_siblings(&self, submissions: Vec<Submission>) -> Result<Vec<Generation>, RequestError> {
+        for Submission { prompt, max_tokens, .. } in &submissions {
+            // The last token is drawn and never computed.
+            let needed_tokens = prompt.len() + max_tokens - 1;
+            if needed_tokens > self.pool_tokens {
+                return Err(RequestError::OutOfKv { needed_tokens, pool_tokens: self.pool_tokens });
+            }
+        }
+        let count = submissions.len();
+        let queued = self.shared.queued.fetch_add(count, Ordering::Relaxed);
         let waiting = self.stats().waiting + queued;
         if waiting >= self.max_waiting {
-            self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+            self.shared.queued.fetch_sub(count, Ordering::Relaxed);
             return Err(RequestError::Busy { waiting });
         }
-        let (sender, events) = mpsc::unbounded_channel();
-        if self.commands.send(Command::Submit(Box::new(submission), sender)).is_err() {
-            self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+        let begin = |submission| {
+            let (client, events) = mpsc::unbounded_channel();
+            (Asked { submission, client }, Generation { events })
+        };
+        let (asked, generations) = submissions.into_iter().map(begin).unzip();
+        if self.commands.send(Command::Submit(asked)).is_err() {
+            self.shared.queued.fetch_sub(count, Ordering::Relaxed);
             return Err(RequestError::Engine("it has stopped".to_owned()));
         }
-        Ok(Generation { events })
+        Ok(generations)
     }
 
     /// Forgets what the prefix cache holds and nobody uses. Returns how many blocks; `None` if the engine has stopped.
@@ -107,6 +150,12 @@ impl Engine {
         let (tell, told) = oneshot::channel();
         self.commands.send(Command::Flush(tell)).ok()?;
         told.await.ok()
+    }
+
+    /// Tokens that fit into the KV pool.
+    #[must_use]
+    pub fn pool_tokens(&self) -> usize {
+        self.pool_tokens
     }
 
     /// The counters as of the last step.
@@ -139,6 +188,8 @@ struct Run {
     inbox: std_mpsc::Receiver<Command>,
     shared: Arc<Shared>,
     clients: HashMap<SequenceId, mpsc::UnboundedSender<Event>>,
+    /// Those who wait until this sequence has computed the prompt that they share.
+    siblings: HashMap<SequenceId, VecDeque<Asked>>,
 }
 
 /// Whether the thread goes on.
@@ -157,14 +208,15 @@ impl Run {
                 match self.forward(&batch) {
                     Ok(drawn) => {
                         let progress = self.scheduler.commit(&batch, &drawn);
-                        self.deliver(&progress);
+                        self.deliver(&progress, drawn);
                     }
                     Err(reason) => self.fail(&batch, &reason),
                 }
             }
             self.publish();
         }
-        for (_, client) in self.clients.drain() {
+        let held = self.siblings.drain().flat_map(|(_, siblings)| siblings).map(|sibling| sibling.client);
+        for client in self.clients.drain().map(|(_, client)| client).chain(held) {
             // Whoever has left does not need to hear it.
             let _ = client.send(Event::Failed("the worker is shutting down".to_owned()));
         }
@@ -174,12 +226,16 @@ impl Run {
     fn take_commands(&mut self) -> Turn {
         loop {
             let command = if self.scheduler.is_idle() {
+                self.backend.idle();
                 self.inbox.recv().map_err(|_| std_mpsc::TryRecvError::Disconnected)
             } else {
                 self.inbox.try_recv()
             };
             match command {
-                Ok(Command::Submit(submission, client)) => self.submit(*submission, client),
+                Ok(Command::Submit(asked)) => {
+                    self.shared.queued.fetch_sub(asked.len(), Ordering::Relaxed);
+                    self.submit_first(asked);
+                }
                 Ok(Command::Flush(tell)) => {
                     // Whoever asked may have left.
                     let _ = tell.send(self.scheduler.flush_cache());
@@ -191,11 +247,29 @@ impl Run {
         }
     }
 
-    fn submit(&mut self, submission: Submission, client: mpsc::UnboundedSender<Event>) {
-        self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+    /// Submits the first and holds the others back. Should it be refused, the next is the first.
+    fn submit_first(&mut self, mut siblings: VecDeque<Asked>) {
+        while let Some(first) = siblings.pop_front() {
+            if let Some(id) = self.submit(first) {
+                if !siblings.is_empty() {
+                    self.siblings.insert(id, siblings);
+                }
+                return;
+            }
+        }
+    }
+
+    fn submit(&mut self, Asked { submission, client }: Asked) -> Option<SequenceId> {
         match self.scheduler.submit(submission) {
-            Ok(id) => drop(self.clients.insert(id, client)),
-            Err(error) => drop(client.send(Event::Failed(error.to_string()))),
+            Ok(id) => {
+                self.clients.insert(id, client);
+                Some(id)
+            }
+            Err(error) => {
+                // Whoever has left does not need to hear it.
+                let _ = client.send(Event::Failed(error.to_string()));
+                None
+            }
         }
     }
 
@@ -205,6 +279,9 @@ impl Run {
         for id in abandoned {
             self.scheduler.cancel(id);
             self.clients.remove(&id);
+            if let Some(siblings) = self.siblings.remove(&id) {
+                self.submit_first(siblings);
+            }
         }
     }
 
@@ -220,14 +297,23 @@ impl Run {
         }
     }
 
-    fn deliver(&mut self, progress: &[Progress]) {
+    fn deliver(&mut self, progress: &[Progress], drawn: Vec<NextToken>) {
+        let at = Instant::now();
+        // Both are in batch order; of what was drawn, some may belong to nobody any more.
+        let mut drawn = drawn.into_iter();
         for Progress { id, token, cached_tokens, finished } in progress.iter().copied() {
+            let logprobs = drawn.find(|next| next.id == id).and_then(|next| next.logprobs);
             if let Some(client) = self.clients.get(&id) {
                 // Whoever has left is cancelled before the next step.
-                let _ = client.send(Event::Token { token, cached_tokens, finished });
+                let _ = client.send(Event::Token { token, cached_tokens, logprobs, at, finished });
             }
             if finished.is_some() {
                 self.clients.remove(&id);
+            }
+            if let Some(siblings) = self.siblings.remove(&id) {
+                for sibling in siblings {
+                    self.submit(sibling);
+                }
             }
         }
     }
@@ -237,13 +323,16 @@ impl Run {
         tracing::error!(reason, sequences = batch.sequences.len(), "step failed");
         for step in &batch.sequences {
             self.scheduler.cancel(step.id);
-            if let Some(client) = self.clients.remove(&step.id) {
+            let siblings = self.siblings.remove(&step.id).into_iter().flatten().map(|sibling| sibling.client);
+            for client in self.clients.remove(&step.id).into_iter().chain(siblings) {
                 let _ = client.send(Event::Failed(reason.to_owned()));
             }
         }
     }
 
     fn publish(&self) {
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.scheduler.stats();
+        let mut stats = self.scheduler.stats();
+        stats.waiting += self.siblings.values().map(VecDeque::len).sum::<usize>();
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
     }
 }

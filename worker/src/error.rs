@@ -58,6 +58,8 @@ pub enum RequestError {
          prompt and {max_tokens} to generate; shorten the prompt or lower max_tokens"
     )]
     TooLong {
+        /// The parameter with the prompt.
+        parameter: &'static str,
         /// What there is.
         context_tokens: usize,
         /// Prompt and answer.
@@ -66,6 +68,17 @@ pub enum RequestError {
         prompt_tokens: usize,
         /// The answer.
         max_tokens: usize,
+    },
+    /// Prompt and answer fit the context and not the KV pool.
+    #[error(
+        "the request needs KV for {needed_tokens} tokens, prompt and max_tokens together, but the whole pool holds \
+         {pool_tokens}; shorten the prompt or lower max_tokens"
+    )]
+    OutOfKv {
+        /// Prompt and answer, without the last token, which is never computed.
+        needed_tokens: usize,
+        /// What there is.
+        pool_tokens: usize,
     },
     /// The conversation cannot be rendered.
     #[error("messages do not fit the model's chat template: {0}")]
@@ -112,6 +125,7 @@ impl RequestError {
             Self::Json(_)
             | Self::Parameter { .. }
             | Self::TooLong { .. }
+            | Self::OutOfKv { .. }
             | Self::Template(_)
             | Self::Body(_) => StatusCode::BAD_REQUEST,
             Self::UnknownModel { .. } | Self::NotFound { .. } => StatusCode::NOT_FOUND,
@@ -129,9 +143,10 @@ impl RequestError {
                 ("invalid_request_error", Some(parameter), Some("invalid_value"))
             }
             Self::UnknownModel { .. } => ("invalid_request_error", Some("model"), Some("model_not_found")),
-            Self::TooLong { .. } => {
-                ("invalid_request_error", Some("messages"), Some("context_length_exceeded"))
+            Self::TooLong { parameter, .. } => {
+                ("invalid_request_error", Some(parameter), Some("context_length_exceeded"))
             }
+            Self::OutOfKv { .. } => ("invalid_request_error", None, Some("kv_capacity_exceeded")),
             Self::Template(_) => ("invalid_request_error", Some("messages"), None),
             Self::Busy { .. } => ("rate_limit_error", None, Some("queue_full")),
             Self::Engine(_) => ("server_error", None, Some("engine_failed")),

@@ -7,20 +7,30 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use roundhouse_text::detokenizer::{Detokenizer, Piece};
-use roundhouse_types::{FinishReason, Usage};
+use roundhouse_types::{FinishReason, TokenId, Usage};
+use worker_core::sampling::Logprobs;
 
 use crate::engine::{Event, Generation};
 use crate::metrics::Metrics;
 
 /// What comes next in a generation's text.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum TextEvent {
-    /// More text, from one token; empty while a character or a stop string may still be incomplete.
-    Text(String),
-    /// The last text, and why it is the last.
-    Finished(String, FinishReason),
+    /// More of it, from one token.
+    Text(Said),
+    /// The last of it, and why it is the last.
+    Finished(Said, FinishReason),
     /// The engine failed.
     Failed(String),
+}
+
+/// What one token brought.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Said {
+    /// Text; empty while a character or a stop string may still be incomplete.
+    pub text: String,
+    /// The token with its log-probabilities, where they were asked for.
+    pub scored: Option<(TokenId, Box<Logprobs>)>,
 }
 
 /// The text of one generation. Dropping it cancels.
@@ -30,6 +40,8 @@ pub struct TextStream {
     usage: Usage,
     metrics: Arc<Metrics>,
     submitted: Instant,
+    /// When its last token was drawn.
+    last: Instant,
     ended: bool,
 }
 
@@ -42,11 +54,10 @@ impl TextStream {
         prompt_tokens: usize,
         metrics: &Arc<Metrics>,
     ) -> Self {
-        metrics.prompt_tokens.inc_by(prompt_tokens as u64);
         let usage =
             Usage { prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX), ..Usage::default() };
-        let metrics = Arc::clone(metrics);
-        Self { generation, detokenizer, usage, metrics, submitted: Instant::now(), ended: false }
+        let (metrics, now) = (Arc::clone(metrics), Instant::now());
+        Self { generation, detokenizer, usage, metrics, submitted: now, last: now, ended: false }
     }
 
     /// Tokens so far.
@@ -69,41 +80,78 @@ impl TextStream {
         let event = event.unwrap_or_else(|| Event::Failed("the engine has stopped".to_owned()));
         let text = match event {
             Event::Failed(reason) => TextEvent::Failed(reason),
-            Event::Token { token, cached_tokens, finished } => {
-                if self.usage.completion_tokens == 0 {
-                    self.metrics.ttft_seconds.observe(self.submitted.elapsed().as_secs_f64());
-                }
-                self.usage.completion_tokens += 1;
-                self.metrics.generation_tokens.inc();
-                self.usage.cached_tokens = u32::try_from(cached_tokens).unwrap_or(u32::MAX);
-                self.text_of(token, finished).unwrap_or_else(TextEvent::Failed)
+            Event::Token { token, cached_tokens, logprobs, at, finished } => {
+                self.count(cached_tokens, at);
+                let scored = logprobs.map(|logprobs| (token, logprobs));
+                self.text_of(token, scored, finished).unwrap_or_else(TextEvent::Failed)
             }
         };
         if !matches!(text, TextEvent::Text(_)) {
-            self.ended = true;
-            if matches!(text, TextEvent::Finished(..)) {
-                self.metrics.requests.inc();
-            }
-            // Nobody reads what may still come: the engine takes that for a cancel.
-            self.generation.events.close();
+            self.end(&text);
         }
         Poll::Ready(Some(text))
     }
 
-    fn text_of(&mut self, token: u32, finished: Option<FinishReason>) -> Result<TextEvent, String> {
+    fn count(&mut self, cached_tokens: usize, at: Instant) {
+        let metrics = &self.metrics;
+        match self.usage.completion_tokens {
+            0 => metrics.ttft_seconds.observe(seconds(self.submitted, at)),
+            _ => metrics.itl_seconds.observe(seconds(self.last, at)),
+        }
+        metrics.generation_tokens.inc();
+        self.last = at;
+        self.usage.completion_tokens += 1;
+        self.usage.cached_tokens = u32::try_from(cached_tokens).unwrap_or(u32::MAX);
+    }
+
+    fn text_of(
+        &mut self,
+        token: TokenId,
+        scored: Option<(TokenId, Box<Logprobs>)>,
+        finished: Option<FinishReason>,
+    ) -> Result<TextEvent, String> {
         // A token that ends the turn has no text, special or not.
         let piece = match finished {
             Some(FinishReason::Stop) => Piece::default(),
             _ => self.detokenizer.push(token).map_err(|error| error.to_string())?,
         };
         Ok(match finished {
-            _ if piece.stopped => TextEvent::Finished(piece.text, FinishReason::Stop),
-            None => TextEvent::Text(piece.text),
+            _ if piece.stopped => TextEvent::Finished(Said { text: piece.text, scored }, FinishReason::Stop),
+            None => TextEvent::Text(Said { text: piece.text, scored }),
             Some(reason) => {
                 let rest = self.detokenizer.finish().map_err(|error| error.to_string())?;
                 let reason = if rest.stopped { FinishReason::Stop } else { reason };
-                TextEvent::Finished(piece.text + &rest.text, reason)
+                TextEvent::Finished(Said { text: piece.text + &rest.text, scored }, reason)
             }
         })
     }
+
+    fn end(&mut self, last: &TextEvent) {
+        self.ended = true;
+        match last {
+            TextEvent::Finished(_, reason) => {
+                let reason = match reason {
+                    FinishReason::Stop => "stop",
+                    FinishReason::Length => "length",
+                };
+                self.metrics.finished.with_label_values(&[reason]).inc();
+                self.metrics.e2e_seconds.observe(seconds(self.submitted, self.last));
+            }
+            _ => self.metrics.finished.with_label_values(&["error"]).inc(),
+        }
+        // Nobody reads what may still come: the engine takes that for a cancel.
+        self.generation.events.close();
+    }
+}
+
+impl Drop for TextStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.metrics.finished.with_label_values(&["abort"]).inc();
+        }
+    }
+}
+
+fn seconds(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64()
 }

@@ -15,10 +15,12 @@ pub mod metrics;
 pub mod model;
 pub mod openai;
 pub mod serve;
+pub mod simulation;
 mod worker;
 
 pub use body::WorkerBody;
 pub use config::{KvBudget, WorkerConfig};
 pub use error::WorkerError;
 pub use model::ModelSource;
+pub use simulation::BackendChoice;
 pub use worker::Worker;

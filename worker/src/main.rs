@@ -9,7 +9,7 @@ use clap::Parser;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use worker::model::ModelSource;
-use worker::{KvBudget, Worker, WorkerConfig, serve};
+use worker::{BackendChoice, KvBudget, Worker, WorkerConfig, serve};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -18,9 +18,20 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Debug, clap::Parser)]
 #[command(name = "worker", version, max_term_width = 100)]
 struct Cli {
-    /// The model: a Hugging Face directory (Llama, Qwen2 or Qwen3), or `builtin`
+    /// The model: a Hugging Face directory (Llama, Qwen2 or Qwen3), or `builtin`. Of it a timing backend
+    /// takes only tokenizer and chat template
     #[arg(long, default_value = "builtin", value_name = "DIR|builtin")]
     model: ModelSource,
+
+    /// What computes: `cpu`, or `timing:PRESET`, which SIMULATES a recorded engine: HTTP, scheduler, KV blocks and
+    /// prefix cache are real, steps take as long as that engine's, and the text is random words. Presets: qwen3-8b,
+    /// qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b (SGLang), vllm-chunked
+    #[arg(long, default_value = "cpu", value_name = "cpu|timing:PRESET")]
+    backend: BackendChoice,
+
+    /// Simulated steps take so many times as long as recorded; 1 is real time
+    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    time_scale: f64,
 
     /// Address to serve on. Loopback, until an operator decides who may reach it
     #[arg(long, default_value = "127.0.0.1")]
@@ -30,7 +41,7 @@ struct Cli {
     #[arg(long, default_value_t = 8_001)]
     port: u16,
 
-    /// The id that clients name [default: builtin, or the directory's name]
+    /// The id that clients name [default: builtin, or the directory's name; simulated-PRESET for a timing backend]
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
 
@@ -42,25 +53,26 @@ struct Cli {
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "kv_blocks")]
     kv_memory: Option<u64>,
 
-    /// Blocks of KV, 16 tokens each
+    /// Blocks of KV, 16 tokens each [default for a timing backend: the preset's]
     #[arg(long, value_name = "N")]
     kv_blocks: Option<usize>,
 
-    /// Longest prompt and answer together, in tokens [default: the model's]
+    /// Longest prompt and answer together, in tokens [default: the model's; the preset's for a timing backend]
     #[arg(long, value_name = "TOKENS")]
     context_length: Option<usize>,
 
-    /// Sequences computed side by side
-    #[arg(long, default_value_t = WorkerConfig::MAX_RUNNING)]
-    max_running: usize,
+    /// Sequences computed side by side [default: 64; the preset's for a timing backend]
+    #[arg(long, value_name = "N")]
+    max_running: Option<usize>,
 
-    /// Tokens of one step; bounds the pause that a long prompt causes others
-    #[arg(long, default_value_t = WorkerConfig::MAX_TOKENS_PER_STEP)]
-    max_tokens_per_step: usize,
+    /// Tokens of one step; bounds the pause that a long prompt causes others [default: 512; the preset's for a
+    /// timing backend]
+    #[arg(long, value_name = "TOKENS")]
+    max_tokens_per_step: Option<usize>,
 
-    /// Requests that may wait; one more is answered 429
-    #[arg(long, default_value_t = WorkerConfig::MAX_WAITING)]
-    max_waiting: usize,
+    /// Requests that may wait; one more is answered 429 [default: 1024; 16384 for a timing backend]
+    #[arg(long, value_name = "N")]
+    max_waiting: Option<usize>,
 
     /// Seconds for streams to finish after SIGTERM
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
@@ -82,6 +94,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     let address = SocketAddr::new(cli.host, cli.port);
     let grace = Duration::from_secs(cli.grace_period);
     let worker = Worker::start(configuration(cli))?;
+    if worker.is_simulated() {
+        tracing::warn!(what = worker.describe(), "compute is simulated");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let listener =
@@ -108,7 +123,11 @@ fn run(cli: Cli) -> anyhow::Result<()> {
 }
 
 fn configuration(cli: Cli) -> WorkerConfig {
-    let mut config = WorkerConfig::new(cli.model);
+    let mut config = match cli.backend {
+        BackendChoice::Cpu => WorkerConfig::new(cli.model),
+        BackendChoice::Timing(preset) => WorkerConfig::timing(preset, cli.model),
+    };
+    config.time_scale = cli.time_scale;
     config.served_model_name = cli.served_model_name;
     config.threads = cli.threads.unwrap_or(config.threads);
     config.kv = match (cli.kv_blocks, cli.kv_memory) {
@@ -117,9 +136,9 @@ fn configuration(cli: Cli) -> WorkerConfig {
         (None, None) => KvBudget::Auto,
     };
     config.context_tokens = cli.context_length;
-    config.max_running = cli.max_running;
-    config.max_tokens_per_step = cli.max_tokens_per_step;
-    config.max_waiting = cli.max_waiting;
+    config.max_running = cli.max_running.unwrap_or(config.max_running);
+    config.max_tokens_per_step = cli.max_tokens_per_step.unwrap_or(config.max_tokens_per_step);
+    config.max_waiting = cli.max_waiting.unwrap_or(config.max_waiting);
     config
 }
 

@@ -8,12 +8,15 @@ use http::{Request, Response};
 use roundhouse_text::{ChatTemplate, TemplateError, Tokenizer};
 use worker_core::SchedulerLimits;
 use worker_core::step::{Backend, KvCapacity};
+use worker_core::timing::EnginePreset;
 
 use crate::api::Api;
-use crate::backend::{CpuBackend, kv_block_bytes, kv_capacity};
+use crate::backend::timing::SystemClock;
+use crate::backend::{CpuBackend, TimingBackend, kv_block_bytes, kv_capacity};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelConfig, ModelFiles};
+use crate::simulation::{BackendChoice, Simulation, plain_words};
 use crate::{KvBudget, WorkerBody, WorkerConfig, WorkerError};
 
 /// Positions of a KV block.
@@ -37,44 +40,91 @@ impl Worker {
     pub fn start(config: WorkerConfig) -> Result<Self, WorkerError> {
         check(&config)?;
         let files = ModelFiles::open(&config.model)?;
-        let model = Arc::new(Model::load(&files)?);
+        match config.backend {
+            BackendChoice::Cpu => Self::start_cpu(config, &files),
+            BackendChoice::Timing(preset) => Self::start_timing(config, &files, preset),
+        }
+    }
+
+    fn start_cpu(config: WorkerConfig, files: &ModelFiles) -> Result<Self, WorkerError> {
+        let model = Arc::new(Model::load(files)?);
         let context_tokens = context_tokens(&config, model.config())?;
         let capacity = capacity(&config, model.config(), context_tokens)?;
         let backend = CpuBackend::new(Arc::clone(&model), capacity, config.threads)?;
-        let described = format!("cpu, {} threads", config.threads);
-        Self::with_backend(config, &files, model.config(), (Box::new(backend), described), context_tokens)
+        let text = Text::read(files)?;
+        Self::assemble(
+            Parts {
+                name: files.name.clone(),
+                backend: Box::new(backend),
+                described: format!("cpu, {} threads", config.threads),
+                limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
+                context_tokens,
+                simulation: None,
+            },
+            model.config(),
+            text,
+            config,
+        )
     }
 
-    fn with_backend(
+    /// A worker that computes nothing: of the model only what makes tokens of text.
+    fn start_timing(
         config: WorkerConfig,
         files: &ModelFiles,
-        model: &ModelConfig,
-        (backend, described): (Box<dyn Backend>, String),
-        context_tokens: usize,
+        preset: &'static EnginePreset,
     ) -> Result<Self, WorkerError> {
-        let tokenizer = files.tokenizer.as_deref().ok_or_else(|| {
-            WorkerError::Config(format!("model {} has no tokenizer.json, which a worker needs", files.name))
-        })?;
-        let template_config = files.tokenizer_config.as_deref().map(str::as_bytes);
-        let template = match ChatTemplate::from_files(template_config, files.chat_template.as_deref()) {
-            Ok(template) => Some(template),
-            // A base model: it completes, and does not chat.
-            Err(TemplateError::Missing) => None,
-            Err(error) => return Err(error.into()),
-        };
-        let limits = SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step);
+        let model = ModelConfig::from_files(files)?;
+        let text = Text::read(files)?;
+        let words = plain_words(&text.tokenizer, &model.eos_tokens);
+        if words.is_empty() {
+            return Err(WorkerError::Config(format!(
+                "the tokenizer of {} has no words to draw from",
+                files.name
+            )));
+        }
+        let simulation = Simulation::new(preset, config.time_scale);
+        let lateness = Arc::clone(&simulation.lateness);
+        let capacity = simulated_capacity(&config, preset)?;
+        let clock = SystemClock::default();
+        let backend = TimingBackend::new(simulation.pace(), capacity, words.into(), lateness, clock);
+        Self::assemble(
+            Parts {
+                name: format!("simulated-{}", preset.name),
+                backend: Box::new(backend),
+                described: simulation.describe(),
+                limits: SchedulerLimits {
+                    max_running: config.max_running,
+                    max_tokens_per_step: config.max_tokens_per_step,
+                    ..preset.limits()
+                },
+                context_tokens: config.context_tokens.unwrap_or(preset.context_tokens),
+                simulation: Some(simulation),
+            },
+            &model,
+            text,
+            config,
+        )
+    }
+
+    fn assemble(
+        parts: Parts,
+        model: &ModelConfig,
+        text: Text,
+        config: WorkerConfig,
+    ) -> Result<Self, WorkerError> {
         let api = Api {
-            model: config.served_model_name.unwrap_or_else(|| files.name.clone()),
-            backend: described,
-            context_tokens,
+            model: config.served_model_name.unwrap_or(parts.name),
+            backend: parts.described,
+            context_tokens: parts.context_tokens,
             block_tokens: BLOCK_TOKENS,
             end_tokens: model.eos_tokens.clone().into(),
             vocab_tokens: model.vocab,
-            tokenizer: Tokenizer::from_json(tokenizer.as_bytes())?,
-            template,
-            engine: Engine::start(backend, limits, config.max_waiting)?,
+            tokenizer: text.tokenizer,
+            template: text.template,
+            engine: Engine::start(parts.backend, parts.limits, config.max_waiting)?,
             metrics: Arc::new(Metrics::default()),
             started: SystemTime::now(),
+            simulation: parts.simulation,
         };
         Ok(Self { api: Arc::new(api) })
     }
@@ -97,13 +147,53 @@ impl Worker {
         )
     }
 
+    /// Whether nothing is computed, and steps only take as long as a recorded engine's.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.api.simulation.is_some()
+    }
+
     /// Ends the engine thread; what is being generated fails. Blocks for at most a step.
     pub fn shutdown(&self) {
         self.api.engine.stop();
     }
 }
 
+/// What differs by backend.
+struct Parts {
+    /// The model id, unless another is asked for.
+    name: String,
+    backend: Box<dyn Backend>,
+    described: String,
+    limits: SchedulerLimits,
+    context_tokens: usize,
+    simulation: Option<Simulation>,
+}
+
+/// What turns text into tokens.
+struct Text {
+    tokenizer: Tokenizer,
+    /// `None` for a base model: it completes, and does not chat.
+    template: Option<ChatTemplate>,
+}
+
+impl Text {
+    fn read(files: &ModelFiles) -> Result<Self, WorkerError> {
+        let tokenizer = files.tokenizer.as_deref().ok_or_else(|| {
+            WorkerError::Config(format!("model {} has no tokenizer.json, which a worker needs", files.name))
+        })?;
+        let template_config = files.tokenizer_config.as_deref().map(str::as_bytes);
+        let template = match ChatTemplate::from_files(template_config, files.chat_template.as_deref()) {
+            Ok(template) => Some(template),
+            Err(TemplateError::Missing) => None,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self { tokenizer: Tokenizer::from_json(tokenizer.as_bytes())?, template })
+    }
+}
+
 fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
+    check_simulation(config)?;
     let bounds = [
         ("threads", config.threads),
         ("max-running", config.max_running),
@@ -114,6 +204,40 @@ fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
         Some((name, _)) => Err(WorkerError::Config(format!("{name} must be at least 1"))),
         None => Ok(()),
     }
+}
+
+fn check_simulation(config: &WorkerConfig) -> Result<(), WorkerError> {
+    let refused = |message: &str| Err(WorkerError::Config(message.to_owned()));
+    if !(config.time_scale.is_finite() && config.time_scale > 0.0) {
+        return refused(&format!(
+            "time-scale {} must be a number above 0; 1 is real time",
+            config.time_scale
+        ));
+    }
+    match config.backend {
+        BackendChoice::Cpu if config.time_scale != 1.0 => {
+            refused("time-scale is for timing backends: add --backend timing:PRESET, or leave it out")
+        }
+        BackendChoice::Timing(_) if matches!(config.kv, KvBudget::Bytes(_)) => {
+            refused("a timing backend keeps no KV in memory: give kv-blocks in place of kv-memory")
+        }
+        BackendChoice::Timing(_) if config.context_tokens.is_some_and(|tokens| tokens < 2) => {
+            refused("context-length must be at least 2")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The pool of a simulated engine. It may be smaller than a context: a request that it cannot hold is refused with both sizes.
+fn simulated_capacity(config: &WorkerConfig, preset: &EnginePreset) -> Result<KvCapacity, WorkerError> {
+    let blocks = match config.kv {
+        KvBudget::Blocks(blocks) => blocks,
+        KvBudget::Auto | KvBudget::Bytes(_) => preset.kv_tokens / BLOCK_TOKENS,
+    };
+    if blocks == 0 {
+        return Err(WorkerError::Config("kv-blocks must be at least 1".to_owned()));
+    }
+    Ok(KvCapacity { block_tokens: BLOCK_TOKENS, blocks })
 }
 
 fn context_tokens(config: &WorkerConfig, model: &ModelConfig) -> Result<usize, WorkerError> {

@@ -69,6 +69,7 @@ impl Running {
         let request = SampleRequest {
             params: self.wish.params.clone(),
             generated_tokens: self.answer.tokens.len() as u64,
+            history: None,
         };
         SequenceStep {
             id: SequenceId(id),
@@ -169,7 +170,13 @@ fn from_prefix(
 fn wishes() -> impl Strategy<Value = Vec<Wish>> {
     let params =
         (prop_oneof![Just(0.0f32), 0.3f32..1.5], prop::option::of(1u32..40), 0.3f32..=1.0, any::<u64>())
-            .prop_map(|(temperature, top_k, top_p, seed)| SamplingParams { temperature, top_k, top_p, seed });
+            .prop_map(|(temperature, top_k, top_p, seed)| SamplingParams {
+                temperature,
+                top_k,
+                top_p,
+                seed,
+                ..SamplingParams::default()
+            });
     let wish = (prop::collection::vec(0u32..384, 1..160), 1usize..8, params)
         .prop_map(|(prompt, answer_tokens, params)| Wish { prompt, answer_tokens, params: Arc::new(params) });
     prop::collection::vec(wish, 1..5)
@@ -224,7 +231,11 @@ fn plain(id: u64, tokens: usize, context_tokens: usize, table: &[u32]) -> Sequen
         tokens: vec![5; tokens].into(),
         context_tokens,
         block_table: table.iter().map(|&block| BlockId(block)).collect(),
-        sample: Some(SampleRequest { params: Arc::new(SamplingParams::greedy()), generated_tokens: 0 }),
+        sample: Some(SampleRequest {
+            params: Arc::new(SamplingParams::greedy()),
+            generated_tokens: 0,
+            history: None,
+        }),
     }
 }
 
@@ -232,7 +243,7 @@ fn plain(id: u64, tokens: usize, context_tokens: usize, table: &[u32]) -> Sequen
 fn batches_that_break_the_contract_are_refused_with_the_reason() {
     let vocab = MODELS[0].config().vocab as u32;
     let with = |params: SamplingParams| {
-        let sample = Some(SampleRequest { params: Arc::new(params), generated_tokens: 0 });
+        let sample = Some(SampleRequest { params: Arc::new(params), generated_tokens: 0, history: None });
         SequenceStep { sample, ..plain(1, 1, 0, &[0]) }
     };
     let refused: HashMap<&str, Vec<SequenceStep>> = HashMap::from([

@@ -61,7 +61,11 @@ fn answer(backend: &mut CpuBackend, prompt: &[u32], tokens: usize) -> Vec<u32> {
         tokens: prompt.into(),
         context_tokens: 0,
         block_table: (0..blocks).map(BlockId).collect(),
-        sample: Some(SampleRequest { params: Arc::new(SamplingParams::greedy()), generated_tokens: 0 }),
+        sample: Some(SampleRequest {
+            params: Arc::new(SamplingParams::greedy()),
+            generated_tokens: 0,
+            history: None,
+        }),
     };
     let mut answer = Vec::new();
     while answer.len() < tokens {

@@ -23,6 +23,8 @@ pub struct Detokenizer {
     /// The last tokens are single bytes whose text later ones may change.
     in_byte_run: bool,
     stops: StopStrings,
+    /// Tokens to come before stop strings count.
+    tokens_before_stops: u64,
     stopped: bool,
 }
 
@@ -46,8 +48,16 @@ impl Detokenizer {
             given_tokens: 0,
             in_byte_run: false,
             stops: StopStrings::new(stops),
+            tokens_before_stops: 0,
             stopped: false,
         }
+    }
+
+    /// The text of the first `tokens` is not searched for stop strings: the answer has to be longer.
+    #[must_use]
+    pub fn with_stops_after(mut self, tokens: u64) -> Self {
+        self.tokens_before_stops = tokens;
+        self
     }
 
     /// Adds a token and returns the text that became final by it. After a stop string every piece is empty.
@@ -59,6 +69,8 @@ impl Detokenizer {
             return Ok(Piece { text: String::new(), stopped: true });
         }
         self.window.push(token);
+        let stops_count = self.tokens_before_stops == 0;
+        self.tokens_before_stops = self.tokens_before_stops.saturating_sub(1);
         match self.tokenizer.effect_on_byte_run(token) {
             ByteRun::GoesOn => self.in_byte_run = true,
             ByteRun::Ends => self.in_byte_run = false,
@@ -73,6 +85,9 @@ impl Detokenizer {
         }
         let fresh = self.fresh(&text);
         self.advance()?;
+        if !stops_count {
+            return Ok(Piece { text: fresh, stopped: false });
+        }
         Ok(self.release(&fresh))
     }
 

@@ -10,6 +10,7 @@ mod json_dumps;
 mod messages;
 mod stop_strings;
 mod strftime;
+mod token_bytes;
 pub mod tokenizer;
 
 pub use chat_template::{ChatInput, ChatTemplate, SpecialTokens, TemplateError};

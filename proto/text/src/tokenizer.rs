@@ -8,11 +8,14 @@ use std::sync::Arc;
 use roundhouse_types::TokenId;
 use tokenizers::DecoderWrapper;
 
+use crate::token_bytes;
+
 /// A tokenizer; clones share one vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     byte_fallback: bool,
+    byte_level: bool,
 }
 
 /// Whether encoding adds the tokens that the tokenizer puts around a text of its own accord, such as a BOS.
@@ -47,8 +50,12 @@ impl Tokenizer {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(TokenizerError::Invalid)?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(TokenizerError::Invalid)?;
-        let byte_fallback = inner.get_decoder().is_some_and(falls_back_to_bytes);
-        Ok(Self { inner: Arc::new(inner), byte_fallback })
+        let decodes = |part: fn(&DecoderWrapper) -> bool| {
+            inner.get_decoder().is_some_and(|decoder| any_decoder(decoder, &part))
+        };
+        let byte_fallback = decodes(|decoder| matches!(decoder, DecoderWrapper::ByteFallback(_)));
+        let byte_level = decodes(|decoder| matches!(decoder, DecoderWrapper::ByteLevel(_)));
+        Ok(Self { inner: Arc::new(inner), byte_fallback, byte_level })
     }
 
     /// The token ids of `text`.
@@ -67,6 +74,28 @@ impl Tokenizer {
     /// [`TokenizerError::Decode`].
     pub fn decode(&self, tokens: &[TokenId]) -> Result<String, TokenizerError> {
         self.inner.decode(tokens, true).map_err(TokenizerError::Decode)
+    }
+
+    /// The text of `tokens`, special tokens spelled out. Bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn decode_verbatim(&self, tokens: &[TokenId]) -> Result<String, TokenizerError> {
+        self.inner.decode(tokens, false).map_err(TokenizerError::Decode)
+    }
+
+    /// The bytes that `token` stands for: a part of a character where it is one, its spelling where it is special. `None` for
+    /// an id that is no token.
+    #[must_use]
+    pub fn token_bytes(&self, token: TokenId) -> Option<Vec<u8>> {
+        let spelling = self.inner.id_to_token(token)?;
+        if self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&token) {
+            return Some(spelling.into_bytes());
+        }
+        if self.byte_level {
+            return Some(token_bytes::of_byte_level(&spelling));
+        }
+        Some(token_bytes::of_sentence_piece(&spelling, self.byte_fallback))
     }
 
     /// How many ids there are, added tokens included; valid ids may still have gaps below it.
@@ -109,11 +138,13 @@ pub(crate) enum ByteRun {
     Unchanged,
 }
 
-fn falls_back_to_bytes(decoder: &DecoderWrapper) -> bool {
+/// Whether a decoder, or one of those that it is made of, is such a one.
+fn any_decoder(decoder: &DecoderWrapper, wanted: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
     match decoder {
-        DecoderWrapper::ByteFallback(_) => true,
-        DecoderWrapper::Sequence(sequence) => sequence.get_decoders().iter().any(falls_back_to_bytes),
-        _ => false,
+        DecoderWrapper::Sequence(sequence) => {
+            sequence.get_decoders().iter().any(|decoder| any_decoder(decoder, wanted))
+        }
+        one => wanted(one),
     }
 }
 

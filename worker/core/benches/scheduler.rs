@@ -16,7 +16,7 @@ const PROMPT_TOKENS: u32 = 1_000;
 
 fn draw(batch: &Batch) -> Vec<NextToken> {
     let sampling = batch.sequences.iter().filter(|step| step.sample.is_some());
-    sampling.map(|step| NextToken { id: step.id, token: step.id.0 as u32 }).collect()
+    sampling.map(|step| NextToken { id: step.id, token: step.id.0 as u32, logprobs: None }).collect()
 }
 
 /// `sequences` that all decode, about a thousand tokens of context each, and go on for long.

@@ -7,11 +7,9 @@
 //! Invariant: the parent of a block that can be found can be found too. A full block whose contents are in the
 //! pool already is therefore replaced by that one ([`BlockPool::enter`]), and never kept twice.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
 use roundhouse_types::BlockHash;
 
+use crate::block_index::BlockIndex;
 use crate::step::BlockId;
 
 const NONE: u32 = u32::MAX;
@@ -20,31 +18,9 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 struct Record {
     references: u32,
-    /// Set once the block is full and can be found.
-    hash: Option<BlockHash>,
     /// Neighbours in the queue, while nobody holds it.
     before: u32,
     after: u32,
-}
-
-/// A block hash is one already, seeded at random, so a table needs no other.
-#[derive(Clone, Copy, Debug, Default)]
-struct AsItIs(u64);
-
-impl Hasher for AsItIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
 }
 
 /// What of a prompt is in the pool.
@@ -60,7 +36,8 @@ pub struct Found {
 #[derive(Debug)]
 pub struct BlockPool {
     records: Vec<Record>,
-    by_hash: HashMap<BlockHash, BlockId, BuildHasherDefault<AsItIs>>,
+    /// What full blocks hold.
+    index: BlockIndex,
     /// Taken next.
     head: u32,
     /// Released last.
@@ -74,11 +51,10 @@ impl BlockPool {
     /// A pool of `blocks` empty blocks.
     #[must_use]
     pub fn new(blocks: usize) -> Self {
-        let blank = Record { references: 0, hash: None, before: NONE, after: NONE };
+        let blank = Record { references: 0, before: NONE, after: NONE };
         let mut pool = Self {
             records: vec![blank; blocks],
-            // Room for all: a table that grows stops the engine while it moves.
-            by_hash: HashMap::with_capacity_and_hasher(blocks, BuildHasherDefault::default()),
+            index: BlockIndex::new(blocks),
             head: NONE,
             tail: NONE,
             waiting: 0,
@@ -105,7 +81,7 @@ impl BlockPool {
     /// Blocks whose contents can be found.
     #[must_use]
     pub fn cached_blocks(&self) -> usize {
-        self.by_hash.len()
+        self.index.len()
     }
 
     /// Takes a block to write to; what it held is forgotten. `None` when all are held.
@@ -115,18 +91,15 @@ impl BlockPool {
             return None;
         }
         self.dequeue(index);
-        let record = &mut self.records[index as usize];
-        record.references = 1;
-        if let Some(hash) = record.hash.take() {
-            self.forget(hash);
-        }
+        self.records[index as usize].references = 1;
+        self.forget(BlockId(index));
         Some(BlockId(index))
     }
 
     /// Finds the longest run of blocks that begins `path`, at most `limit` of them. Holds none.
     #[must_use]
     pub fn find(&self, path: &[BlockHash], limit: usize) -> Found {
-        let known = path.iter().take(limit).map_while(|hash| self.by_hash.get(hash).copied());
+        let known = path.iter().take(limit).map_while(|hash| self.index.get(*hash));
         let blocks: Vec<BlockId> = known.collect();
         let unheld = blocks.iter().filter(|block| self.references(**block) == 0).count();
         Found { blocks, unheld }
@@ -142,7 +115,7 @@ impl BlockPool {
     /// Whether a block with these contents can be found.
     #[must_use]
     pub fn knows(&self, hash: BlockHash) -> bool {
-        self.by_hash.contains_key(&hash)
+        self.index.get(hash).is_some()
     }
 
     /// From now on keeps what it forgets for [`take_forgotten`](Self::take_forgotten).
@@ -158,13 +131,13 @@ impl BlockPool {
     /// How many blocks of `path` could be found now, at most `limit`.
     #[must_use]
     pub fn match_prefix(&self, path: &[BlockHash], limit: usize) -> usize {
-        path.iter().take(limit).take_while(|hash| self.by_hash.contains_key(hash)).count()
+        path.iter().take(limit).take_while(|hash| self.knows(**hash)).count()
     }
 
     /// Says that `block`, which the caller holds, is full and holds what `hash` names. Returns the block to go on with: the
     /// same one, or the one that held these contents already, held in its place.
     pub fn enter(&mut self, block: BlockId, hash: BlockHash) -> BlockId {
-        match self.by_hash.get(&hash).copied() {
+        match self.index.get(hash) {
             Some(known) if known == block => block,
             Some(known) => {
                 self.hold(known);
@@ -172,8 +145,7 @@ impl BlockPool {
                 known
             }
             None => {
-                self.records[block.0 as usize].hash = Some(hash);
-                self.by_hash.insert(hash, block);
+                self.index.insert(block, hash);
                 block
             }
         }
@@ -182,7 +154,7 @@ impl BlockPool {
     /// Exchanges `block`, which the caller holds and has written nothing to, for the block that holds what `hash` names, if
     /// there is one.
     pub fn exchange(&mut self, block: BlockId, hash: BlockHash) -> Option<BlockId> {
-        let known = self.by_hash.get(&hash).copied().filter(|known| *known != block)?;
+        let known = self.index.get(hash).filter(|known| *known != block)?;
         self.hold(known);
         self.release(block);
         Some(known)
@@ -197,21 +169,17 @@ impl BlockPool {
 
     /// Forgets the contents of all blocks that nobody holds, children before their parents. Returns how many there were.
     pub fn flush(&mut self) -> usize {
-        let before = self.by_hash.len();
+        let before = self.index.len();
         let mut index = self.head;
         while index != NONE {
-            let record = &mut self.records[index as usize];
-            index = record.after;
-            if let Some(hash) = record.hash.take() {
-                self.forget(hash);
-            }
+            self.forget(BlockId(index));
+            index = self.records[index as usize].after;
         }
-        before - self.by_hash.len()
+        before - self.index.len()
     }
 
-    fn forget(&mut self, hash: BlockHash) {
-        self.by_hash.remove(&hash);
-        if let Some(forgotten) = &mut self.forgotten {
+    fn forget(&mut self, block: BlockId) {
+        if let (Some(hash), Some(forgotten)) = (self.index.remove(block), &mut self.forgotten) {
             forgotten.push(hash);
         }
     }
@@ -230,7 +198,7 @@ impl BlockPool {
         if record.references > 0 {
             return;
         }
-        if record.hash.is_some() {
+        if self.index.hash_of(block).is_some() {
             self.enqueue(block.0);
         } else {
             // Nothing to be found in it: it goes first.
@@ -292,11 +260,10 @@ impl BlockPool {
         assert_eq!((self.tail, self.waiting), (before, count));
         let held = self.records.iter().filter(|record| record.references > 0).count();
         assert_eq!(held + self.waiting, self.records.len());
-        let named = self.records.iter().filter(|record| record.hash.is_some()).count();
-        assert_eq!(named, self.by_hash.len());
-        for (hash, block) in &self.by_hash {
-            assert_eq!(self.records[block.0 as usize].hash, Some(*hash));
-        }
+        let blocks = || (0..).take(self.records.len()).map(BlockId);
+        let named: Vec<_> = blocks().filter_map(|block| Some((block, self.index.hash_of(block)?))).collect();
+        assert_eq!(named.len(), self.index.len());
+        assert!(named.iter().all(|(block, hash)| self.index.get(*hash) == Some(*block)), "a hash has one block");
     }
 
     /// How many sequences hold `block`.

@@ -2,6 +2,7 @@
 //!
 //! Knows no channels, HTTP, tokenizer or clock. Callers: the engine thread in `worker`, later the simulator.
 
+mod block_index;
 pub mod block_pool;
 pub mod block_table;
 pub mod kv_event;

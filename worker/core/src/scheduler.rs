@@ -12,6 +12,7 @@ mod reserve;
 mod stats;
 
 use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
+use smallvec::SmallVec;
 
 use self::events::EventLog;
 use self::queue::WaitingQueue;
@@ -261,7 +262,9 @@ impl Scheduler {
             PrefillOrder::Mixed => {
                 let retractions = self.counted.retractions;
                 self.schedule_decodes(&mut plan);
-                self.schedule_prefills(&mut plan);
+                if plan.batch.sequences.len() < self.running.len() {
+                    self.schedule_prefills(&mut plan);
+                }
                 // After a retraction there is no room for anybody new.
                 if self.counted.retractions == retractions {
                     self.admit(&mut plan);
@@ -531,10 +534,11 @@ impl Sequence {
         let sample = (end == self.tokens.len()).then(|| SampleRequest {
             params: self.params.clone(),
             generated_tokens: self.generated_tokens() as u64,
+            history: self.params.reads_history().then(|| self.history()),
         });
         SequenceStep {
             id: self.id,
-            tokens: self.tokens[self.computed_tokens..end].into(),
+            tokens: SmallVec::from_slice(&self.tokens[self.computed_tokens..end]),
             context_tokens: self.computed_tokens,
             block_table: self.table.clone(),
             sample,

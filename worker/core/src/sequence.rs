@@ -5,7 +5,7 @@ use std::sync::Arc;
 use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
 
 use crate::block_table::BlockTable;
-use crate::sampling::SamplingParams;
+use crate::sampling::{History, SamplingParams};
 use crate::step::SequenceId;
 
 /// What a request asks of the scheduler.
@@ -20,7 +20,7 @@ pub struct Submission {
     /// Tokens that end the generation; they count as generated and carry no text.
     pub end_tokens: Arc<[TokenId]>,
     /// Who goes first: higher before lower, 0 unless asked for. Decides who waits, and who is retracted last.
-    pub priority: i32,
+    pub priority: i64,
 }
 
 /// A sequence: its tokens, and how far their KV is computed.
@@ -36,7 +36,7 @@ pub(crate) struct Sequence {
     /// Tokens of the prompt that were in the cache when it was first admitted; `None` before.
     pub(crate) cached_tokens: Option<usize>,
     pub(crate) table: BlockTable,
-    pub(crate) priority: i32,
+    pub(crate) priority: i64,
     /// Tokens that were computed when it was retracted last: computing one of those again is what that cost.
     pub(crate) lost_tokens: usize,
     /// It has drawn its last token.
@@ -85,6 +85,11 @@ impl Sequence {
     /// Tokens it may still generate.
     pub(crate) fn ungenerated_tokens(&self) -> usize {
         self.max_tokens.saturating_sub(self.generated_tokens())
+    }
+
+    /// What penalties look at; a copy, since a step outlives no borrow of the scheduler.
+    pub(crate) fn history(&self) -> History {
+        History { tokens: self.tokens.clone(), prompt_tokens: self.prompt_tokens }
     }
 
     /// Chained hashes of all full blocks of its tokens.

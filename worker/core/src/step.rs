@@ -6,7 +6,7 @@ use roundhouse_types::TokenId;
 use smallvec::SmallVec;
 
 use crate::block_table::BlockTable;
-use crate::sampling::SamplingParams;
+use crate::sampling::{History, Logprobs, SamplingParams};
 
 /// One sequence inside a worker; unique for the life of the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -45,6 +45,8 @@ pub struct SampleRequest {
     pub params: Arc<SamplingParams>,
     /// How many tokens the sequence has generated; mixed into the seed, so that a draw does not depend on the batch.
     pub generated_tokens: u64,
+    /// The tokens before, where [`SamplingParams::reads_history`] says that they matter.
+    pub history: Option<History>,
 }
 
 /// Everything a backend computes in one step.
@@ -63,12 +65,14 @@ impl Batch {
 }
 
 /// A token drawn for a sequence.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct NextToken {
     /// For whom.
     pub id: SequenceId,
     /// The token.
     pub token: TokenId,
+    /// Log-probabilities, where [`SamplingParams::logprobs`] asks for them and the backend has logits.
+    pub logprobs: Option<Box<Logprobs>>,
 }
 
 /// The size of a backend's KV pool.
@@ -91,6 +95,9 @@ pub trait Backend: Send {
     /// [`BackendError`] when the device failed. KV written by this step is undefined after it; the engine ends the
     /// batch's sequences with an error.
     fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError>;
+
+    /// The engine has nothing to do: the next step begins whenever work comes. For backends that keep time.
+    fn idle(&mut self) {}
 }
 
 /// Why a step could not be computed.

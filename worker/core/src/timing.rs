@@ -121,6 +121,8 @@ pub struct EnginePreset {
     pub about: &'static str,
     /// Its times.
     pub timing: EngineTiming,
+    /// Longest prompt and answer together that it takes.
+    pub context_tokens: usize,
     /// M: tokens whose KV it has room for.
     pub kv_tokens: usize,
     /// Sequences in a step at most.
@@ -146,6 +148,9 @@ const MS: f64 = 1e-3;
 const US: f64 = 1e-6;
 const NS: f64 = 1e-9;
 
+/// `max_position_embeddings` of the four.
+const QWEN3_CONTEXT_TOKENS: usize = 40_960;
+
 /// `SGLang` v0.5.1 as in seed 002: prompts first, in chunks of 8,192 tokens.
 const fn sglang(
     name: &'static str,
@@ -154,11 +159,21 @@ const fn sglang(
     timing: EngineTiming,
 ) -> EnginePreset {
     // Its own default: 512 sequences for each context length of 40,960 that fits, from 2,048 to 4,096.
-    let by_memory = kv_tokens / 80;
+    let by_memory = kv_tokens * 512 / QWEN3_CONTEXT_TOKENS;
     let max_running = if by_memory > 4_096 { 4_096 } else { by_memory };
     let prefill = PrefillOrder::First;
     let reserve = Some(GrowthReserve::SGLANG);
-    EnginePreset { name, about, timing, kv_tokens, max_running, max_tokens_per_step: 8_192, prefill, reserve }
+    EnginePreset {
+        name,
+        about,
+        timing,
+        context_tokens: QWEN3_CONTEXT_TOKENS,
+        kv_tokens,
+        max_running,
+        max_tokens_per_step: 8_192,
+        prefill,
+        reserve,
+    }
 }
 
 /// Every preset.
@@ -240,6 +255,8 @@ pub const PRESETS: &[EnginePreset] = &[
             prefill_pair_s: 76.6 * NS,
             request_s: 0.247,
         },
+        // Prompts of up to 128,000 tokens were recorded.
+        context_tokens: 131_072,
         // Not recorded: room for the most that was sent at once, 64 prompts of 10,000 tokens, so that nothing is retracted.
         kv_tokens: 700_000,
         max_running: 256,

@@ -44,7 +44,8 @@ fn run(engine: &EnginePreset, requests: u32, prompt_tokens: u32, output_tokens: 
         let batch = scheduler.schedule();
         now += engine.timing.step(&batch).as_secs_f64();
         let sampling = batch.sequences.iter().filter(|step| step.sample.is_some());
-        let drawn: Vec<_> = sampling.map(|step| NextToken { id: step.id, token: 3 }).collect();
+        let drawn: Vec<_> =
+            sampling.map(|step| NextToken { id: step.id, token: 3, logprobs: None }).collect();
         for progress in scheduler.commit(&batch, &drawn) {
             let stream = streams.entry(progress.id).or_insert(Stream { first: now, last: now });
             if stream.first < now {

@@ -103,15 +103,8 @@ fn check(step: &SequenceStep, config: &ModelConfig, kv: KvCapacity) -> Result<()
     if let Some(block) = step.block_table.iter().find(|block| block.0 as usize >= kv.blocks) {
         return Err(format!("block {} is not below the pool's {}", block.0, kv.blocks));
     }
-    let Some(params) = step.sample.as_ref().map(|sample| &sample.params) else { return Ok(()) };
-    if !(params.temperature >= 0.0 && params.temperature.is_finite()) {
-        return Err(format!("temperature {} is not a number from 0 up", params.temperature));
+    match step.sample.as_ref().and_then(|sample| sample.params.problem()) {
+        Some(problem) => Err(problem),
+        None => Ok(()),
     }
-    if !(params.top_p > 0.0 && params.top_p <= 1.0) {
-        return Err(format!("top_p {} is not above 0 and at most 1", params.top_p));
-    }
-    if params.top_k == Some(0) {
-        return Err("top_k 0 keeps nothing; leave it out to keep all".into());
-    }
-    Ok(())
 }

@@ -12,7 +12,7 @@ use worker_kernels::{CpuKernels, Device, KernelError};
 
 use super::batch::FlatBatch;
 use super::capacity::kv_layout;
-use super::sample::sample;
+use super::sample::{Drawn, sample};
 use crate::model::transformer::Rows;
 use crate::model::{Model, Transformer, Workspace};
 
@@ -86,7 +86,7 @@ impl CpuBackend {
 
 fn draw((id, request): (SequenceId, &SampleRequest), logits: &[f32]) -> Result<NextToken, BackendError> {
     match sample(logits, request) {
-        Ok(token) => Ok(NextToken { id, token }),
+        Ok(Drawn { token, logprobs }) => Ok(NextToken { id, token, logprobs }),
         Err(error) => Err(BackendError::Device(error.to_string())),
     }
 }

@@ -1,11 +1,14 @@
 //! Backends: models that can be stepped, and the sampler that ends each step.
 //!
-//! [`CpuBackend`] implements the engine's `Backend` over the CPU kernels. Knows no requests, channels or text.
+//! [`CpuBackend`] implements the engine's `Backend` over the CPU kernels, [`TimingBackend`] over a clock. Knows no requests, channels or text.
 
+mod adjust;
 mod batch;
 pub mod capacity;
 pub mod cpu;
 pub mod sample;
+pub mod timing;
 
 pub use capacity::{kv_block_bytes, kv_capacity};
 pub use cpu::CpuBackend;
+pub use timing::TimingBackend;

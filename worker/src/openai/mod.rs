@@ -1,4 +1,9 @@
 //! OpenAI's API: requests in, replies out. Knows no sockets and no engine thread.
 
+mod fields;
+pub mod logprobs;
+pub mod prompt;
 pub mod reply;
 pub mod request;
+mod sampling;
+pub mod tokenize;

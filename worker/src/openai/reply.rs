@@ -1,4 +1,4 @@
-//! A generation's text in OpenAI's words: one object, or a stream of events.
+//! Generations' texts in OpenAI's words: one object, or a stream of events. A reply has a choice for each generation.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
@@ -7,10 +7,11 @@ use bytes::Bytes;
 use roundhouse_types::{FinishReason, Usage};
 use serde_json::{Value, json};
 
+use super::logprobs::LogprobsWriter;
 use super::request::{Kind, Streaming};
 use crate::body::ChunkSource;
 use crate::error::RequestError;
-use crate::generation::{TextEvent, TextStream};
+use crate::generation::{Said, TextEvent, TextStream};
 
 /// What all objects of one reply have in common.
 #[derive(Clone, Debug)]
@@ -25,37 +26,71 @@ pub struct ReplyHead {
     pub model: String,
 }
 
-impl ReplyHead {
-    /// The whole answer as one object.
-    ///
-    /// # Errors
-    /// When the engine failed.
-    pub async fn whole(&self, mut stream: TextStream) -> Result<Value, RequestError> {
-        let mut text = String::new();
+/// One answer of several, or the only one.
+pub struct Choice {
+    /// Its text.
+    pub text: TextStream,
+    /// Comes before it.
+    pub echo: Option<String>,
+    /// Set when log-probabilities were asked for.
+    pub logprobs: Option<LogprobsWriter>,
+    /// The first choice of its prompt, which stands for the prompt in the usage.
+    pub is_first_of_prompt: bool,
+}
+
+impl Choice {
+    fn logprobs(&mut self, said: &[Said]) -> Value {
+        let tokens: Vec<_> = said.iter().filter_map(|said| said.scored.clone()).collect();
+        match &mut self.logprobs {
+            Some(writer) if !tokens.is_empty() => writer.write(&tokens),
+            _ => Value::Null,
+        }
+    }
+
+    /// All of it, as an entry of `choices`.
+    async fn whole(&mut self, kind: Kind, index: usize) -> Result<Value, RequestError> {
+        let mut all = Vec::new();
         let finished = loop {
-            match stream.next().await {
-                Some(TextEvent::Text(piece)) => text += &piece,
-                Some(TextEvent::Finished(piece, reason)) => {
-                    text += &piece;
+            match self.text.next().await {
+                Some(TextEvent::Text(said)) => all.push(said),
+                Some(TextEvent::Finished(said, reason)) => {
+                    all.push(said);
                     break reason;
                 }
                 Some(TextEvent::Failed(reason)) => return Err(RequestError::Engine(reason)),
                 None => return Err(RequestError::Engine("it ended without a reason".to_owned())),
             }
         };
-        let choice = match self.kind {
+        let text = self.echo.take().unwrap_or_default();
+        let text = all.iter().fold(text, |text, said| text + &said.text);
+        let logprobs = self.logprobs(&all);
+        Ok(match kind {
             Kind::Chat => json!({
-                "index": 0,
+                "index": index,
                 "message": { "role": "assistant", "content": text },
-                "logprobs": null,
+                "logprobs": logprobs,
                 "finish_reason": finished,
             }),
             Kind::Completion => {
-                json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finished })
+                json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finished })
             }
-        };
-        let mut object = self.object(Streaming::No, &json!([choice]));
-        object["usage"] = usage_object(&stream.usage());
+        })
+    }
+}
+
+impl ReplyHead {
+    /// The whole answer as one object.
+    ///
+    /// # Errors
+    /// When the engine failed.
+    pub async fn whole(&self, mut choices: Vec<Choice>) -> Result<Value, RequestError> {
+        let mut entries = Vec::with_capacity(choices.len());
+        // One after the other: all of them run, and what they say waits in their channels.
+        for (index, choice) in choices.iter_mut().enumerate() {
+            entries.push(choice.whole(self.kind, index).await?);
+        }
+        let mut object = self.object(Streaming::No, &json!(entries));
+        object["usage"] = usage_object(choices.iter());
         Ok(object)
     }
 
@@ -68,13 +103,16 @@ impl ReplyHead {
         json!({ "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices })
     }
 
-    fn piece(&self, streaming: Streaming, delta: &Value, finished: Option<FinishReason>) -> Value {
+    fn piece(&self, streaming: Streaming, piece: Piece) -> Bytes {
+        let Piece { index, delta, logprobs, finished } = piece;
         let choice = match self.kind {
-            Kind::Chat => json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finished }),
+            Kind::Chat => {
+                json!({ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finished })
+            }
             Kind::Completion => json!({
-                "index": 0,
+                "index": index,
                 "text": delta["content"].as_str().unwrap_or_default(),
-                "logprobs": null,
+                "logprobs": logprobs,
                 "finish_reason": finished,
             }),
         };
@@ -82,16 +120,40 @@ impl ReplyHead {
         if streaming == Streaming::WithUsage {
             object["usage"] = Value::Null;
         }
-        object
+        event(&object)
     }
 }
 
-fn usage_object(usage: &Usage) -> Value {
+/// What one event says of one choice.
+struct Piece {
+    index: usize,
+    delta: Value,
+    logprobs: Value,
+    finished: Option<FinishReason>,
+}
+
+impl Piece {
+    fn text(index: usize, text: &str) -> Self {
+        Self { index, delta: json!({ "content": text }), logprobs: Value::Null, finished: None }
+    }
+}
+
+/// The prompts once each, and what was generated for all choices.
+fn usage_object<'a>(choices: impl Iterator<Item = &'a Choice>) -> Value {
+    let mut all = Usage::default();
+    for choice in choices {
+        let usage = choice.text.usage();
+        all.completion_tokens += usage.completion_tokens;
+        if choice.is_first_of_prompt {
+            all.prompt_tokens += usage.prompt_tokens;
+            all.cached_tokens += usage.cached_tokens;
+        }
+    }
     json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
+        "prompt_tokens": all.prompt_tokens,
+        "completion_tokens": all.completion_tokens,
+        "total_tokens": all.prompt_tokens + all.completion_tokens,
+        "prompt_tokens_details": { "cached_tokens": all.cached_tokens },
     })
 }
 
@@ -103,54 +165,106 @@ fn event(object: &Value) -> Bytes {
 pub struct EventStream {
     head: ReplyHead,
     streaming: Streaming,
-    text: TextStream,
+    choices: Vec<StreamedChoice>,
+    /// The choice to ask first, so that none is served before all others for ever.
+    turn: usize,
     ready: VecDeque<Bytes>,
+    ended: bool,
+}
+
+struct StreamedChoice {
+    choice: Choice,
     begun: bool,
+    ended: bool,
 }
 
 impl EventStream {
-    /// The events of `text`.
+    /// The events of `choices`.
     #[must_use]
-    pub fn new(head: ReplyHead, streaming: Streaming, text: TextStream) -> Self {
-        Self { head, streaming, text, ready: VecDeque::new(), begun: false }
+    pub fn new(head: ReplyHead, streaming: Streaming, choices: Vec<Choice>) -> Self {
+        let choices = choices.into_iter().map(|choice| StreamedChoice { choice, begun: false, ended: false });
+        Self { head, streaming, choices: choices.collect(), turn: 0, ready: VecDeque::new(), ended: false }
     }
 
-    /// The role comes with the first token and not before, so that the first event is the first token to whoever measures.
-    fn begin(&mut self) {
-        if !self.begun && self.head.kind == Kind::Chat {
-            let delta = json!({ "role": "assistant", "content": "" });
-            self.ready.push_back(event(&self.head.piece(self.streaming, &delta, None)));
+    fn push(&mut self, piece: Piece) {
+        let event = self.head.piece(self.streaming, piece);
+        self.ready.push_back(event);
+    }
+
+    /// Role and echo come with the first token and not before, so that the first event is the first token to whoever measures.
+    fn begin(&mut self, index: usize) {
+        if std::mem::replace(&mut self.choices[index].begun, true) {
+            return;
         }
-        self.begun = true;
+        if self.head.kind == Kind::Chat {
+            let delta = json!({ "role": "assistant", "content": "" });
+            self.push(Piece { delta, ..Piece::text(index, "") });
+        }
+        if let Some(echo) = self.choices[index].choice.echo.take() {
+            self.push(Piece::text(index, &echo));
+        }
     }
 
-    fn take(&mut self, text: TextEvent) {
+    fn say(&mut self, index: usize, said: Said) {
+        let text = Piece::text(index, &said.text);
+        let logprobs = self.choices[index].choice.logprobs(&[said]);
+        self.push(Piece { logprobs, ..text });
+    }
+
+    fn take(&mut self, index: usize, text: TextEvent) {
         match text {
-            TextEvent::Text(text) => {
-                self.begin();
+            TextEvent::Text(said) => {
+                self.begin(index);
                 // Also when there is no text yet: a token has come.
-                let delta = json!({ "content": text });
-                self.ready.push_back(event(&self.head.piece(self.streaming, &delta, None)));
+                self.say(index, said);
             }
-            TextEvent::Finished(text, reason) => {
-                self.begin();
-                if !text.is_empty() {
-                    let delta = json!({ "content": text });
-                    self.ready.push_back(event(&self.head.piece(self.streaming, &delta, None)));
+            TextEvent::Finished(said, reason) => {
+                self.begin(index);
+                if !said.text.is_empty() || said.scored.is_some() {
+                    self.say(index, said);
                 }
-                self.ready.push_back(event(&self.head.piece(self.streaming, &json!({}), Some(reason))));
-                if self.streaming == Streaming::WithUsage {
-                    let mut object = self.head.object(self.streaming, &json!([]));
-                    object["usage"] = usage_object(&self.text.usage());
-                    self.ready.push_back(event(&object));
+                let nothing = Piece { delta: json!({}), ..Piece::text(index, "") };
+                self.push(Piece { finished: Some(reason), ..nothing });
+                self.choices[index].ended = true;
+                if self.choices.iter().all(|choice| choice.ended) {
+                    self.end();
                 }
-                self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
             }
             TextEvent::Failed(reason) => {
                 let body = RequestError::Engine(reason).body();
                 self.ready.push_back(format!("data: {body}\n\n").into());
+                // What the others would still say is of no use: the reply has failed.
+                self.ended = true;
             }
         }
+    }
+
+    fn end(&mut self) {
+        if self.streaming == Streaming::WithUsage {
+            let mut object = self.head.object(self.streaming, &json!([]));
+            object["usage"] = usage_object(self.choices.iter().map(|streamed| &streamed.choice));
+            self.ready.push_back(event(&object));
+        }
+        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.ended = true;
+    }
+
+    /// The next event of any choice.
+    fn poll_choices(&mut self, cx: &mut Context<'_>) -> Poll<(usize, TextEvent)> {
+        let count = self.choices.len();
+        for step in 0..count {
+            let index = (self.turn + step) % count;
+            let streamed = &mut self.choices[index];
+            if streamed.ended {
+                continue;
+            }
+            if let Poll::Ready(text) = streamed.choice.text.poll_next(cx) {
+                self.turn = index + 1;
+                let text = text.unwrap_or_else(|| TextEvent::Failed("it ended without a reason".to_owned()));
+                return Poll::Ready((index, text));
+            }
+        }
+        Poll::Pending
     }
 }
 
@@ -160,10 +274,11 @@ impl ChunkSource for EventStream {
             if let Some(chunk) = self.ready.pop_front() {
                 return Poll::Ready(Some(chunk));
             }
-            match std::task::ready!(self.text.poll_next(cx)) {
-                Some(text) => self.take(text),
-                None => return Poll::Ready(None),
+            if self.ended {
+                return Poll::Ready(None);
             }
+            let (index, text) = std::task::ready!(self.poll_choices(cx));
+            self.take(index, text);
         }
     }
 }

@@ -3,6 +3,9 @@
 
 mod answers;
 mod errors;
+mod sampling;
+mod simulated;
+mod tokens;
 
 use std::sync::LazyLock;
 use std::time::Duration;

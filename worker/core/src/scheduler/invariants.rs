@@ -43,8 +43,8 @@ impl Scheduler {
     }
 
     fn check_order(&self) {
-        let running: Vec<i32> = self.running.iter().map(|sequence| sequence.priority).collect();
-        let waiting: Vec<i32> = self.waiting.iter().map(|sequence| sequence.priority).collect();
+        let running: Vec<i64> = self.running.iter().map(|sequence| sequence.priority).collect();
+        let waiting: Vec<i64> = self.waiting.iter().map(|sequence| sequence.priority).collect();
         for priorities in [running, waiting] {
             assert!(
                 priorities.is_sorted_by(|one, next| one >= next),

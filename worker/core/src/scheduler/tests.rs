@@ -32,7 +32,9 @@ impl Device {
             }
         }
         let sampling = batch.sequences.iter().filter(|step| step.sample.is_some());
-        sampling.map(|step| NextToken { id: step.id, token: successor(&self.context(step)) }).collect()
+        sampling
+            .map(|step| NextToken { id: step.id, token: successor(&self.context(step)), logprobs: None })
+            .collect()
     }
 
     fn context(&self, step: &SequenceStep) -> Vec<TokenId> {
@@ -417,14 +419,14 @@ fn events_name_sequence_and_positions() {
 /// Something that happens to a scheduler.
 #[derive(Clone, Debug)]
 enum Happening {
-    Submit { prompt: Vec<TokenId>, max_tokens: usize, priority: i32 },
+    Submit { prompt: Vec<TokenId>, max_tokens: usize, priority: i64 },
     Cancel(prop::sample::Index),
     Flush,
     Steps(usize),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
-    let submit = (prop::collection::vec(0u32..3, 1..30), 1usize..12, -1i32..2)
+    let submit = (prop::collection::vec(0u32..3, 1..30), 1usize..12, -1i64..2)
         .prop_map(|(prompt, max_tokens, priority)| Happening::Submit { prompt, max_tokens, priority });
     prop_oneof![
         4 => submit,
@@ -569,7 +571,7 @@ proptest! {
     /// The model: a stable sort.
     #[test]
     fn first_tokens_come_by_priority_then_arrival(
-        requests in prop::collection::vec((1usize..30, -2i32..3), 1..12),
+        requests in prop::collection::vec((1usize..30, -2i64..3), 1..12),
         limits in limits(),
     ) {
         // Room for all, so that nobody is retracted; one at a time, so that only the queue decides.

@@ -15,7 +15,7 @@ fn step(tokens: usize, context_tokens: usize, generated: Option<u64>) -> Sequenc
         tokens: vec![0; tokens].into(),
         context_tokens,
         block_table: BlockTable::default(),
-        sample: generated.map(|generated_tokens| SampleRequest { params, generated_tokens }),
+        sample: generated.map(|generated_tokens| SampleRequest { params, generated_tokens, history: None }),
     }
 }
 

@@ -1,0 +1,190 @@
+//! A generation's way in: read → tokenized → checked → submitted → replied to.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use http::Response;
+use roundhouse_text::Detokenizer;
+use worker_core::{SamplingParams, Submission};
+
+use super::{Api, event_response, json_response, seconds};
+use crate::body::WorkerBody;
+use crate::engine::Generation;
+use crate::error::RequestError;
+use crate::generation::TextStream;
+use crate::openai::logprobs::LogprobsWriter;
+use crate::openai::prompt::{Input, Prompt};
+use crate::openai::reply::{Choice, EventStream, ReplyHead};
+use crate::openai::request::{GenerationRequest, Kind, Streaming};
+
+/// What OpenAI generates for a completion that does not say how much.
+const COMPLETION_TOKENS: usize = 16;
+
+/// A request that is ready for the engine.
+struct Prepared {
+    request: GenerationRequest,
+    prompts: Vec<PreparedPrompt>,
+}
+
+struct PreparedPrompt {
+    tokens: Vec<u32>,
+    max_tokens: usize,
+    echo: Option<String>,
+}
+
+impl Api {
+    pub(super) async fn generate(
+        self: &Arc<Self>,
+        kind: Kind,
+        body: Bytes,
+    ) -> Result<Response<WorkerBody>, RequestError> {
+        let length = body.len();
+        let prepared = self.away(length, move |api| api.prepare(kind, &body)).await?;
+        let streaming = prepared.request.streaming;
+        if let Some(wait) = self.simulation.as_ref().map(|simulation| simulation.pace().request())
+            && !wait.is_zero()
+        {
+            tokio::time::sleep(wait).await;
+        }
+        let choices = self.submit(prepared)?;
+        let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+        let head = ReplyHead {
+            kind,
+            id: format!("{prefix}-{:032x}", rand::random::<u128>()),
+            created: seconds(SystemTime::now()),
+            model: self.model.clone(),
+        };
+        if streaming == Streaming::No {
+            return Ok(json_response(&head.whole(choices).await?));
+        }
+        Ok(event_response(EventStream::new(head, streaming, choices)))
+    }
+
+    /// Reads, renders, tokenizes and checks.
+    fn prepare(&self, kind: Kind, body: &[u8]) -> Result<Prepared, RequestError> {
+        let mut request = GenerationRequest::parse(kind, body)?;
+        self.check_model(request.model.as_deref())?;
+        request.check_vocabulary(self.vocab_tokens)?;
+        let prompts = match &request.input {
+            Input::Chat(conversation) => {
+                let tokens = self.conversation_tokens(conversation, request.special_tokens)?;
+                vec![self.prepared(&request, tokens, None)?]
+            }
+            Input::Prompts(prompts) => prompts
+                .iter()
+                .map(|prompt| self.prepare_prompt(&request, prompt))
+                .collect::<Result<_, _>>()?,
+        };
+        if request.params.min_tokens > 0 {
+            request.params.withheld_tokens = self.end_tokens(&request).to_vec();
+        }
+        Ok(Prepared { request, prompts })
+    }
+
+    fn prepare_prompt(
+        &self,
+        request: &GenerationRequest,
+        prompt: &Prompt,
+    ) -> Result<PreparedPrompt, RequestError> {
+        let tokens = self.prompt_tokens(prompt, request.special_tokens)?;
+        let echo = match (request.echo, prompt) {
+            (false, _) => None,
+            (true, Prompt::Text(text)) => Some(text.clone()),
+            (true, Prompt::Tokens(tokens)) => Some(self.text_of(tokens)?),
+        };
+        self.prepared(request, tokens, echo)
+    }
+
+    fn prepared(
+        &self,
+        request: &GenerationRequest,
+        tokens: Vec<u32>,
+        echo: Option<String>,
+    ) -> Result<PreparedPrompt, RequestError> {
+        if tokens.is_empty() {
+            let message = "prompt is empty; it must have at least one token".to_owned();
+            return Err(RequestError::Parameter { parameter: "prompt", message });
+        }
+        let max_tokens = self.max_tokens(request, tokens.len())?;
+        request.check_min_tokens(max_tokens)?;
+        Ok(PreparedPrompt { tokens, max_tokens, echo })
+    }
+
+    /// Tokens that may be generated: what was asked for, or what the context has room for.
+    fn max_tokens(&self, request: &GenerationRequest, prompt_tokens: usize) -> Result<usize, RequestError> {
+        let room = self.context_tokens.saturating_sub(prompt_tokens);
+        // The pool may be smaller than the context: what nobody asked for must not fail for it.
+        let pool_room = (self.engine.pool_tokens() + 1).saturating_sub(prompt_tokens);
+        let default =
+            if request.kind == Kind::Chat { room.min(pool_room) } else { COMPLETION_TOKENS.min(room) };
+        let max_tokens = request.max_tokens.unwrap_or(default).max(1);
+        if max_tokens > room {
+            return Err(RequestError::TooLong {
+                parameter: if request.kind == Kind::Chat { "messages" } else { "prompt" },
+                context_tokens: self.context_tokens,
+                needed_tokens: prompt_tokens.saturating_add(max_tokens),
+                prompt_tokens,
+                max_tokens,
+            });
+        }
+        Ok(max_tokens)
+    }
+
+    /// Tokens that end the generation.
+    fn end_tokens(&self, request: &GenerationRequest) -> Arc<[u32]> {
+        match (request.ignore_eos, request.stop_tokens.is_empty()) {
+            (false, true) => Arc::clone(&self.end_tokens),
+            (false, false) => self.end_tokens.iter().chain(&request.stop_tokens).copied().collect(),
+            (true, _) => request.stop_tokens.as_slice().into(),
+        }
+    }
+
+    /// Begins all generations of a request. When one is refused, those before it are dropped, which cancels them.
+    fn submit(&self, Prepared { request, prompts }: Prepared) -> Result<Vec<Choice>, RequestError> {
+        let params: Vec<_> =
+            (0..request.choices).map(|sibling| sibling_params(&request.params, sibling)).collect();
+        let end_tokens = self.end_tokens(&request);
+        let mut choices = Vec::with_capacity(prompts.len() * request.choices);
+        for PreparedPrompt { tokens, max_tokens, echo } in prompts {
+            let prompt_tokens = tokens.len();
+            let submission = |params: &Arc<SamplingParams>| Submission {
+                prompt: tokens.clone(),
+                params: Arc::clone(params),
+                max_tokens,
+                end_tokens: Arc::clone(&end_tokens),
+                priority: request.priority,
+            };
+            let generations = self.engine.submit_siblings(params.iter().map(submission).collect())?;
+            self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
+            for (sibling, generation) in generations.into_iter().enumerate() {
+                choices.push(Choice {
+                    text: self.text_stream(generation, &request, prompt_tokens),
+                    echo: echo.clone(),
+                    logprobs: request
+                        .params
+                        .logprobs
+                        .map(|_| LogprobsWriter::new(request.kind, self.tokenizer.clone())),
+                    is_first_of_prompt: sibling == 0,
+                });
+            }
+        }
+        Ok(choices)
+    }
+
+    fn text_stream(
+        &self,
+        generation: Generation,
+        request: &GenerationRequest,
+        prompt_tokens: usize,
+    ) -> TextStream {
+        let detokenizer = Detokenizer::new(self.tokenizer.clone(), request.stop.clone())
+            .with_stops_after(request.params.min_tokens);
+        TextStream::new(generation, detokenizer, prompt_tokens, &self.metrics)
+    }
+}
+
+/// The parameters of a choice: all draw with seeds of their own, the first with the request's.
+fn sibling_params(params: &SamplingParams, sibling: usize) -> Arc<SamplingParams> {
+    Arc::new(SamplingParams { seed: params.seed.wrapping_add(sibling as u64), ..params.clone() })
+}
