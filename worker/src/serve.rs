@@ -74,6 +74,8 @@ async fn serve_connection(answerer: Answerer, stream: TcpStream, mut draining: w
         tracing::debug!(%error, "no TCP_NODELAY");
     }
     let protocol = tokio::select! {
+        // First: who has said something is answered, and told to go with the answer.
+        biased;
         protocol = tokio::time::timeout(CLIENT_TIMEOUT, protocol_of(&stream)) => protocol,
         // It has asked for nothing yet.
         _ = async { draining.wait_for(|draining| *draining).await.is_ok() } => return,
