@@ -190,10 +190,8 @@ impl FleetService {
         if embedded(spec) {
             return start_embedded(spec, desired.iter().filter(|spec| embedded(spec)).count());
         }
-        match self.connector.transport(spec) {
-            Ok(transport) => Ok(Arc::new(transport)),
-            Err(source) => Err(FleetError::Address { id: spec.id.to_string(), source }),
-        }
+        let address = |source| FleetError::Address { id: spec.id.to_string(), source };
+        self.connector.way(spec).map_err(address)
     }
 }
 

@@ -7,11 +7,12 @@ use std::path::Path;
 const RULE: &[(&str, &[&str])] = &[
     ("proto/types", &[]),
     ("proto/text", &["roundhouse-types"]),
+    ("proto/wire", &["roundhouse-types"]),
     ("router/core", &["roundhouse-types"]),
-    ("router", &["roundhouse-types", "router-core", "worker"]),
+    ("router", &["roundhouse-types", "roundhouse-wire", "router-core", "worker"]),
     ("worker/core", &["roundhouse-types"]),
     ("worker/kernels", &[]),
-    ("worker", &["roundhouse-types", "roundhouse-text", "worker-core", "worker-kernels"]),
+    ("worker", &["roundhouse-types", "roundhouse-text", "roundhouse-wire", "worker-core", "worker-kernels"]),
     ("bench", &["roundhouse-types", "roundhouse-text", "router-core", "worker-core"]),
 ];
 

@@ -9,16 +9,19 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
 use roundhouse_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::body::{ChunkSource, WorkerBody};
-use crate::engine::Engine;
+use crate::engine::{Engine, RequestId};
 use crate::error::RequestError;
+use crate::kv_events::KvLog;
 use crate::metrics::Metrics;
 use crate::openai::request::Kind;
 use crate::simulation::Simulation;
+
+const REQUEST_ID: &str = "x-request-id";
 
 /// A served model: all that requests share.
 pub struct Api {
@@ -46,18 +49,22 @@ pub struct Api {
     pub started: SystemTime,
     /// What is simulated, if compute is.
     pub simulation: Option<Simulation>,
+    /// Drawn anew by each process, so that others see that it is another.
+    pub instance: u64,
+    /// What happens to the cache, if that is recorded.
+    pub kv_log: Option<Arc<KvLog>>,
 }
 
 impl Api {
     /// Answers one request.
     pub async fn handle(self: &Arc<Self>, request: Request<Bytes>) -> Response<WorkerBody> {
-        let id = request.headers().get("x-request-id").cloned();
+        let id = request.headers().get(REQUEST_ID).cloned();
         let mut response = match self.route(request).await {
             Ok(response) => response,
             Err(error) => error.response(),
         };
         if let Some(id) = id {
-            response.headers_mut().insert("x-request-id", id);
+            response.headers_mut().insert(REQUEST_ID, id);
         }
         response
     }
@@ -77,9 +84,10 @@ impl Api {
             _ => return Err(RequestError::NotFound { path }),
         };
         takes(request.method(), allowed)?;
+        let request_id = request_id(request.headers());
         match path.as_str() {
-            "/v1/chat/completions" => self.generate(Kind::Chat, request.into_body()).await,
-            "/v1/completions" => self.generate(Kind::Completion, request.into_body()).await,
+            "/v1/chat/completions" => self.generate(Kind::Chat, request_id, request.into_body()).await,
+            "/v1/completions" => self.generate(Kind::Completion, request_id, request.into_body()).await,
             "/tokenize" => self.tokenize(request.into_body()).await,
             "/detokenize" => self.detokenize(request.into_body()).await,
             "/v1/models" => Ok(json_response(&json!({ "object": "list", "data": [self.model_entry()] }))),
@@ -134,6 +142,11 @@ impl Api {
             "simulated": self.simulation.as_ref().map(Simulation::info),
         })
     }
+}
+
+/// How the client names its request.
+pub(crate) fn request_id(headers: &HeaderMap) -> RequestId {
+    headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| !id.is_empty()).map(Arc::from)
 }
 
 fn seconds(time: SystemTime) -> u64 {

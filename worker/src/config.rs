@@ -30,6 +30,17 @@ pub struct WorkerConfig {
     pub max_tokens_per_step: usize,
     /// Requests that may wait beside the running ones; one more is answered 429.
     pub max_waiting: usize,
+    /// Whether others can follow what happens to the prefix cache.
+    pub kv_events: KvEventRecording,
+}
+
+/// Whether cache events are kept for followers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KvEventRecording {
+    /// They are not, and cost nothing.
+    Off,
+    /// They are: some hundred bytes for each block in the cache, and the last 10,000 steps' events.
+    On,
 }
 
 /// The size of the KV pool.
@@ -80,6 +91,7 @@ impl WorkerConfig {
             max_running: Self::MAX_RUNNING,
             max_tokens_per_step: Self::MAX_TOKENS_PER_STEP,
             max_waiting: Self::MAX_WAITING,
+            kv_events: KvEventRecording::Off,
         }
     }
 }

@@ -3,6 +3,8 @@
 //! Requests come in by a channel, tokens go out by one channel for each. Whoever drops a [`Generation`] cancels it: its
 //! blocks are free at the next step. Knows no text. Next: [`generation`](crate::generation).
 
+mod reports;
+
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,14 +13,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use roundhouse_types::{FinishReason, TokenId};
-use tokio::sync::{mpsc, oneshot};
+use roundhouse_types::{FinishReason, TokenId, WorkerLoad};
+use tokio::sync::{mpsc, oneshot, watch};
 use worker_core::sampling::Logprobs;
 use worker_core::scheduler::{Progress, SchedulerStats};
 use worker_core::step::{Backend, Batch, NextToken, SequenceId};
 use worker_core::{Scheduler, SchedulerLimits, Submission};
 
+use self::reports::{Pace, publish_events};
 use crate::error::{RequestError, WorkerError};
+use crate::kv_events::KvLog;
+
+pub use self::reports::RequestId;
 
 /// What a generation yields.
 #[derive(Clone, PartialEq, Debug)]
@@ -50,7 +56,13 @@ pub struct Generation {
 /// A generation to begin, and who gets its events.
 struct Asked {
     submission: Submission,
-    client: mpsc::UnboundedSender<Event>,
+    client: Client,
+}
+
+/// Who gets a generation's events.
+struct Client {
+    events: mpsc::UnboundedSender<Event>,
+    request_id: RequestId,
 }
 
 enum Command {
@@ -73,12 +85,13 @@ pub struct Engine {
 #[derive(Default)]
 struct Shared {
     stats: Mutex<SchedulerStats>,
+    load: watch::Sender<WorkerLoad>,
     /// Submitted and not admitted to a step yet.
     queued: AtomicUsize,
 }
 
 impl Engine {
-    /// Starts the thread.
+    /// Starts the thread, which tells `kv_log` what happens to its cache.
     ///
     /// # Errors
     /// When the system has none.
@@ -86,10 +99,14 @@ impl Engine {
         backend: Box<dyn Backend>,
         limits: SchedulerLimits,
         max_waiting: usize,
+        kv_log: Option<Arc<KvLog>>,
     ) -> Result<Self, WorkerError> {
         let (commands, inbox) = std_mpsc::channel();
         let shared = Arc::new(Shared::default());
-        let scheduler = Scheduler::new(backend.kv_capacity(), limits, rand::random());
+        let mut scheduler = Scheduler::new(backend.kv_capacity(), limits, rand::random());
+        if kv_log.is_some() {
+            scheduler.record_events();
+        }
         let pool_tokens = scheduler.pool_tokens();
         let mut run = Run {
             scheduler,
@@ -98,6 +115,8 @@ impl Engine {
             shared: Arc::clone(&shared),
             clients: HashMap::new(),
             siblings: HashMap::new(),
+            kv_log,
+            pace: Pace::default(),
         };
         run.publish();
         let thread = std::thread::Builder::new().name("engine".to_owned());
@@ -105,20 +124,15 @@ impl Engine {
         Ok(Self { commands, shared, thread: Mutex::new(Some(thread)), max_waiting, pool_tokens })
     }
 
-    /// Begins a generation.
-    ///
-    /// # Errors
-    /// When too many wait, or the engine has stopped.
-    pub fn submit(&self, submission: Submission) -> Result<Generation, RequestError> {
-        let mut generations = self.submit_siblings(vec![submission])?;
-        Ok(generations.pop().expect("one for each submission"))
-    }
-
     /// Begins generations of one prompt. The others wait until the first has computed it, and find it in the prefix cache.
     ///
     /// # Errors
     /// When one alone is larger than the KV pool, too many wait, or the engine has stopped.
-    pub fn submit_siblings(&self, submissions: Vec<Submission>) -> Result<Vec<Generation>, RequestError> {
+    pub fn submit(
+        &self,
+        submissions: Vec<Submission>,
+        request_id: &RequestId,
+    ) -> Result<Vec<Generation>, RequestError> {
         for Submission { prompt, max_tokens, .. } in &submissions {
             // The last token is drawn and never computed.
             let needed_tokens = prompt.len() + max_tokens - 1;
@@ -134,7 +148,8 @@ impl Engine {
             return Err(RequestError::Busy { waiting });
         }
         let begin = |submission| {
-            let (client, events) = mpsc::unbounded_channel();
+            let (sender, events) = mpsc::unbounded_channel();
+            let client = Client { events: sender, request_id: request_id.clone() };
             (Asked { submission, client }, Generation { events })
         };
         let (asked, generations) = submissions.into_iter().map(begin).unzip();
@@ -164,6 +179,12 @@ impl Engine {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The load as of the last step, to be awaited.
+    #[must_use]
+    pub fn load(&self) -> watch::Receiver<WorkerLoad> {
+        self.shared.load.subscribe()
+    }
+
     /// Ends the thread and waits for it: at most one step.
     pub fn stop(&self) {
         // It may have stopped already.
@@ -187,9 +208,12 @@ struct Run {
     backend: Box<dyn Backend>,
     inbox: std_mpsc::Receiver<Command>,
     shared: Arc<Shared>,
-    clients: HashMap<SequenceId, mpsc::UnboundedSender<Event>>,
+    clients: HashMap<SequenceId, Client>,
     /// Those who wait until this sequence has computed the prompt that they share.
     siblings: HashMap<SequenceId, VecDeque<Asked>>,
+    /// Where cache events go, if anybody may want them.
+    kv_log: Option<Arc<KvLog>>,
+    pace: Pace,
 }
 
 /// Whether the thread goes on.
@@ -208,6 +232,8 @@ impl Run {
                 match self.forward(&batch) {
                     Ok(drawn) => {
                         let progress = self.scheduler.commit(&batch, &drawn);
+                        // Before those who have finished are forgotten: events name their requests.
+                        self.publish_events();
                         self.deliver(&progress, drawn);
                     }
                     Err(reason) => self.fail(&batch, &reason),
@@ -218,7 +244,7 @@ impl Run {
         let held = self.siblings.drain().flat_map(|(_, siblings)| siblings).map(|sibling| sibling.client);
         for client in self.clients.drain().map(|(_, client)| client).chain(held) {
             // Whoever has left does not need to hear it.
-            let _ = client.send(Event::Failed("the worker is shutting down".to_owned()));
+            let _ = client.events.send(Event::Failed("the worker is shutting down".to_owned()));
         }
     }
 
@@ -237,9 +263,11 @@ impl Run {
                     self.submit_first(asked);
                 }
                 Ok(Command::Flush(tell)) => {
-                    // Whoever asked may have left.
-                    let _ = tell.send(self.scheduler.flush_cache());
+                    let flushed = self.scheduler.flush_cache();
+                    self.publish_events();
                     self.publish();
+                    // Whoever asked may have left.
+                    let _ = tell.send(flushed);
                 }
                 Ok(Command::Stop) | Err(std_mpsc::TryRecvError::Disconnected) => return Turn::Stop,
                 Err(std_mpsc::TryRecvError::Empty) => return Turn::GoOn,
@@ -267,7 +295,7 @@ impl Run {
             }
             Err(error) => {
                 // Whoever has left does not need to hear it.
-                let _ = client.send(Event::Failed(error.to_string()));
+                let _ = client.events.send(Event::Failed(error.to_string()));
                 None
             }
         }
@@ -275,7 +303,7 @@ impl Run {
 
     fn cancel_abandoned(&mut self) {
         let abandoned: Vec<_> =
-            self.clients.iter().filter(|(_, client)| client.is_closed()).map(|(id, _)| *id).collect();
+            self.clients.iter().filter(|(_, client)| client.events.is_closed()).map(|(id, _)| *id).collect();
         for id in abandoned {
             self.scheduler.cancel(id);
             self.clients.remove(&id);
@@ -286,7 +314,9 @@ impl Run {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, String> {
+        let began = Instant::now();
         let step = catch_unwind(AssertUnwindSafe(|| self.backend.forward(batch)));
+        self.pace.stepped(batch, began.elapsed());
         match step {
             Ok(outcome) => outcome.map_err(|error| error.to_string()),
             Err(panic) => {
@@ -305,7 +335,7 @@ impl Run {
             let logprobs = drawn.find(|next| next.id == id).and_then(|next| next.logprobs);
             if let Some(client) = self.clients.get(&id) {
                 // Whoever has left is cancelled before the next step.
-                let _ = client.send(Event::Token { token, cached_tokens, logprobs, at, finished });
+                let _ = client.events.send(Event::Token { token, cached_tokens, logprobs, at, finished });
             }
             if finished.is_some() {
                 self.clients.remove(&id);
@@ -325,14 +355,20 @@ impl Run {
             self.scheduler.cancel(step.id);
             let siblings = self.siblings.remove(&step.id).into_iter().flatten().map(|sibling| sibling.client);
             for client in self.clients.remove(&step.id).into_iter().chain(siblings) {
-                let _ = client.send(Event::Failed(reason.to_owned()));
+                let _ = client.events.send(Event::Failed(reason.to_owned()));
             }
+        }
+    }
+
+    fn publish_events(&mut self) {
+        if let Some(log) = &self.kv_log {
+            publish_events(log, self.scheduler.take_events(), &self.clients);
         }
     }
 
     fn publish(&self) {
         let mut stats = self.scheduler.stats();
         stats.waiting += self.siblings.values().map(VecDeque::len).sum::<usize>();
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+        self.shared.publish(stats, &self.pace, self.backend.kv_capacity().block_tokens);
     }
 }

@@ -162,6 +162,18 @@ impl RequestError {
             .to_string()
     }
 
+    /// The same as a gRPC status.
+    #[must_use]
+    pub fn grpc(&self) -> tonic::Status {
+        let code = match self.status() {
+            StatusCode::NOT_FOUND => tonic::Code::NotFound,
+            StatusCode::TOO_MANY_REQUESTS => tonic::Code::ResourceExhausted,
+            StatusCode::INTERNAL_SERVER_ERROR => tonic::Code::Internal,
+            _ => tonic::Code::InvalidArgument,
+        };
+        tonic::Status::new(code, self.to_string())
+    }
+
     /// The answer to the client.
     #[must_use]
     pub fn response(&self) -> Response<WorkerBody> {

@@ -29,8 +29,10 @@ pub enum TextEvent {
 pub struct Said {
     /// Text; empty while a character or a stop string may still be incomplete.
     pub text: String,
-    /// The token with its log-probabilities, where they were asked for.
-    pub scored: Option<(TokenId, Box<Logprobs>)>,
+    /// The token.
+    pub token: TokenId,
+    /// Its log-probabilities, where they were asked for.
+    pub logprobs: Option<Box<Logprobs>>,
 }
 
 /// The text of one generation. Dropping it cancels.
@@ -82,8 +84,7 @@ impl TextStream {
             Event::Failed(reason) => TextEvent::Failed(reason),
             Event::Token { token, cached_tokens, logprobs, at, finished } => {
                 self.count(cached_tokens, at);
-                let scored = logprobs.map(|logprobs| (token, logprobs));
-                self.text_of(token, scored, finished).unwrap_or_else(TextEvent::Failed)
+                self.said(token, logprobs, finished).unwrap_or_else(TextEvent::Failed)
             }
         };
         if !matches!(text, TextEvent::Text(_)) {
@@ -104,10 +105,10 @@ impl TextStream {
         self.usage.cached_tokens = u32::try_from(cached_tokens).unwrap_or(u32::MAX);
     }
 
-    fn text_of(
+    fn said(
         &mut self,
         token: TokenId,
-        scored: Option<(TokenId, Box<Logprobs>)>,
+        logprobs: Option<Box<Logprobs>>,
         finished: Option<FinishReason>,
     ) -> Result<TextEvent, String> {
         // A token that ends the turn has no text, special or not.
@@ -116,12 +117,14 @@ impl TextStream {
             _ => self.detokenizer.push(token).map_err(|error| error.to_string())?,
         };
         Ok(match finished {
-            _ if piece.stopped => TextEvent::Finished(Said { text: piece.text, scored }, FinishReason::Stop),
-            None => TextEvent::Text(Said { text: piece.text, scored }),
+            _ if piece.stopped => {
+                TextEvent::Finished(Said { text: piece.text, token, logprobs }, FinishReason::Stop)
+            }
+            None => TextEvent::Text(Said { text: piece.text, token, logprobs }),
             Some(reason) => {
                 let rest = self.detokenizer.finish().map_err(|error| error.to_string())?;
                 let reason = if rest.stopped { FinishReason::Stop } else { reason };
-                TextEvent::Finished(Said { text: piece.text + &rest.text, scored }, reason)
+                TextEvent::Finished(Said { text: piece.text + &rest.text, token, logprobs }, reason)
             }
         })
     }

@@ -11,6 +11,8 @@ pub mod config;
 pub mod engine;
 pub mod error;
 pub mod generation;
+pub mod grpc;
+pub mod kv_events;
 pub mod metrics;
 pub mod model;
 pub mod openai;
@@ -19,7 +21,7 @@ pub mod simulation;
 mod worker;
 
 pub use body::WorkerBody;
-pub use config::{KvBudget, WorkerConfig};
+pub use config::{KvBudget, KvEventRecording, WorkerConfig};
 pub use error::WorkerError;
 pub use model::ModelSource;
 pub use simulation::BackendChoice;

@@ -8,8 +8,10 @@ use anyhow::Context as _;
 use clap::Parser;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use worker::kv_events::zmq::{Endpoint, Publisher, ZmqConfig};
 use worker::model::ModelSource;
-use worker::{BackendChoice, KvBudget, Worker, WorkerConfig, serve};
+use worker::{BackendChoice, KvBudget, KvEventRecording, Worker, WorkerConfig, serve};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -75,9 +77,35 @@ struct Cli {
     #[arg(long, value_name = "N")]
     max_waiting: Option<usize>,
 
+    /// Whether prefix cache events are kept for routers that follow them, over gRPC or ZeroMQ. Costs some hundred
+    /// bytes for each block in the cache, and the events of 10,000 steps
+    #[arg(long, default_value = "on", value_name = "on|off")]
+    kv_events: OnOff,
+
+    /// Publishes cache events over ZeroMQ there, as vLLM does; binds, whatever the host. vLLM's own is
+    /// tcp://*:5557 [default: not published]
+    #[arg(long, value_name = "tcp://HOST:PORT")]
+    kv_events_endpoint: Option<Endpoint>,
+
+    /// Replays cache events over ZeroMQ there, for subscribers that missed some. vLLM's own is tcp://*:5558 [default:
+    /// no replay]
+    #[arg(long, value_name = "tcp://HOST:PORT", requires = "kv_events_endpoint")]
+    kv_events_replay_endpoint: Option<Endpoint>,
+
+    /// Topic of cache events over ZeroMQ; empty unless told otherwise, as vLLM's
+    #[arg(long, default_value = "", value_name = "TOPIC", requires = "kv_events_endpoint")]
+    kv_events_topic: String,
+
     /// Seconds for streams to finish after SIGTERM
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     grace_period: u64,
+}
+
+/// The value of a switch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum OnOff {
+    On,
+    Off,
 }
 
 fn main() -> ExitCode {
@@ -94,6 +122,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<()> {
     let address = SocketAddr::new(cli.host, cli.port);
     let grace = Duration::from_secs(cli.grace_period);
+    let zmq = zmq(&cli)?;
     let worker = Worker::start(configuration(cli))?;
     if worker.is_simulated() {
         tracing::warn!(what = worker.describe(), "compute is simulated");
@@ -103,6 +132,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().max_blocking_threads(cores).enable_all().build()?;
     let outcome = runtime.block_on(async {
+        let publisher = publisher(&worker, zmq).await?;
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         println!(
@@ -119,11 +149,31 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 _ = interrupt.recv() => {}
             }
         };
+        let mut tasks = JoinSet::new();
+        if let Some(publisher) = publisher {
+            let (publish, replay) = publisher.addresses()?;
+            tracing::info!(%publish, ?replay, "cache events over ZeroMQ");
+            tasks.spawn(publisher.run());
+        }
         serve::serve(&worker, listener, grace, stop).await;
         Ok(())
     });
     worker.shutdown();
     outcome
+}
+
+fn zmq(cli: &Cli) -> anyhow::Result<Option<ZmqConfig>> {
+    let Some(publish) = cli.kv_events_endpoint.clone() else { return Ok(None) };
+    anyhow::ensure!(cli.kv_events == OnOff::On, "kv-events-endpoint needs kv-events, which is off");
+    let (replay, topic) = (cli.kv_events_replay_endpoint.clone(), cli.kv_events_topic.clone());
+    Ok(Some(ZmqConfig { publish, replay, topic }))
+}
+
+async fn publisher(worker: &Worker, config: Option<ZmqConfig>) -> anyhow::Result<Option<Publisher>> {
+    match (worker.kv_log(), config) {
+        (Some(log), Some(config)) => Ok(Some(Publisher::bind(log, &config).await?)),
+        _ => Ok(None),
+    }
 }
 
 fn configuration(cli: Cli) -> WorkerConfig {
@@ -132,6 +182,10 @@ fn configuration(cli: Cli) -> WorkerConfig {
         BackendChoice::Timing(preset) => WorkerConfig::timing(preset, cli.model),
     };
     config.time_scale = cli.time_scale;
+    config.kv_events = match cli.kv_events {
+        OnOff::On => KvEventRecording::On,
+        OnOff::Off => KvEventRecording::Off,
+    };
     config.served_model_name = cli.served_model_name;
     config.threads = cli.threads.unwrap_or(config.threads);
     config.kv = match (cli.kv_blocks, cli.kv_memory) {

@@ -14,10 +14,12 @@ use crate::api::Api;
 use crate::backend::timing::SystemClock;
 use crate::backend::{CpuBackend, TimingBackend, kv_block_bytes, kv_capacity};
 use crate::engine::Engine;
+use crate::grpc::GrpcWorker;
+use crate::kv_events::KvLog;
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelConfig, ModelFiles};
 use crate::simulation::{BackendChoice, Simulation, plain_words};
-use crate::{KvBudget, WorkerBody, WorkerConfig, WorkerError};
+use crate::{KvBudget, KvEventRecording, WorkerBody, WorkerConfig, WorkerError};
 
 /// Positions of a KV block.
 const BLOCK_TOKENS: usize = 16;
@@ -112,6 +114,8 @@ impl Worker {
         text: Text,
         config: WorkerConfig,
     ) -> Result<Self, WorkerError> {
+        let instance = rand::random();
+        let kv_log = (config.kv_events == KvEventRecording::On).then(|| Arc::new(KvLog::new(instance)));
         let api = Api {
             model: config.served_model_name.unwrap_or(parts.name),
             backend: parts.described,
@@ -121,10 +125,12 @@ impl Worker {
             vocab_tokens: model.vocab,
             tokenizer: text.tokenizer,
             template: text.template,
-            engine: Engine::start(parts.backend, parts.limits, config.max_waiting)?,
+            engine: Engine::start(parts.backend, parts.limits, config.max_waiting, kv_log.clone())?,
             metrics: Arc::new(Metrics::default()),
             started: SystemTime::now(),
             simulation: parts.simulation,
+            instance,
+            kv_log,
         };
         Ok(Self { api: Arc::new(api) })
     }
@@ -135,6 +141,18 @@ impl Worker {
     /// Dropping the future, or the body it returned, cancels the generation.
     pub async fn handle(&self, request: Request<Bytes>) -> Response<WorkerBody> {
         self.api.handle(request).await
+    }
+
+    /// The same worker as a gRPC service.
+    #[must_use]
+    pub fn grpc(&self) -> GrpcWorker {
+        GrpcWorker::new(Arc::clone(&self.api))
+    }
+
+    /// What happens to its prefix cache, if that is recorded.
+    #[must_use]
+    pub fn kv_log(&self) -> Option<Arc<KvLog>> {
+        self.api.kv_log.clone()
     }
 
     /// What is served, and on what.

@@ -25,8 +25,8 @@ use crate::keys::{Keys, WorkerKeys};
 /// All knobs of the router.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// Workers, separated by commas: http://, https:// or h2c:// URLs, hosts (http, port 8000), host:port, or
-    /// embedded:MODEL; `id=` in front names one. Without any, two embedded workers run the built-in model
+    /// Workers, separated by commas: http://, https://, h2c:// or (Roundhouse workers) grpc:// URLs, hosts (http, port 8000),
+    /// host:port, or embedded:MODEL; `id=` in front names one. Without any, two embedded workers run the built-in model
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub workers: Vec<String>,
 

@@ -5,8 +5,11 @@ use router_core::{WorkerId, WorkerSpec};
 
 /// Where engines listen unless told otherwise.
 const DEFAULT_PORT: u16 = 8_000;
+/// Where our own worker listens unless told otherwise; nobody else speaks this gRPC.
+const WORKER_PORT: u16 = 8_001;
 /// Schemes and the ports they mean: a URL without one means its scheme's own, a bare host an engine's.
-const SCHEMES: [(&str, u16); 4] = [("", DEFAULT_PORT), ("http", 80), ("https", 443), ("h2c", 80)];
+const SCHEMES: [(&str, u16); 5] =
+    [("", DEFAULT_PORT), ("http", 80), ("https", 443), ("h2c", 80), ("grpc", WORKER_PORT)];
 /// What runs when no worker is named.
 const DEFAULT_WORKERS: [&str; 2] = ["embedded:builtin", "embedded:builtin"];
 
@@ -27,8 +30,8 @@ pub(super) fn parse_workers(list: &[String], errors: &mut Vec<String>) -> Vec<Wo
     workers
 }
 
-/// Reads one worker: `[ID=]SCHEME://host[:port]` with `http`, `https` or `h2c` (HTTP/2 in plain text), `[ID=]host[:port]` or
-/// `[ID=]embedded:MODEL`.
+/// Reads one worker: `[ID=]SCHEME://host[:port]` with `http`, `https`, `h2c` (HTTP/2 in plain text) or `grpc` (a Roundhouse
+/// worker, in plain text), `[ID=]host[:port]` or `[ID=]embedded:MODEL`.
 ///
 /// # Errors
 /// What is wrong, and what would be right.
@@ -65,8 +68,8 @@ fn normalise(address: &str) -> Result<String, String> {
     }
     let wrong = |why: &str| {
         format!(
-            "{address:?} {why}; write http://host:port, https://host:port, h2c://host:port, host, host:port or \
-             embedded:MODEL"
+            "{address:?} {why}; write http://host:port, https://host:port, h2c://host:port, grpc://host:port, host, \
+             host:port or embedded:MODEL"
         )
     };
     let (scheme, rest) = address.split_once("://").unwrap_or(("", address));
@@ -106,6 +109,8 @@ mod tests {
             ("https://w1", "https://w1:443"),
             ("https://w1:8443/", "https://w1:8443"),
             ("h2c://w1:9000", "h2c://w1:9000"),
+            ("grpc://w1:9000", "grpc://w1:9000"),
+            ("grpc://w1", "grpc://w1:8001"),
             ("10.0.0.1", "http://10.0.0.1:8000"),
             ("[::1]:9000", "http://[::1]:9000"),
             ("[::1]", "http://[::1]:8000"),
@@ -126,7 +131,7 @@ mod tests {
     #[test]
     fn errors_name_the_valid_forms() {
         for bad in
-            ["", "http://", "ftp://a", "grpc://a:1", "a:0", "a:99999", "a:", "a/b", "http://a?b", "u@a"]
+            ["", "http://", "ftp://a", "grpcs://a:1", "a:0", "a:99999", "a:", "a/b", "http://a?b", "u@a"]
         {
             let error = address(bad).unwrap_err();
             assert!(error.contains("embedded:MODEL"), "{bad}: {error}");

@@ -75,6 +75,12 @@ pub enum TransportError {
         /// The limit.
         limit: Duration,
     },
+    /// The body does not fit into one gRPC message.
+    #[error("a body of {body_bytes} bytes is too long for gRPC")]
+    TooLong {
+        /// Its length.
+        body_bytes: usize,
+    },
     /// The worker left the fleet between pick and dispatch.
     #[error("the worker has left")]
     Left,
@@ -98,6 +104,14 @@ pub enum Broken {
     /// What the HTTP/2 connection said.
     #[error("{0}")]
     Http2(#[source] hyper::Error),
+    /// The worker ended a gRPC call in another way than well.
+    #[error("the worker ended the call with gRPC status {code}: {message}")]
+    Grpc {
+        /// The status's number.
+        code: String,
+        /// What the worker says of it.
+        message: String,
+    },
 }
 
 impl TransportError {

@@ -4,6 +4,7 @@
 mod canned;
 mod embedded;
 mod error;
+mod grpc;
 mod http;
 
 use std::collections::VecDeque;
@@ -22,6 +23,7 @@ pub use canned::CannedTransport;
 #[cfg(feature = "embedded")]
 pub use embedded::EmbeddedTransport;
 pub use error::{Broken, TransportError};
+pub use grpc::GrpcTransport;
 pub use http::tls::read_certificates;
 pub use http::{AddressError, Connector, HttpTransport};
 
@@ -78,6 +80,8 @@ pub enum UpstreamBody {
     Http1(http::LinkBody),
     /// One stream of an HTTP/2 connection.
     Http2(http::MuxBody),
+    /// What a gRPC call brought.
+    Grpc(Box<grpc::GrpcBody>),
     /// From a worker in this process.
     #[cfg(feature = "embedded")]
     Embedded(worker::WorkerBody),
@@ -96,6 +100,7 @@ impl Body for UpstreamBody {
         match self.get_mut() {
             Self::Http1(body) => Pin::new(body).poll_frame(cx),
             Self::Http2(body) => Pin::new(body).poll_frame(cx),
+            Self::Grpc(body) => Pin::new(body).poll_frame(cx),
             #[cfg(feature = "embedded")]
             Self::Embedded(body) => Pin::new(body)
                 .poll_frame(cx)
@@ -108,6 +113,7 @@ impl Body for UpstreamBody {
         match self {
             Self::Http1(body) => body.is_end_stream(),
             Self::Http2(body) => body.is_end_stream(),
+            Self::Grpc(body) => body.is_end_stream(),
             #[cfg(feature = "embedded")]
             Self::Embedded(body) => body.is_end_stream(),
             Self::Canned(pieces) => pieces.is_empty(),

@@ -8,6 +8,7 @@ mod fault_processes;
 mod fault_suite;
 mod faults;
 mod faults_health;
+mod grpc;
 mod harness;
 mod http2;
 mod keys;

@@ -10,7 +10,7 @@ use worker_core::{SamplingParams, Submission};
 
 use super::{Api, event_response, json_response, seconds};
 use crate::body::WorkerBody;
-use crate::engine::Generation;
+use crate::engine::{Generation, RequestId};
 use crate::error::RequestError;
 use crate::generation::TextStream;
 use crate::openai::logprobs::LogprobsWriter;
@@ -37,17 +37,14 @@ impl Api {
     pub(super) async fn generate(
         self: &Arc<Self>,
         kind: Kind,
+        request_id: RequestId,
         body: Bytes,
     ) -> Result<Response<WorkerBody>, RequestError> {
         let length = body.len();
-        let prepared = self.away(length, move |api| api.prepare(kind, &body)).await?;
+        let prepared =
+            self.away(length, move |api| api.prepare(GenerationRequest::parse(kind, &body)?)).await?;
         let streaming = prepared.request.streaming;
-        if let Some(wait) = self.simulation.as_ref().map(|simulation| simulation.pace().request())
-            && !wait.is_zero()
-        {
-            tokio::time::sleep(wait).await;
-        }
-        let choices = self.submit(prepared)?;
+        let choices = self.begin(prepared, &request_id).await?;
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let head = ReplyHead {
             kind,
@@ -61,9 +58,28 @@ impl Api {
         Ok(event_response(EventStream::new(head, streaming, choices)))
     }
 
-    /// Reads, renders, tokenizes and checks.
-    fn prepare(&self, kind: Kind, body: &[u8]) -> Result<Prepared, RequestError> {
-        let mut request = GenerationRequest::parse(kind, body)?;
+    /// The texts of what was asked for otherwise than in JSON; `length` is the request's, in bytes.
+    pub(crate) async fn generate_text(
+        self: &Arc<Self>,
+        request: GenerationRequest,
+        length: usize,
+        request_id: RequestId,
+    ) -> Result<Vec<Choice>, RequestError> {
+        let prepared = self.away(length, move |api| api.prepare(request)).await?;
+        self.begin(prepared, &request_id).await
+    }
+
+    async fn begin(&self, prepared: Prepared, request_id: &RequestId) -> Result<Vec<Choice>, RequestError> {
+        if let Some(wait) = self.simulation.as_ref().map(|simulation| simulation.pace().request())
+            && !wait.is_zero()
+        {
+            tokio::time::sleep(wait).await;
+        }
+        self.submit(prepared, request_id)
+    }
+
+    /// Renders, tokenizes and checks.
+    fn prepare(&self, mut request: GenerationRequest) -> Result<Prepared, RequestError> {
         self.check_model(request.model.as_deref())?;
         request.check_vocabulary(self.vocab_tokens)?;
         let prompts = match &request.input {
@@ -141,7 +157,8 @@ impl Api {
     }
 
     /// Begins all generations of a request. When one is refused, those before it are dropped, which cancels them.
-    fn submit(&self, Prepared { request, prompts }: Prepared) -> Result<Vec<Choice>, RequestError> {
+    fn submit(&self, prepared: Prepared, request_id: &RequestId) -> Result<Vec<Choice>, RequestError> {
+        let Prepared { request, prompts } = prepared;
         let params: Vec<_> =
             (0..request.choices).map(|sibling| sibling_params(&request.params, sibling)).collect();
         let end_tokens = self.end_tokens(&request);
@@ -156,7 +173,7 @@ impl Api {
                 // Of the scheduler's priorities the highest goes first, of vLLM's the lowest.
                 priority: -i64::from(request.priority),
             };
-            let generations = self.engine.submit_siblings(params.iter().map(submission).collect())?;
+            let generations = self.engine.submit(params.iter().map(submission).collect(), request_id)?;
             self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
             for (sibling, generation) in generations.into_iter().enumerate() {
                 choices.push(Choice {

@@ -40,7 +40,8 @@ pub struct Choice {
 
 impl Choice {
     fn logprobs(&mut self, said: &[Said]) -> Value {
-        let tokens: Vec<_> = said.iter().filter_map(|said| said.scored.clone()).collect();
+        let scored = |said: &Said| Some((said.token, said.logprobs.clone()?));
+        let tokens: Vec<_> = said.iter().filter_map(scored).collect();
         match &mut self.logprobs {
             Some(writer) if !tokens.is_empty() => writer.write(&tokens),
             _ => Value::Null,
@@ -220,7 +221,7 @@ impl EventStream {
             }
             TextEvent::Finished(said, reason) => {
                 self.begin(index);
-                if !said.text.is_empty() || said.scored.is_some() {
+                if !said.text.is_empty() || said.logprobs.is_some() {
                     self.say(index, said);
                 }
                 let nothing = Piece { delta: json!({}), ..Piece::text(index, "") };

@@ -22,6 +22,8 @@ enum Security {
     Plain,
     /// `h2c://`: HTTP/2 in plain text, known beforehand.
     PlainHttp2,
+    /// `grpc://`: the same, and gRPC over it.
+    PlainGrpc,
     /// `https://`: what is agreed upon in the handshake.
     Tls { config: Arc<ClientConfig>, name: ServerName<'static> },
 }
@@ -63,6 +65,7 @@ impl Origin {
         let security = match uri.scheme_str() {
             Some("http") => Security::Plain,
             Some("h2c") => Security::PlainHttp2,
+            Some("grpc") => Security::PlainGrpc,
             Some("https") => {
                 let name = ServerName::try_from(bare.to_owned());
                 Security::Tls {
@@ -70,7 +73,7 @@ impl Origin {
                     name: name.map_err(|_| error("has a host that no certificate can be for"))?,
                 }
             }
-            _ => return Err(error("has a scheme that is not http, https or h2c")),
+            _ => return Err(error("has a scheme that is not http, https, h2c or grpc")),
         };
         let mut parts = uri::Parts::default();
         parts.scheme =
@@ -91,9 +94,14 @@ impl Origin {
     pub(super) fn protocol(&self) -> Option<Protocol> {
         match self.security {
             Security::Plain => Some(Protocol::Http1),
-            Security::PlainHttp2 => Some(Protocol::Http2),
+            Security::PlainHttp2 | Security::PlainGrpc => Some(Protocol::Http2),
             Security::Tls { .. } => None,
         }
+    }
+
+    /// Whether what is spoken is gRPC.
+    pub(super) fn speaks_grpc(&self) -> bool {
+        matches!(self.security, Security::PlainGrpc)
     }
 
     /// Connects; `pool` remembers addresses for a moment.
@@ -178,13 +186,13 @@ mod tests {
     fn the_scheme_says_what_is_spoken() {
         assert_eq!(origin("http://a:1").unwrap().protocol(), Some(Protocol::Http1));
         assert_eq!(origin("h2c://a:1").unwrap().protocol(), Some(Protocol::Http2));
+        assert_eq!(origin("grpc://a:1").unwrap().protocol(), Some(Protocol::Http2));
         assert_eq!(origin("https://a:1").unwrap().protocol(), None);
     }
 
     #[test]
     fn what_is_no_address_says_why() {
-        for (address, expected) in
-            [("http://a", "port"), ("ftp://a:1", "https or h2c"), ("a b", "no address")]
+        for (address, expected) in [("http://a", "port"), ("ftp://a:1", "h2c or grpc"), ("a b", "no address")]
         {
             let error = origin(address).err().unwrap().to_string();
             assert!(error.contains(expected), "{error}");

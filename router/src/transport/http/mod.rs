@@ -26,7 +26,9 @@ use self::link::{Bodiless, Link};
 use self::mux::Mux;
 use self::outgoing::Outgoing;
 use self::pool::{Alive, Line, Pool, Protocol};
-use super::{Answer, Broken, Connections, Transport, TransportError, UpstreamBody, WorkerRequest};
+use super::{
+    Answer, Broken, Connections, GrpcTransport, Transport, TransportError, UpstreamBody, WorkerRequest,
+};
 use crate::hop_by_hop;
 use crate::keys::WorkerKeys;
 use crate::payload::PayloadBody;
@@ -58,11 +60,19 @@ impl Connector {
         Self { connect_timeout, authorities, keys, tls: OnceLock::new() }
     }
 
-    /// A way to the worker, whose address is `http://host:port`, `https://host:port` or `h2c://host:port`. Requests that
-    /// carry no `authorization` get the worker's key.
+    /// A way to the worker, whose address is `http://host:port`, `https://host:port`, `h2c://host:port` or `grpc://host:port`.
     ///
     /// # Errors
     /// When it is no such address.
+    pub fn way(&self, worker: &WorkerSpec) -> Result<Arc<dyn Transport>, AddressError> {
+        let http = self.transport(worker)?;
+        Ok(if http.origin.speaks_grpc() { Arc::new(GrpcTransport::new(http)) } else { Arc::new(http) })
+    }
+
+    /// HTTP to the worker, whatever is to be spoken over it. Requests that carry no `authorization` get the worker's key.
+    ///
+    /// # Errors
+    /// When its address is none.
     pub fn transport(&self, worker: &WorkerSpec) -> Result<HttpTransport, AddressError> {
         let tls = || Arc::clone(self.tls.get_or_init(|| tls::client_config(&self.authorities)));
         let origin = Origin::parse(&worker.address, tls)?;
@@ -103,7 +113,10 @@ enum Age {
 }
 
 impl HttpTransport {
-    async fn attempt(&self, request: &WorkerRequest) -> Result<Response<UpstreamBody>, TransportError> {
+    pub(super) async fn attempt(
+        &self,
+        request: &WorkerRequest,
+    ) -> Result<Response<UpstreamBody>, TransportError> {
         let mut refusals = 0;
         loop {
             let (line, age) = match self.pool.take() {
@@ -156,6 +169,10 @@ impl HttpTransport {
             headers.entry(header::AUTHORIZATION).or_insert_with(|| authorization.clone());
         }
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(request.body.len()));
+        if self.origin.speaks_grpc() {
+            // gRPC wants it said that its status at the end will be read.
+            headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        }
         match mux.clone().exchange(sent).await {
             Ok(mut response) => {
                 // What the client is answered in is its own connection's business.

@@ -1,0 +1,144 @@
+//! Cache events and what they mean.
+
+use std::sync::Arc;
+
+use roundhouse_types::{BlockHash, KvEvent, KvEventBatch, StoredBlocks};
+
+use crate::v1;
+use crate::v1::kv_event::Event;
+
+/// Why a batch of events makes no sense. Whoever gets one asks for a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum KvEventError {
+    /// An event is of no kind that is known here.
+    #[error("batch {sequence} has an event that is neither stored, removed nor cleared")]
+    UnknownEvent {
+        /// The batch.
+        sequence: u64,
+    },
+    /// Blocks and tokens do not fit together.
+    #[error("batch {sequence} stores {blocks} blocks of {block_tokens} tokens, but has {tokens} tokens")]
+    Lengths {
+        /// The batch.
+        sequence: u64,
+        /// Blocks it stores.
+        blocks: usize,
+        /// Positions of each.
+        block_tokens: u32,
+        /// Tokens it gives for them.
+        tokens: usize,
+    },
+}
+
+impl From<&KvEventBatch> for v1::KvEventBatch {
+    fn from(batch: &KvEventBatch) -> Self {
+        Self {
+            sequence: batch.sequence,
+            timestamp: batch.timestamp,
+            events: batch.events.iter().map(v1::KvEvent::from).collect(),
+            snapshot: None,
+            instance: None,
+        }
+    }
+}
+
+impl From<&KvEvent> for v1::KvEvent {
+    fn from(event: &KvEvent) -> Self {
+        let hashes = |hashes: &[BlockHash]| hashes.iter().map(|hash| hash.0).collect();
+        Self {
+            event: Some(match event {
+                KvEvent::Stored(blocks) => Event::Stored(v1::Stored {
+                    hashes: hashes(&blocks.hashes),
+                    parent: blocks.parent.map(|hash| hash.0),
+                    tokens: blocks.tokens.clone(),
+                    block_tokens: u32::try_from(blocks.block_tokens).unwrap_or(u32::MAX),
+                    request_id: blocks.request_id.as_deref().unwrap_or_default().to_owned(),
+                    first_position: blocks.first_position as u64,
+                }),
+                KvEvent::Removed { hashes: gone } => Event::Removed(v1::Removed { hashes: hashes(gone) }),
+                KvEvent::Cleared => Event::Cleared(v1::Cleared {}),
+            }),
+        }
+    }
+}
+
+impl TryFrom<v1::KvEventBatch> for KvEventBatch {
+    type Error = KvEventError;
+
+    fn try_from(batch: v1::KvEventBatch) -> Result<Self, KvEventError> {
+        let sequence = batch.sequence;
+        let events = batch.events.into_iter().map(|event| read(event, sequence)).collect::<Result<_, _>>()?;
+        Ok(Self { sequence, timestamp: batch.timestamp, events })
+    }
+}
+
+fn read(event: v1::KvEvent, sequence: u64) -> Result<KvEvent, KvEventError> {
+    let hashes = |hashes: Vec<u64>| hashes.into_iter().map(BlockHash).collect();
+    match event.event.ok_or(KvEventError::UnknownEvent { sequence })? {
+        Event::Stored(stored) => {
+            let (blocks, tokens) = (stored.hashes.len(), stored.tokens.len());
+            let wanted = blocks as u64 * u64::from(stored.block_tokens);
+            if wanted == 0 || tokens as u64 != wanted {
+                let block_tokens = stored.block_tokens;
+                return Err(KvEventError::Lengths { sequence, blocks, block_tokens, tokens });
+            }
+            Ok(KvEvent::Stored(StoredBlocks {
+                hashes: hashes(stored.hashes),
+                parent: stored.parent.map(BlockHash),
+                tokens: stored.tokens,
+                block_tokens: stored.block_tokens as usize,
+                request_id: (!stored.request_id.is_empty()).then(|| Arc::from(stored.request_id)),
+                first_position: usize::try_from(stored.first_position).unwrap_or(usize::MAX),
+            }))
+        }
+        Event::Removed(removed) => Ok(KvEvent::Removed { hashes: hashes(removed.hashes) }),
+        Event::Cleared(_) => Ok(KvEvent::Cleared),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored() -> StoredBlocks {
+        StoredBlocks {
+            hashes: vec![BlockHash(1), BlockHash(u64::MAX)],
+            parent: Some(BlockHash(9)),
+            tokens: vec![1, 2, 3, 4],
+            block_tokens: 2,
+            request_id: Some("r".into()),
+            first_position: 2,
+        }
+    }
+
+    #[test]
+    fn batches_come_back_as_they_were() {
+        let root = StoredBlocks { parent: None, request_id: None, ..stored() };
+        let removed = KvEvent::Removed { hashes: vec![BlockHash(2), BlockHash(1)] };
+        let events = vec![KvEvent::Stored(stored()), KvEvent::Stored(root), removed, KvEvent::Cleared];
+        let batch = KvEventBatch { sequence: 5, timestamp: 1.5, events };
+        assert_eq!(KvEventBatch::try_from(v1::KvEventBatch::from(&batch)).unwrap(), batch);
+    }
+
+    #[test]
+    fn blocks_without_their_tokens_are_refused() {
+        let whole = v1::KvEvent::from(&KvEvent::Stored(stored()));
+        let Some(Event::Stored(whole)) = whole.event else { panic!("{whole:?}") };
+        let batch = |event| v1::KvEventBatch {
+            sequence: 7,
+            events: vec![v1::KvEvent { event }],
+            ..Default::default()
+        };
+        for wrong in [
+            v1::Stored { tokens: vec![1; 3], ..whole.clone() },
+            v1::Stored { block_tokens: 0, tokens: vec![], ..whole.clone() },
+            v1::Stored { hashes: vec![], tokens: vec![], ..whole.clone() },
+            v1::Stored { block_tokens: u32::MAX, ..whole },
+        ] {
+            let error = KvEventBatch::try_from(batch(Some(Event::Stored(wrong)))).unwrap_err();
+            assert!(matches!(error, KvEventError::Lengths { sequence: 7, .. }), "{error}");
+        }
+        let unknown = KvEventBatch::try_from(batch(None)).unwrap_err();
+        assert_eq!(unknown, KvEventError::UnknownEvent { sequence: 7 });
+    }
+}

@@ -1,0 +1,16 @@
+//! What a worker offers over gRPC: messages generated from `proto/worker.proto`, and what they mean in our own types.
+//!
+//! Without features there are messages only, which is all that the router needs: it has connections of its own. Knows no
+//! sockets. Next: the worker serves it (`worker/src/grpc`), the router's gRPC transport calls it.
+
+mod call;
+mod kv_events;
+mod load;
+
+/// Generated from `proto/worker.proto`; a test of this crate keeps it fresh, and writes it anew with `REGENERATE=1`.
+#[rustfmt::skip]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated; the .proto file says what things are")]
+pub mod v1;
+
+pub use call::{FRAME_BYTES, GENERATE_PATH, frame_call};
+pub use kv_events::KvEventError;

@@ -1,0 +1,41 @@
+//! Load reports.
+
+use roundhouse_wire::v1;
+use tonic::Code;
+
+use crate::harness::*;
+
+#[tokio::test]
+async fn load_follows_what_runs_and_tells_how_fast() {
+    let served = serve_worker().await;
+    let mut client = served.client().await;
+    let mut load = client.load(v1::LoadRequest { interval_ms: Some(10) }).await.unwrap().into_inner();
+    let idle = in_time(load.message()).await.unwrap().unwrap();
+    assert_eq!((idle.running_requests, idle.kv_used_tokens), (0, 0));
+    assert_eq!((idle.prefill_tokens_per_second, idle.decode_tokens_per_second), (None, None));
+    let info = client.info(v1::InfoRequest {}).await.unwrap().into_inner();
+    assert_eq!(idle.kv_free_tokens, info.kv_blocks * u64::from(info.block_tokens));
+    let stream = client.generate(tokens("", vec![5; 40], 400)).await.unwrap();
+    let busy = loop {
+        let report = in_time(load.message()).await.unwrap().unwrap();
+        if report.running_requests == 1 && report.decode_tokens_per_second.is_some() {
+            break report;
+        }
+    };
+    assert!(busy.kv_used_tokens >= 40, "{busy:?}");
+    assert_eq!(busy.kv_used_tokens + busy.kv_free_tokens, idle.kv_free_tokens);
+    assert!(busy.prefill_tokens_per_second.is_some_and(|speed| speed > 0.0), "{busy:?}");
+    drop(stream);
+    while in_time(load.message()).await.unwrap().unwrap().kv_used_tokens > 0 {}
+}
+
+#[tokio::test]
+async fn an_interval_out_of_range_is_refused() {
+    let served = serve_worker().await;
+    let mut client = served.client().await;
+    for interval_ms in [0, 9, 60_001] {
+        let status = client.load(v1::LoadRequest { interval_ms: Some(interval_ms) }).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().contains("from 10 to 60000"), "{status}");
+    }
+}
