@@ -270,6 +270,13 @@ impl Decider {
         }
     }
 
+    /// A worker's whole answer to a request has come `now`, not as a stream: its prefill is no longer owed, and took no longer.
+    pub fn whole_answer(&self, lease: &mut Lease, now: Duration) {
+        if let Some(answer) = lease.whole_answer_at(now) {
+            self.lock().speeds.learn_whole(&answer);
+        }
+    }
+
     /// How fast the fleet computes prompts, as learned so far.
     #[must_use]
     pub fn prefill_speed(&self) -> PrefillSpeed {

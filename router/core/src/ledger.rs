@@ -186,6 +186,13 @@ impl Lease {
         is_first.then(|| self.load.change(|queue| queue.first_token(ticket, now, cached_tokens, speed)))?
     }
 
+    /// The whole answer has come `now`, its first token among the rest. Returns how long it took.
+    pub fn whole_answer_at(&mut self, now: Duration) -> Option<Observation> {
+        let is_first = self.release_prefill();
+        let ticket = self.ticket;
+        is_first.then(|| self.load.change(|queue| queue.whole_answer(ticket, now)))?
+    }
+
     /// Whether it was still owed.
     fn release_prefill(&mut self) -> bool {
         let Some(tokens) = self.prefill_tokens.take() else { return false };

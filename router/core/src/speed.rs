@@ -99,11 +99,22 @@ const LARGEST_SURPRISE: f64 = 3.0;
 /// Weight of a new surprise in the fleet's mean.
 const SURPRISE_WEIGHT: f64 = 0.02;
 
+/// Where among the times of whole answers prefill is taken to be at most: the fastest twentieth were hardly more.
+const FASTEST_SHARE: f64 = 0.05;
+/// How far one whole answer moves what is expected, as a logarithm, when it is slower; nineteen times that when it is faster.
+const WHOLE_ANSWER_STEP: f64 = 0.01;
+/// As a logarithm: a thousandth of a GPU's time is as good as none.
+const MOST_FASTER: f64 = -7.0;
+/// What an interval between first tokens leaves of what whole answers have told.
+const DIRECT_FADES: f64 = 0.98;
+
 /// The fleet's speed, and how often requests come.
 #[derive(Debug, Default)]
 pub struct Speeds {
     regression: Regression,
     surprise: f64,
+    /// Logarithm of how much faster than the regression says prefill must be, as whole answers come too soon for it; never above 0.
+    whole_answers: f64,
     arrivals: Arrivals,
 }
 
@@ -111,7 +122,14 @@ impl Speeds {
     /// The fleet's speed as known now.
     #[must_use]
     pub fn prefill(&self) -> PrefillSpeed {
-        PrefillSpeed { surprise: self.surprise, ..self.regression.speed() }
+        let PrefillSpeed { fixed_s, token_s, pair_s, .. } = self.regression.speed();
+        let scale = self.whole_answers.exp();
+        PrefillSpeed {
+            fixed_s: fixed_s * scale,
+            token_s: token_s * scale,
+            pair_s: pair_s * scale,
+            surprise: self.surprise,
+        }
     }
 
     /// Learns from an interval.
@@ -120,6 +138,16 @@ impl Speeds {
             self.surprise += SURPRISE_WEIGHT * (surprise - observation.ratio.ln() - self.surprise);
         }
         self.regression.learn(observation);
+        self.whole_answers *= DIRECT_FADES;
+    }
+
+    /// Learns from a whole answer, which took at least as long as its prefill: what is expected comes down until a share of
+    /// [`FASTEST_SHARE`] of them is faster, and no lower.
+    pub fn learn_whole(&mut self, answer: &Observation) {
+        let is_faster = answer.seconds < answer.ratio * self.prefill().of(answer);
+        let step =
+            if is_faster { -WHOLE_ANSWER_STEP * (1.0 / FASTEST_SHARE - 1.0) } else { WHOLE_ANSWER_STEP };
+        self.whole_answers = (self.whole_answers + step).clamp(MOST_FASTER, 0.0);
     }
 
     /// A request comes `now`.

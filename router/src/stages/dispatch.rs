@@ -147,11 +147,11 @@ fn answered(
 ) -> Result<Begun, Box<Failed>> {
     let Decided { worker, mut lease, mut trial, hit_tokens, known_blocks } = decided;
     let status = response.status();
-    if status.is_success() && is_stream(response.headers()) {
-        app.decider.first_token(&mut lease, app.now(), None);
-    } else {
-        // A whole answer comes with its last token, and an error without any: neither tells how long the prompt took.
-        lease.first_token();
+    match status.is_success() {
+        true if is_stream(response.headers()) => app.decider.first_token(&mut lease, app.now(), None),
+        true if recorder.is_generation() => app.decider.whole_answer(&mut lease, app.now()),
+        // An error comes without a token, and what is relayed need not compute any: neither tells how long a prompt takes.
+        _ => lease.first_token(),
     }
     recorder.attempt_answered(&worker, status);
     if !status.is_success() {

@@ -67,6 +67,12 @@ impl Recorder {
         }
     }
 
+    /// Whether an engine generates text for it, as far as the path tells.
+    #[must_use]
+    pub fn is_generation(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions)
+    }
+
     /// The request's id.
     #[must_use]
     pub fn request_id(&self) -> &HeaderValue {

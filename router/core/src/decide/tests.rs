@@ -264,3 +264,42 @@ fn draining_workers_get_nothing_and_anyone_includes_those_that_are_down() {
     let error = decider.decide(&fleet, &request, Among::Untried(&[]), NOW).unwrap_err();
     assert_eq!(error, PickError::NoneUsable { down: 2, draining: 1, total: 3 });
 }
+
+/// A closed loop of 32 requests over eight prompts, each with a question of its own, at four engines that hold two prompts each and answer
+/// at once: how many find theirs.
+fn hits_in_small_caches(policy: &str, requests: usize) -> usize {
+    let (fleet, decider) = (fleet(4), decider(policy));
+    let mut rng = SmallRng::seed_from_u64(5);
+    let mut caches: Vec<Vec<usize>> = vec![Vec::new(); 4];
+    let mut running = Vec::new();
+    let mut hits = 0;
+    for serial in 0..requests {
+        let now = NOW + Duration::from_micros(30 * serial as u64);
+        if running.len() == 32 {
+            let mut ended: Decided = running.swap_remove(rng.random_range(0..32));
+            decider.whole_answer(&mut ended.lease, now);
+        }
+        let number = rng.random_range(0..8);
+        let system = format!("system prompt number {number} ").repeat(32);
+        let prompt = hashed(&format!("{system}{}", format!("question {serial} ").repeat(16)));
+        let decided = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), now).unwrap();
+        let cache = &mut caches[decided.worker.slot.index()];
+        let held = cache.iter().position(|one| *one == number);
+        hits += usize::from(held.is_some());
+        held.map(|at| cache.remove(at));
+        cache.push(number);
+        if cache.len() > 2 {
+            cache.remove(0);
+        }
+        running.push(decided);
+    }
+    hits
+}
+
+#[test]
+fn hot_prompts_keep_their_homes_although_the_tree_thinks_that_all_hold_them() {
+    let by_chance = hits_in_small_caches("round_robin", 4_000);
+    assert!((900..1_100).contains(&by_chance), "{by_chance} of 4,000");
+    let ours = hits_in_small_caches("prefix_aware", 4_000);
+    assert!(ours > 2_000, "{ours} of 4,000");
+}

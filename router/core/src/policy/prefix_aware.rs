@@ -15,7 +15,10 @@
 //! `W + x` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
 //! has it. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
-use super::{Candidate, Choice, Policy};
+use rand::Rng;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::{Candidate, Choice, Policy, cheapest};
 use crate::request::{PromptUse, RequestView};
 
 /// ω: a second of decode delay against a second of first-token delay.
@@ -28,7 +31,15 @@ const CONTEXT_SHARE: f64 = 0.04;
 /// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
 const FULL_SHARE: f64 = 0.9;
 
-/// Picks the worker where the request causes the least waiting.
+/// Differences in cost that nobody feels, besides half of a step's fixed part: when a prompt comes in the course of a step is chance, and
+/// moves its first token by as much.
+const UNFELT_S: f64 = 0.005;
+
+/// Picks the worker where the request causes the least waiting. Where several hold most of the prompt and the choice makes no difference that
+/// anyone feels, always the same one, which may be called the prompt's home.
+///
+/// For what an engine holds is a guess, unless it says so. A prompt that keeps to its home is used there all the time, and leaves the other
+/// caches to other prompts.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixAware;
 
@@ -90,5 +101,20 @@ impl Policy for PrefixAware {
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
         let fleet = Fleet::of(request, choice);
         choice.candidates.iter().map(|candidate| fleet.cost(candidate)).collect()
+    }
+
+    fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, _: &mut dyn Rng) -> usize {
+        let costs = self.costs(request, choice);
+        let cheapest = cheapest(&costs, choice.candidates);
+        let limit = costs[cheapest] + UNFELT_S + choice.speed.fixed_s / 2.0;
+        let may_be_home = |at: &usize| {
+            costs[*at] <= limit && 2 * choice.candidates[*at].hit_tokens >= request.prompt_tokens
+        };
+        let rank = |at: &usize| {
+            let Candidate { slot, hit_blocks, .. } = choice.candidates[*at];
+            let block = request.blocks.get(hit_blocks.wrapping_sub(1)).map_or(0, |block| block.0);
+            (hit_blocks, xxh3_64_with_seed(&slot.0.to_le_bytes(), block))
+        };
+        (0..costs.len()).filter(may_be_home).max_by_key(rank).unwrap_or(cheapest)
     }
 }

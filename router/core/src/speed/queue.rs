@@ -14,6 +14,7 @@ const MOST_REQUESTS: usize = 4_096;
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     ticket: u64,
+    sent: Duration,
     prefill: Prefill,
     service_s: f64,
 }
@@ -94,16 +95,32 @@ impl PrefillQueue {
             let service_s = speed.seconds(prefill) * ratio;
             self.fixed_s = speed.fixed_s * ratio;
             self.owed_s += service_s;
-            self.waiting.push_back(Waiting { ticket, prefill, service_s });
+            self.waiting.push_back(Waiting { ticket, sent: now, prefill, service_s });
         }
     }
 
     /// A request waits no more, for whatever reason.
     pub fn remove(&mut self, ticket: u64) -> Option<Prefill> {
+        self.take(ticket).map(|waiting| waiting.prefill)
+    }
+
+    fn take(&mut self, ticket: u64) -> Option<Waiting> {
         let at = self.waiting.iter().position(|waiting| waiting.ticket == ticket)?;
-        let Waiting { prefill, service_s, .. } = self.waiting.remove(at)?;
-        self.owed_s = if self.waiting.is_empty() { 0.0 } else { (self.owed_s - service_s).max(0.0) };
-        Some(prefill)
+        let waiting = self.waiting.remove(at)?;
+        self.owed_s = if self.waiting.is_empty() { 0.0 } else { (self.owed_s - waiting.service_s).max(0.0) };
+        Some(waiting)
+    }
+
+    /// A request's whole answer comes `now`, its first token with its last. Returns how long it took, from being sent on, which its prefill
+    /// did not exceed.
+    pub fn whole_answer(&mut self, ticket: u64, now: Duration) -> Option<Observation> {
+        let Waiting { sent, prefill, .. } = self.take(ticket)?;
+        Some(Observation {
+            seconds: now.saturating_sub(sent).as_secs_f64(),
+            new_tokens: prefill.new_tokens as f64,
+            pairs: prefill.pairs(),
+            ratio: self.ratio.value(),
+        })
     }
 
     /// A request's first token comes `now`; `cached_tokens` of its prompt were cached, if the worker said so. Returns what the step

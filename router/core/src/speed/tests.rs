@@ -105,6 +105,30 @@ fn first_tokens_of_one_step_are_one_observation() {
     assert_eq!(queue.first_token(7, seconds(4.0), None, &speed), None, "a ticket that is not there");
 }
 
+/// What a fleet that never streams has learned after 300 prompts of 250 tokens, each answered after `answer_s`.
+fn learned_from_whole_answers(answer_s: f64) -> f64 {
+    let (mut speeds, mut queue) = (Speeds::default(), PrefillQueue::default());
+    let prefill = Prefill { new_tokens: 250, cached_tokens: 0 };
+    for ticket in 0..300 {
+        queue.push(ticket, prefill, &speeds.prefill(), seconds(10.0));
+        let answer = queue.whole_answer(ticket, seconds(10.0 + answer_s)).unwrap();
+        speeds.learn_whole(&answer);
+    }
+    assert_eq!(queue.reading().left_s(seconds(11.0)), 0.0, "nothing waits");
+    whole_s(&speeds.prefill(), prefill)
+}
+
+#[test]
+fn whole_answers_teach_only_that_prefill_took_no_longer() {
+    let prefill = Prefill { new_tokens: 250, cached_tokens: 0 };
+    assert_eq!(learned_from_whole_answers(8.0), whole_s(&PrefillSpeed::default(), prefill), "most is output");
+    let learned = learned_from_whole_answers(0.001);
+    assert!(
+        (0.0007..0.0013).contains(&learned),
+        "{learned} s for an engine that answers within a millisecond"
+    );
+}
+
 #[test]
 fn what_the_worker_says_of_its_cache_counts_more_than_what_was_expected() {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
