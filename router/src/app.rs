@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use http::HeaderName;
 use router_core::prefix::tree::TreeLimits;
+use router_core::request::PromptUse;
 use router_core::token_ratio::TokenRatios;
 use router_core::{Decider, RetryBudget, Trial, WorkerId, policy};
 
@@ -15,6 +16,7 @@ use crate::fleet::{FleetError, FleetService};
 use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::openai::scan::ScanConfig;
+use crate::recording::{Recording, RecordingError};
 use crate::routes::Routes;
 use crate::stages::admit::Admission;
 use crate::stages::parse::{BodyLimits, Parser};
@@ -47,6 +49,8 @@ pub struct App {
     pub routes: Routes,
     /// Bounds the lines about failures.
     pub failure_logs: FailureLogs,
+    /// The trace of what passes, if one is written.
+    pub recording: Option<Recording>,
     /// When the process began to serve.
     pub started: Instant,
     draining: AtomicBool,
@@ -64,6 +68,9 @@ pub enum AppError {
     /// A worker could not be set up.
     #[error(transparent)]
     Fleet(#[from] FleetError),
+    /// What passes could not be recorded.
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
 }
 
 impl App {
@@ -76,7 +83,9 @@ impl App {
         let settings = config.settings.clone();
         let policy =
             policy::by_name(&settings.policy).ok_or_else(|| AppError::Policy(settings.policy.clone()))?;
-        let scan = ScanConfig { seed: rand::random(), prompt_use: policy.prompt_use() };
+        let recording = settings.record.as_deref().map(Recording::begin).transpose()?;
+        let prompt_use = if recording.is_some() { PromptUse::Whole } else { policy.prompt_use() };
+        let scan = ScanConfig { seed: rand::random(), prompt_use };
         let limits = BodyLimits { max_bytes: settings.max_body_bytes, timeout: settings.client_timeout };
         let tree_limits = TreeLimits::within_bytes(settings.prefix_memory);
         let decider = Arc::new(Decider::new(policy, tree_limits, rand::random()));
@@ -103,6 +112,7 @@ impl App {
             parser: Parser::new(scan, session_header, limits),
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),
+            recording,
             started,
             draining: AtomicBool::new(false),
             settings,

@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod openai;
 pub mod payload;
 pub mod probes;
+pub mod recording;
 pub mod retry_after;
 pub mod routes;
 pub mod serve;

@@ -82,6 +82,9 @@ pub async fn serve(
     acceptor.close(listener);
     tracing::info!("draining");
     let cut_off = cores.drain(settings.grace_period).await;
+    if let Some(recording) = &app.recording {
+        recording.flush();
+    }
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "grace period over, connections cut off");
     }

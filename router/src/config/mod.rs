@@ -186,6 +186,11 @@ pub struct Settings {
     #[arg(long, default_value = "256MiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub prefix_memory: usize,
 
+    /// Write what passes to this file as a trace for `bench simulate`: times, lengths and which blocks prompts share, no text; an older file
+    /// is kept as FILE.old. Off unless given, since hashing all of every prompt costs the policies that read less of it
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
     /// Time to go on accepting after SIGTERM while /readyz says 503, so that balancers notice
     #[arg(long, default_value = "5s", value_parser = parse_duration_or_zero, value_name = "TIME")]
     pub drain_delay: Duration,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Method, StatusCode};
+use roundhouse_types::Usage;
 use router_core::{Trial, Worker};
 
 use super::parse::Reading;
@@ -14,6 +15,7 @@ use crate::app::App;
 use crate::error::{Blame, RequestError};
 use crate::metrics::AttemptOutcome;
 use crate::openai::usage::ReplyTail;
+use crate::recording::Passed;
 use crate::routes::Endpoint;
 use crate::transport::TransportError;
 
@@ -39,6 +41,7 @@ pub struct Recorder {
     attempts: usize,
     first_piece: Option<Instant>,
     last_piece: Option<Instant>,
+    pieces: usize,
     tail: ReplyTail,
     /// What the end of the reply says of its worker's health.
     trial: Option<Trial>,
@@ -61,6 +64,7 @@ impl Recorder {
             attempts: 0,
             first_piece: None,
             last_piece: None,
+            pieces: 0,
             tail: ReplyTail::default(),
             trial: None,
             recorded: false,
@@ -128,6 +132,7 @@ impl Recorder {
             Some(_) => {}
         }
         self.last_piece = Some(now);
+        self.pieces += 1;
         self.tail.push(piece);
     }
 
@@ -136,7 +141,9 @@ impl Recorder {
         if self.recorded {
             return;
         }
-        let usage = self.tail.usage().unwrap_or_default();
+        let reported = self.tail.usage();
+        self.enter_in_trace(reported.as_ref(), reading);
+        let usage = reported.unwrap_or_default();
         let (app, metrics) = (Arc::clone(&self.app), &self.app.metrics);
         metrics.usage(&usage, self.hit_tokens);
         app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
@@ -173,6 +180,24 @@ impl Recorder {
         }
     }
 
+    /// What was generated goes into the trace, if one is written. Who left, or was refused, is not in it.
+    fn enter_in_trace(&self, usage: Option<&Usage>, reading: &Reading) {
+        let Some(recording) = &self.app.recording else { return };
+        if !self.is_generation() || !self.status.is_some_and(|status| status.is_success()) {
+            return;
+        }
+        let passed = Passed {
+            arrived: self.began.saturating_duration_since(self.app.started),
+            prompt_tokens: usage.map(|usage| usage.prompt_tokens as usize),
+            output_tokens: usage.map_or(self.pieces, |usage| usage.completion_tokens as usize),
+        };
+        if let Some(left_out) = recording.passed(reading, passed)
+            && self.app.failure_logs.allow(&"recording")
+        {
+            tracing::warn!(left_out, "the trace lacks requests: it is not written fast enough");
+        }
+    }
+
     /// The request was not answered by a worker.
     pub fn fail(&mut self, error: &RequestError) {
         self.status = Some(error.status());
@@ -190,7 +215,7 @@ impl Recorder {
         self.recorded = true;
     }
 
-    fn record(&mut self, outcome: &'static str, usage: Option<roundhouse_types::Usage>) {
+    fn record(&mut self, outcome: &'static str, usage: Option<Usage>) {
         self.recorded = true;
         let status = self.status.unwrap_or(CLIENT_CLOSED_REQUEST);
         self.app.metrics.request(self.endpoint, status);

@@ -141,3 +141,30 @@ async fn route_headers_can_be_left_out() {
     assert!(!reply.headers.contains_key("x-router-worker"));
     assert!(!reply.headers.contains_key("x-router-hit-tokens"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_passes_is_recorded_as_a_trace_without_text() {
+    let mocks = fleet(2).await;
+    let path = std::env::temp_dir().join(format!("roundhouse-e2e-record-{}.jsonl", std::process::id()));
+    let record = format!("--record={}", path.display());
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]]), "--policy=round_robin", &record]).await;
+    let story = "a secret story ".repeat(300);
+    for ending in ["and a", "and b"] {
+        assert_eq!(router.post("/v1/chat/completions", &chat(&format!("{story}{ending}"))).await.status, 200);
+    }
+    assert_eq!(router.post("/v1/chat/completions", "{").await.status, 400);
+    assert_eq!(router.post("/tokenize", "{\"prompt\": \"x\"}").await.status, 200);
+    router.stopped().await;
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(!text.contains("secret"), "{text}");
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "an error and what is not generated are not in it: {text}");
+    for key in ["timestamp", "input_length", "output_length"] {
+        assert!(lines[0][key].is_u64(), "{key}: {text}");
+    }
+    let blocks = |line: usize| lines[line]["hash_ids"].as_array().unwrap().clone();
+    let shared = blocks(0).iter().zip(&blocks(1)).take_while(|(one, two)| one == two).count();
+    assert!(shared >= 1, "both begin alike: {text}");
+}
