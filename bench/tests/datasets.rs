@@ -140,6 +140,66 @@ fn sharegpt_takes_first_exchanges_within_the_bounds() {
     assert_eq!(fixed.conversations.iter().map(|c| c.turns[0].output_tokens).collect::<Vec<_>>(), [Some(64)]);
 }
 
+/// A file in the format of the published ones, and prompts of exactly so many tokens: four bytes each.
+#[test]
+fn sharegpt_is_pruned_at_its_bounds_and_read_as_published() {
+    let text = |letter: &str, tokens: usize| letter.repeat(4 * tokens);
+    let cases = [
+        // Tokens of prompt and answer, kept with and without the switch.
+        ((4, 4), true, true),
+        ((3, 9), false, true),
+        ((9, 3), false, true),
+        ((1, 9), false, false),
+        ((9, 1), false, false),
+        ((1_024, 1_024), true, true),
+        ((1_025, 9), false, true),
+        ((1_024, 1_025), false, true),
+        ((100, 1_948), true, true),
+    ];
+    let entry = |(number, ((prompt, answer), ..)): (usize, &((usize, usize), bool, bool))| {
+        serde_json::json!({
+            "id": format!("QWJhYvA_{number}"),
+            "conversations": [
+                {"from": "human", "value": text("q", *prompt), "markdown": null},
+                {"from": "gpt", "value": text("a", *answer)},
+                {"from": "human", "value": "and a later turn, which is not sent"},
+            ],
+        })
+    };
+    let mut entries: Vec<_> = cases.iter().enumerate().map(entry).collect();
+    entries.push(serde_json::json!({"id": "empty_0", "conversations": []}));
+    entries.push(serde_json::json!({"id": "old_0", "conversation": [
+        {"from": "system", "value": "Sie \u{e4}hneln \"sich\"\n\u{1f600}"}, {"from": "gpt", "value": "an answer of seven tokens ..."}]}));
+    let file = TestFile::new("published.json", &serde_json::to_string_pretty(&entries).unwrap());
+    let flags = format!("--dataset-name sharegpt --dataset-path {}", file.0.display());
+    for (switch, kept) in [
+        ("--sharegpt-prune", cases.iter().filter(|case| case.1).collect::<Vec<_>>()),
+        ("", cases.iter().filter(|case| case.2).collect()),
+    ] {
+        let dataset = load(&format!("{flags} {switch} --num-prompts 20"), &TokenCounter::Approximate);
+        let mut lengths: Vec<_> = dataset
+            .conversations
+            .iter()
+            .map(|one| {
+                (one.turns.len(), one.input_tokens() as usize, one.turns[0].output_tokens.unwrap() as usize)
+            })
+            .collect();
+        let mut expected: Vec<_> = kept.iter().map(|((prompt, answer), ..)| (1, *prompt, *answer)).collect();
+        expected.push((1, 6, 8));
+        lengths.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(lengths, expected, "{switch:?}");
+        assert!(texts(&dataset).iter().any(|(text, _)| *text == "Sie \u{e4}hneln \"sich\"\n\u{1f600}"));
+    }
+    // A fixed output length is not an answer that is too short (vLLM's rule).
+    let fixed =
+        load(&format!("{flags} --sharegpt-prune --sharegpt-output-len 2"), &TokenCounter::Approximate);
+    assert!(
+        fixed.conversations.len() > 4
+            && fixed.conversations.iter().all(|one| one.turns[0].output_tokens == Some(2))
+    );
+}
+
 #[test]
 fn bad_files_are_refused_with_the_place() {
     let refuse = |name: &str, content: &str| {

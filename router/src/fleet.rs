@@ -195,7 +195,7 @@ impl FleetService {
     }
 }
 
-/// Starts a worker with its share of the cores.
+/// Starts a worker with its share of the cores and of the memory.
 #[cfg(feature = "embedded")]
 fn start_embedded(spec: &WorkerSpec, siblings: usize) -> Result<Arc<dyn Transport>, FleetError> {
     let model = spec.address.trim_start_matches("embedded:");
@@ -203,6 +203,7 @@ fn start_embedded(spec: &WorkerSpec, siblings: usize) -> Result<Arc<dyn Transpor
     let mut config = worker::WorkerConfig::new(source);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     config.threads = (cores / siblings.max(1)).max(1);
+    config.memory_sharers = siblings.max(1);
     let started = worker::Worker::start(config)
         .map_err(|source| FleetError::Embedded { id: spec.id.to_string(), source })?;
     Ok(Arc::new(crate::transport::EmbeddedTransport::new(started)))

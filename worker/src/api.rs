@@ -56,10 +56,20 @@ pub struct Api {
 }
 
 impl Api {
-    /// Answers one request.
+    /// Answers one request, which is known by its header `x-request-id`, if it has one.
     pub async fn handle(self: &Arc<Self>, request: Request<Bytes>) -> Response<WorkerBody> {
+        let id = request_id(request.headers());
+        self.handle_as(id, request).await
+    }
+
+    /// Answers one request, which is known as `request_id`.
+    pub(crate) async fn handle_as(
+        self: &Arc<Self>,
+        request_id: RequestId,
+        request: Request<Bytes>,
+    ) -> Response<WorkerBody> {
         let id = request.headers().get(REQUEST_ID).cloned();
-        let mut response = match self.route(request).await {
+        let mut response = match self.route(request_id, request).await {
             Ok(response) => response,
             Err(error) => error.response(),
         };
@@ -69,7 +79,11 @@ impl Api {
         response
     }
 
-    async fn route(self: &Arc<Self>, request: Request<Bytes>) -> Result<Response<WorkerBody>, RequestError> {
+    async fn route(
+        self: &Arc<Self>,
+        request_id: RequestId,
+        request: Request<Bytes>,
+    ) -> Result<Response<WorkerBody>, RequestError> {
         let path = request.uri().path().to_owned();
         let takes = |method: &Method, allowed: &'static str| {
             let fits = method.as_str() == allowed || (allowed == "GET" && *method == Method::HEAD);
@@ -84,7 +98,6 @@ impl Api {
             _ => return Err(RequestError::NotFound { path }),
         };
         takes(request.method(), allowed)?;
-        let request_id = request_id(request.headers());
         match path.as_str() {
             "/v1/chat/completions" => self.generate(Kind::Chat, request_id, request.into_body()).await,
             "/v1/completions" => self.generate(Kind::Completion, request_id, request.into_body()).await,
@@ -136,6 +149,7 @@ impl Api {
             "requests_running": stats.running,
             "requests_waiting": stats.waiting,
             "uncomputed_tokens": stats.uncomputed_tokens,
+            "computed_tokens": stats.computed_tokens,
             "retractions": stats.retractions,
             "retracted_tokens": stats.retracted_tokens,
             "recomputed_tokens": stats.recomputed_tokens,

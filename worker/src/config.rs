@@ -22,6 +22,8 @@ pub struct WorkerConfig {
     pub threads: usize,
     /// How much KV the worker keeps.
     pub kv: KvBudget,
+    /// Workers that share this machine's memory and know of each other, this one included: those embedded in one router.
+    pub memory_sharers: usize,
     /// Longest prompt and answer together, in tokens; `None` takes the model's.
     pub context_tokens: Option<usize>,
     /// Sequences that are computed side by side.
@@ -46,11 +48,12 @@ pub enum KvEventRecording {
 /// The size of the KV pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KvBudget {
-    /// Four full contexts, within 1 GiB, and at least one full context; what the preset says for timing backends.
+    /// A quarter of the memory that is available when the model is loaded, divided by those who share it; at least one full
+    /// context, and at most one for each sequence that can run. What the preset says for timing backends.
     Auto,
-    /// As many blocks as fit.
+    /// As many blocks as fit; refused when that is more than is available.
     Bytes(u64),
-    /// Exactly so many blocks.
+    /// Exactly so many blocks; refused when they take more than is available.
     Blocks(usize),
 }
 
@@ -87,6 +90,7 @@ impl WorkerConfig {
             served_model_name: None,
             threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             kv: KvBudget::Auto,
+            memory_sharers: 1,
             context_tokens: None,
             max_running: Self::MAX_RUNNING,
             max_tokens_per_step: Self::MAX_TOKENS_PER_STEP,

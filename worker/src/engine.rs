@@ -263,6 +263,8 @@ impl Run {
                     self.submit_first(asked);
                 }
                 Ok(Command::Flush(tell)) => {
+                    // Whoever has left already holds nothing.
+                    self.cancel_abandoned();
                     let flushed = self.scheduler.flush_cache();
                     self.publish_events();
                     self.publish();

@@ -22,6 +22,9 @@ pub enum WorkerError {
     /// The backend cannot be set up.
     #[error(transparent)]
     Backend(#[from] worker_core::step::BackendError),
+    /// There is no KV pool of that size.
+    #[error(transparent)]
+    KvSize(#[from] crate::KvSizeError),
     /// The configuration does not fit the model.
     #[error("{0}")]
     Config(String),

@@ -52,7 +52,8 @@ struct Cli {
     #[arg(long)]
     threads: Option<usize>,
 
-    /// Memory for KV, as in 512MiB [default: four full contexts within 1 GiB, and at least one]
+    /// Memory for KV, as in 512MiB; no more than is available (MemAvailable, or less in a control group) [default: a
+    /// quarter of that, from one full context to as many as --max-running]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "kv_blocks")]
     kv_memory: Option<u64>,
 

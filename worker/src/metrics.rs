@@ -96,6 +96,7 @@ impl Metrics {
         text += &gauge("num_requests_running", "Requests that take part in steps.", stats.running as f64);
         text += &gauge("num_requests_waiting", "Requests that wait.", stats.waiting as f64);
         text += &gauge("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", usage);
+        text += &counter("computed_tokens_total", "Tokens that steps computed.", stats.computed_tokens);
         text +=
             &counter("prefix_cache_queries_total", "Prompt tokens looked up.", stats.cache_queried_tokens);
         text += &counter("prefix_cache_hits_total", "Prompt tokens found.", stats.cache_hit_tokens);

@@ -12,10 +12,12 @@ use worker_core::timing::EnginePreset;
 
 use crate::api::Api;
 use crate::backend::timing::SystemClock;
-use crate::backend::{CpuBackend, TimingBackend, kv_block_bytes, kv_capacity};
+use crate::backend::{CpuBackend, TimingBackend, kv_block_bytes};
 use crate::engine::Engine;
 use crate::grpc::GrpcWorker;
 use crate::kv_events::KvLog;
+use crate::kv_size::{KvNeed, KvRoom, size};
+use crate::memory::available_bytes;
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelConfig, ModelFiles};
 use crate::simulation::{BackendChoice, Simulation, plain_words};
@@ -23,10 +25,6 @@ use crate::{KvBudget, KvEventRecording, WorkerBody, WorkerConfig, WorkerError};
 
 /// Positions of a KV block.
 const BLOCK_TOKENS: usize = 16;
-/// Full contexts that the pool has room for unless told otherwise, within [`AUTO_KV_BYTES`].
-const AUTO_CONTEXTS: usize = 4;
-/// Bound of the pool unless told otherwise; one full context fits in any case.
-const AUTO_KV_BYTES: u64 = 1 << 30;
 
 /// A started worker; clones are handles to the same one. The engine ends with the last of them.
 #[derive(Clone)]
@@ -217,6 +215,7 @@ fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
         ("max-running", config.max_running),
         ("max-tokens-per-step", config.max_tokens_per_step),
         ("max-waiting", config.max_waiting),
+        ("memory-sharers", config.memory_sharers),
     ];
     match bounds.iter().find(|(_, value)| *value == 0) {
         Some((name, _)) => Err(WorkerError::Config(format!("{name} must be at least 1"))),
@@ -270,27 +269,24 @@ fn context_tokens(config: &WorkerConfig, model: &ModelConfig) -> Result<usize, W
     }
 }
 
-/// The size of the KV pool: room for a full context at least, or an error that says how much that takes.
+/// The size of the KV pool, which is logged: by default it depends on the machine.
 fn capacity(
     config: &WorkerConfig,
     model: &ModelConfig,
     context_tokens: usize,
 ) -> Result<KvCapacity, WorkerError> {
-    let context_blocks = context_tokens.div_ceil(BLOCK_TOKENS);
-    let blocks = match config.kv {
-        KvBudget::Blocks(blocks) => blocks,
-        KvBudget::Bytes(bytes) => kv_capacity(model, BLOCK_TOKENS, bytes).blocks,
-        KvBudget::Auto => {
-            let affordable = kv_capacity(model, BLOCK_TOKENS, AUTO_KV_BYTES).blocks;
-            affordable.min(AUTO_CONTEXTS * context_blocks).max(context_blocks)
-        }
-    };
-    if blocks < context_blocks {
-        let needed_bytes = kv_block_bytes(model, BLOCK_TOKENS) * context_blocks;
-        return Err(WorkerError::Config(format!(
-            "the KV pool has {blocks} blocks, but a context of {context_tokens} tokens needs {context_blocks} \
-             ({needed_bytes} bytes); give more KV memory, or set a shorter context-length"
-        )));
-    }
-    Ok(KvCapacity { block_tokens: BLOCK_TOKENS, blocks })
+    let block_bytes = kv_block_bytes(model, BLOCK_TOKENS);
+    let need =
+        KvNeed { block_tokens: BLOCK_TOKENS, block_bytes, context_tokens, max_running: config.max_running };
+    let room = KvRoom { available_bytes: available_bytes(), sharers: config.memory_sharers };
+    let capacity = need.capacity(config.kv, room)?;
+    tracing::info!(
+        blocks = capacity.blocks,
+        tokens = capacity.blocks * BLOCK_TOKENS,
+        size = size((capacity.blocks as u64).saturating_mul(block_bytes as u64)),
+        available = room.available_bytes.map(size),
+        sharers = room.sharers,
+        "KV pool"
+    );
+    Ok(capacity)
 }

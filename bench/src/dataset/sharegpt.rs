@@ -1,5 +1,5 @@
 //! The first exchange of each conversation of a ShareGPT file: a JSON array of
-//! `{"conversations": [{"from": …, "value": …}, …]}`.
+//! `{"id": …, "conversations": [{"from": …, "value": …}, …]}`.
 //!
 //! The recorded answer only gives the output length.
 
@@ -69,6 +69,7 @@ pub fn read(
 /// Which exchanges are kept, in tokens.
 struct Bounds {
     shortest: u64,
+    shortest_output: u64,
     longest_prompt: u64,
     longest_together: u64,
 }
@@ -76,8 +77,14 @@ struct Bounds {
 impl Bounds {
     fn of(args: &DatasetArgs) -> Self {
         let mut bounds = match args.sharegpt_prune {
-            true => Self { shortest: 4, longest_prompt: 1024, longest_together: 2048 },
-            false => Self { shortest: 2, longest_prompt: u64::MAX, longest_together: u64::MAX },
+            true => {
+                // An output length that was asked for is not an answer that is too short.
+                let shortest_output = if args.sharegpt_output_len.is_some() { 0 } else { 4 };
+                Self { shortest: 4, shortest_output, longest_prompt: 1024, longest_together: 2048 }
+            }
+            false => {
+                Self { shortest: 2, shortest_output: 2, longest_prompt: u64::MAX, longest_together: u64::MAX }
+            }
         };
         if let Some(context) = args.sharegpt_context_len {
             bounds.longest_together = bounds.longest_together.min(context);
@@ -87,7 +94,7 @@ impl Bounds {
 
     fn allow(&self, prompt: u64, output: u64) -> bool {
         prompt >= self.shortest
-            && output >= self.shortest
+            && output >= self.shortest_output
             && prompt <= self.longest_prompt
             && prompt + output <= self.longest_together
     }

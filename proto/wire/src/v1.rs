@@ -61,6 +61,12 @@ pub struct Prompt {
     /// Of requests that wait, the lowest goes first, as in vLLM's OpenAI API.
     #[prost(sint32, tag = "8")]
     pub priority: i32,
+    /// With each token its log-probability, and those of so many of the most probable, at most 20; absent, none.
+    #[prost(uint32, optional, tag = "9")]
+    pub logprobs: ::core::option::Option<u32>,
+    /// Answers to generate side by side, at most 128; each draws with a seed of its own. Absent is 1.
+    #[prost(uint32, optional, tag = "10")]
+    pub choices: ::core::option::Option<u32>,
     #[prost(oneof = "prompt::Content", tags = "1, 2")]
     pub content: ::core::option::Option<prompt::Content>,
 }
@@ -122,7 +128,7 @@ pub mod generate_reply {
         /// Of a Prompt, one for each token.
         #[prost(message, tag = "3")]
         Token(super::Token),
-        /// Of a Prompt, last.
+        /// Of a Prompt, one for each choice, behind its tokens; the stream ends with the last.
         #[prost(message, tag = "4")]
         Finished(super::Finished),
     }
@@ -134,20 +140,47 @@ pub struct HttpHead {
     #[prost(message, repeated, tag = "2")]
     pub headers: ::prost::alloc::vec::Vec<Header>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Token {
     #[prost(uint32, tag = "1")]
     pub id: u32,
     /// Text that is final; empty while a character or a stop text may still be incomplete.
     #[prost(string, tag = "2")]
     pub text: ::prost::alloc::string::String,
+    /// Whose it is, counted from 0.
+    #[prost(uint32, tag = "3")]
+    pub choice: u32,
+    /// Set when they were asked for.
+    #[prost(message, optional, tag = "4")]
+    pub logprobs: ::core::option::Option<Logprobs>,
+}
+/// Natural logarithms of probabilities under the model, before temperature.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Logprobs {
+    /// Of the token that was drawn.
+    #[prost(float, tag = "1")]
+    pub drawn: f32,
+    /// Of the most probable, in order.
+    #[prost(message, repeated, tag = "2")]
+    pub top: ::prost::alloc::vec::Vec<TokenLogprob>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct TokenLogprob {
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    #[prost(float, tag = "2")]
+    pub logprob: f32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Finished {
     #[prost(enumeration = "FinishReason", tag = "1")]
     pub reason: i32,
+    /// Of this choice; the prompt is the same for all.
     #[prost(message, optional, tag = "2")]
     pub usage: ::core::option::Option<Usage>,
+    /// Which, counted from 0.
+    #[prost(uint32, tag = "3")]
+    pub choice: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Usage {

@@ -83,6 +83,7 @@ pub struct Scheduler {
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     uncomputed_tokens: usize,
+    computed_tokens: u64,
     queried_tokens: u64,
     hit_tokens: u64,
     retractions: u64,
@@ -216,6 +217,7 @@ impl Scheduler {
             held_blocks: self.pool.total_blocks() - self.pool.free_blocks(),
             cached_blocks: self.pool.cached_blocks(),
             total_blocks: self.pool.total_blocks(),
+            computed_tokens: self.counted.computed_tokens,
             cache_queried_tokens: self.counted.queried_tokens,
             cache_hit_tokens: self.counted.hit_tokens,
             retractions: self.counted.retractions,
@@ -401,6 +403,7 @@ impl Scheduler {
         let before = sequence.computed_tokens;
         sequence.computed_tokens += computed;
         self.counted.uncomputed_tokens -= computed;
+        self.counted.computed_tokens += computed as u64;
         if before < sequence.lost_tokens {
             let again = sequence.lost_tokens.min(sequence.computed_tokens) - before;
             self.counted.recomputed_tokens += again as u64;

@@ -82,6 +82,7 @@ impl Api {
     fn prepare(&self, mut request: GenerationRequest) -> Result<Prepared, RequestError> {
         self.check_model(request.model.as_deref())?;
         request.check_vocabulary(self.vocab_tokens)?;
+        self.check_simulation(&request)?;
         let prompts = match &request.input {
             Input::Chat(conversation) => {
                 let tokens = self.conversation_tokens(conversation, request.special_tokens)?;
@@ -96,6 +97,16 @@ impl Api {
             request.params.withheld_tokens = self.end_tokens(&request).to_vec();
         }
         Ok(Prepared { request, prompts })
+    }
+
+    /// What a simulated engine does not have it refuses: there are no probabilities behind its words.
+    fn check_simulation(&self, request: &GenerationRequest) -> Result<(), RequestError> {
+        if self.simulation.is_none() || request.params.logprobs.is_none() {
+            return Ok(());
+        }
+        let message = "logprobs are not to be had of this worker: its compute is simulated and its text random words; \
+                       leave logprobs and top_logprobs out";
+        Err(RequestError::Parameter { parameter: "logprobs", message: message.to_owned() })
     }
 
     fn prepare_prompt(

@@ -1,4 +1,4 @@
-//! How much KV a model needs, and how many blocks a budget buys.
+//! How much memory a model's KV takes.
 
 use worker_core::step::KvCapacity;
 use worker_kernels::{KvLayout, cpu::CpuKvPool};
@@ -11,14 +11,6 @@ use crate::model::ModelConfig;
 #[must_use]
 pub fn kv_block_bytes(config: &ModelConfig, block_tokens: usize) -> usize {
     CpuKvPool::block_bytes(kv_layout(config, KvCapacity { block_tokens, blocks: 1 }))
-}
-
-/// As many blocks as fit in `budget_bytes`; none when not even one does.
-#[must_use]
-pub fn kv_capacity(config: &ModelConfig, block_tokens: usize, budget_bytes: u64) -> KvCapacity {
-    let blocks = budget_bytes / (kv_block_bytes(config, block_tokens) as u64).max(1);
-    // Block ids are u32.
-    KvCapacity { block_tokens, blocks: blocks.min(u64::from(u32::MAX)) as usize }
 }
 
 /// The pool's shape on the device.
@@ -38,13 +30,11 @@ mod tests {
     use crate::model::{ModelFiles, ModelSource};
 
     #[test]
-    fn a_budget_buys_whole_blocks() {
+    fn a_block_holds_keys_and_values_of_all_layers() {
         let files = ModelFiles::open(&ModelSource::Builtin).unwrap();
         let config = ModelConfig::from_files(&files).unwrap();
         let block = kv_block_bytes(&config, 16);
         // Keys and values, f32.
         assert_eq!(block, config.layers * 2 * config.kv_width() * 16 * 4);
-        assert_eq!(kv_capacity(&config, 16, 10 * block as u64 + 1).blocks, 10);
-        assert_eq!(kv_capacity(&config, 16, block as u64 - 1).blocks, 0);
     }
 }

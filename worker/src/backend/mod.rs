@@ -9,6 +9,6 @@ pub mod cpu;
 pub mod sample;
 pub mod timing;
 
-pub use capacity::{kv_block_bytes, kv_capacity};
+pub use capacity::kv_block_bytes;
 pub use cpu::CpuBackend;
 pub use timing::TimingBackend;

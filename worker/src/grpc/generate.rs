@@ -1,5 +1,6 @@
 //! `Generate`: a whole HTTP request answered by a head and pieces of a body, or a prompt answered by tokens.
 
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -24,9 +25,10 @@ use crate::api;
 use crate::body::WorkerBody;
 use crate::engine::RequestId;
 use crate::error::RequestError;
-use crate::generation::{TextEvent, TextStream};
+use crate::generation::{Said, TextEvent, TextStream};
 use crate::openai::prompt::{Input, Prompt};
 use crate::openai::request::{GenerationRequest, Kind, Streaming};
+use crate::openai::sampling::{MAX_CHOICES, MAX_LOGPROBS};
 
 /// Longest piece of a body in one message: nobody has to hold more at once.
 const MAX_PIECE_BYTES: usize = 256 << 10;
@@ -45,7 +47,7 @@ pub(super) fn over_http(
         if request.body().len() > MAX_BODY_BYTES {
             return RequestError::BodyTooLarge { limit_bytes: MAX_BODY_BYTES }.response();
         }
-        api.handle(request).await
+        api.handle_as(id, request).await
     };
     // Nothing may be said before there is a head: an answer that is not streamed comes whole, after all its steps.
     let begin = async move {
@@ -70,9 +72,8 @@ pub(super) async fn from_prompt(
     };
     let request = generation_request(prompt)?;
     let choices = worker.api.generate_text(request, length, id).await.map_err(|error| error.grpc())?;
-    let text = choices.into_iter().next().map(|choice| choice.text);
-    let text = text.ok_or_else(|| Status::internal("no generation was begun"))?;
-    Ok(abortable(TokenReplies { text, last: None, ended: false }, place, registration))
+    let texts = choices.into_iter().map(|choice| choice.text);
+    Ok(abortable(TokenReplies::new(texts), place, registration))
 }
 
 fn named(id: String) -> RequestId {
@@ -180,12 +181,54 @@ impl Stream for HttpReplies {
     }
 }
 
-/// A generation's tokens in messages.
+/// Generations' tokens in messages.
 struct TokenReplies {
-    text: TextStream,
-    /// Comes after the last token.
+    /// `None` for those that have ended.
+    choices: Vec<Option<TextStream>>,
+    /// The choice to ask first, so that none is served before all others for ever.
+    turn: usize,
+    /// Comes after the last token of a choice.
     last: Option<v1::Finished>,
-    ended: bool,
+}
+
+impl TokenReplies {
+    fn new(texts: impl Iterator<Item = TextStream>) -> Self {
+        Self { choices: texts.map(Some).collect(), turn: 0, last: None }
+    }
+
+    /// What any choice says next; `None` when all have ended.
+    fn poll_choices(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Option<TextEvent>)>> {
+        let count = self.choices.len();
+        let mut waits = false;
+        for step in 0..count {
+            let index = (self.turn + step) % count;
+            let Some(text) = &mut self.choices[index] else { continue };
+            if let Poll::Ready(event) = text.poll_next(cx) {
+                self.turn = index + 1;
+                return Poll::Ready(Some((index, event)));
+            }
+            waits = true;
+        }
+        if waits { Poll::Pending } else { Poll::Ready(None) }
+    }
+
+    /// The choice is over; how it ended comes next.
+    fn finish(&mut self, index: usize, reason: FinishReason) {
+        let usage = self.choices[index].take().map(|text| text.usage()).unwrap_or_default();
+        let reason = match reason {
+            FinishReason::Stop => v1::FinishReason::Stop,
+            FinishReason::Length => v1::FinishReason::Length,
+        };
+        self.last = Some(v1::Finished {
+            reason: reason.into(),
+            usage: Some(v1::Usage {
+                prompt_tokens: usage.prompt_tokens,
+                completion_tokens: usage.completion_tokens,
+                cached_tokens: usage.cached_tokens,
+            }),
+            choice: number(index),
+        });
+    }
 }
 
 impl Stream for TokenReplies {
@@ -193,41 +236,38 @@ impl Stream for TokenReplies {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(finished) = self.last.take() {
-            self.ended = true;
             return Poll::Ready(Some(reply(Event::Finished(finished))));
         }
-        if self.ended {
-            return Poll::Ready(None);
-        }
-        let token = |id, text| reply(Event::Token(v1::Token { id, text }));
-        let event = ready!(self.text.poll_next(cx));
+        let Some((index, event)) = ready!(self.poll_choices(cx)) else { return Poll::Ready(None) };
         Poll::Ready(Some(match event {
-            Some(TextEvent::Text(said)) => token(said.token, said.text),
+            Some(TextEvent::Text(said)) => token(index, said),
             Some(TextEvent::Finished(said, reason)) => {
-                let usage = self.text.usage();
-                self.last = Some(v1::Finished {
-                    reason: match reason {
-                        FinishReason::Stop => v1::FinishReason::Stop.into(),
-                        FinishReason::Length => v1::FinishReason::Length.into(),
-                    },
-                    usage: Some(v1::Usage {
-                        prompt_tokens: usage.prompt_tokens,
-                        completion_tokens: usage.completion_tokens,
-                        cached_tokens: usage.cached_tokens,
-                    }),
-                });
-                token(said.token, said.text)
+                self.finish(index, reason);
+                token(index, said)
             }
-            Some(TextEvent::Failed(reason)) => {
-                self.ended = true;
-                Err(RequestError::Engine(reason).grpc())
-            }
-            None => {
-                self.ended = true;
-                Err(Status::internal("the generation ended without a reason"))
+            failed => {
+                // What the others would still say is of no use: the reply has failed.
+                self.choices.clear();
+                Err(match failed {
+                    Some(TextEvent::Failed(reason)) => RequestError::Engine(reason).grpc(),
+                    _ => Status::internal("the generation ended without a reason"),
+                })
             }
         }))
     }
+}
+
+fn token(index: usize, said: Said) -> Result<v1::GenerateReply, Status> {
+    let logprobs = said.logprobs.map(|found| {
+        let top = found.top.into_iter().map(|(id, logprob)| v1::TokenLogprob { id, logprob });
+        v1::Logprobs { drawn: found.drawn, top: top.collect() }
+    });
+    reply(Event::Token(v1::Token { id: said.token, text: said.text, choice: number(index), logprobs }))
+}
+
+/// A choice's number: there are 128 at most.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
 }
 
 fn generation_request(prompt: v1::Prompt) -> Result<GenerationRequest, Status> {
@@ -236,7 +276,8 @@ fn generation_request(prompt: v1::Prompt) -> Result<GenerationRequest, Status> {
         Some(Content::Tokens(tokens)) => Prompt::Tokens(tokens.ids),
         None => return Err(Status::invalid_argument("prompt has no content; give text or tokens")),
     };
-    let params = sampling(prompt.sampling.unwrap_or_default());
+    let mut params = sampling(prompt.sampling.unwrap_or_default());
+    params.logprobs = within("logprobs", prompt.logprobs, 0..=MAX_LOGPROBS)?;
     if let Some(problem) = params.problem() {
         return Err(Status::invalid_argument(format!("sampling: {problem}")));
     }
@@ -247,7 +288,7 @@ fn generation_request(prompt: v1::Prompt) -> Result<GenerationRequest, Status> {
         input: Input::Prompts(vec![content]),
         special_tokens: SpecialTokenPolicy::Add,
         params,
-        choices: 1,
+        choices: within("choices", prompt.choices, 1..=MAX_CHOICES)?.unwrap_or(1) as usize,
         max_tokens: match prompt.max_tokens {
             Some(0) => return Err(Status::invalid_argument("max_tokens must be at least 1, not 0")),
             tokens => tokens.map(|tokens| tokens as usize),
@@ -259,6 +300,17 @@ fn generation_request(prompt: v1::Prompt) -> Result<GenerationRequest, Status> {
         priority: prompt.priority,
         streaming: Streaming::Yes,
     })
+}
+
+/// `value`, if it is within `range`.
+fn within(name: &str, value: Option<u32>, range: RangeInclusive<u32>) -> Result<Option<u32>, Status> {
+    match value.filter(|value| !range.contains(value)) {
+        None => Ok(value),
+        Some(wrong) => {
+            let (least, most) = (range.start(), range.end());
+            Err(Status::invalid_argument(format!("{name} must be from {least} to {most}, not {wrong}")))
+        }
+    }
 }
 
 fn sampling(sampling: v1::Sampling) -> SamplingParams {

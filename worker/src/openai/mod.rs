@@ -5,5 +5,5 @@ pub mod logprobs;
 pub mod prompt;
 pub mod reply;
 pub mod request;
-mod sampling;
+pub(crate) mod sampling;
 pub mod tokenize;

@@ -12,9 +12,9 @@ const MAX_STOPS: usize = 16;
 /// Token ids that a request may stop at.
 pub(super) const MAX_STOP_TOKENS: usize = 128;
 /// Most probable tokens whose log-probabilities a request may ask for; vLLM's bound.
-const MAX_LOGPROBS: u64 = 20;
+pub(crate) const MAX_LOGPROBS: u32 = 20;
 /// Choices of one request, over all of its prompts.
-pub(super) const MAX_CHOICES: usize = 128;
+pub(crate) const MAX_CHOICES: u32 = 128;
 
 impl Fields {
     pub(super) fn params(&self, kind: Kind) -> Result<SamplingParams, RequestError> {
@@ -84,7 +84,7 @@ impl Fields {
     }
 
     fn chat_logprobs(&self) -> Result<Option<u32>, RequestError> {
-        let top = self.whole_within("top_logprobs", (0, MAX_LOGPROBS))?;
+        let top = self.whole_within("top_logprobs", (0, MAX_LOGPROBS.into()))?;
         match (self.switch("logprobs", false)?, top) {
             (true, top) => Ok(Some(top.unwrap_or(0) as u32)),
             (false, None | Some(0)) => Ok(None),
@@ -100,7 +100,7 @@ impl Fields {
         if self.get("logprobs") == Some(&Value::Bool(false)) {
             return Ok(None);
         }
-        let top = self.whole_within("logprobs", (0, MAX_LOGPROBS))?;
+        let top = self.whole_within("logprobs", (0, MAX_LOGPROBS.into()))?;
         if top.is_some() && self.switch("echo", false)? {
             let message = "logprobs with echo would need those of the prompt, which this worker does not compute; \
                            leave one of the two out";
@@ -111,8 +111,8 @@ impl Fields {
 
     /// How many choices for each of `prompts`.
     pub(super) fn choices(&self, prompts: usize) -> Result<usize, RequestError> {
-        let n = self.whole_within("n", (1, MAX_CHOICES as u64))?.unwrap_or(1) as usize;
-        if n * prompts > MAX_CHOICES {
+        let n = self.whole_within("n", (1, MAX_CHOICES.into()))?.unwrap_or(1) as usize;
+        if n * prompts > MAX_CHOICES as usize {
             let message = format!(
                 "n = {n} for {prompts} prompts is {} choices; the most is {MAX_CHOICES}",
                 n * prompts

@@ -8,6 +8,8 @@ use roundhouse_wire::v1::generate_request::Input;
 use roundhouse_wire::v1::prompt::Content;
 use serde_json::{Value, json};
 use tonic::Code;
+use worker::model::ModelSource;
+use worker::{KvEventRecording, WorkerConfig};
 
 use crate::harness::*;
 
@@ -159,6 +161,106 @@ async fn a_prompt_is_answered_by_tokens() {
         assert_eq!(end.reason(), v1::FinishReason::Length);
         let usage = end.usage.unwrap();
         assert_eq!((usage.prompt_tokens as usize, usage.completion_tokens), (ids.len(), 9));
+    }
+}
+
+#[tokio::test]
+async fn logprobs_and_choices_are_those_of_http() {
+    let served = serve_worker().await;
+    let mut client = served.client().await;
+    let prompt: Vec<u32> = (300..340).collect();
+    let body = json!({"prompt": prompt, "temperature": 0.9, "seed": 7, "max_tokens": 5, "ignore_eos": true,
+                      "logprobs": 2, "n": 3});
+    let expected = served.http1("POST", "/v1/completions", &body).await.1;
+    let mut request = tokens("", prompt, 5);
+    if let Some(Input::Prompt(prompt)) = &mut request.input {
+        (prompt.logprobs, prompt.choices) = (Some(2), Some(3));
+        prompt.sampling = Some(v1::Sampling { temperature: Some(0.9), seed: Some(7), ..Default::default() });
+    }
+    let replies = generate(&mut client, request).await;
+    for choice in 0..3 {
+        let of = |reply: &&v1::GenerateReply| match &reply.event {
+            Some(Event::Token(token)) => token.choice == choice,
+            Some(Event::Finished(finished)) => finished.choice == choice,
+            _ => false,
+        };
+        let replies: Vec<_> = replies.iter().filter(of).cloned().collect();
+        let mut scores = Vec::new();
+        for reply in &replies {
+            let Some(Event::Token(token)) = &reply.event else { continue };
+            let found = token.logprobs.as_ref().unwrap();
+            assert_eq!(found.top.len(), 2);
+            assert!(found.top[0].logprob >= found.top[1].logprob && found.top[0].logprob >= found.drawn);
+            scores.push(found.drawn);
+        }
+        let (said, _, end) = spoken(replies);
+        let expected = &expected["choices"][choice as usize];
+        assert_eq!(said, expected["text"]);
+        let known: Vec<f32> = serde_json::from_value(expected["logprobs"]["token_logprobs"].clone()).unwrap();
+        assert_eq!(scores, known);
+        assert_eq!(end.usage.unwrap().completion_tokens, 5);
+    }
+    let status = |change: fn(&mut v1::Prompt)| {
+        let (mut client, mut request) = (client.clone(), tokens("", vec![1], 1));
+        if let Some(Input::Prompt(prompt)) = &mut request.input {
+            change(prompt);
+        }
+        async move { in_time(client.generate(request)).await.unwrap_err() }
+    };
+    for (refused, expected) in [
+        (status(|prompt| prompt.logprobs = Some(21)).await, "logprobs must be from 0 to 20, not 21"),
+        (status(|prompt| prompt.choices = Some(0)).await, "choices must be from 1 to 128, not 0"),
+    ] {
+        assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, expected));
+    }
+}
+
+/// Of all that wait the lowest number goes first, whichever way it came. Who went when is read off what entered the cache.
+#[tokio::test]
+async fn priorities_mean_the_same_over_grpc_and_http() {
+    let mut config = WorkerConfig::new(ModelSource::Builtin);
+    config.kv_events = KvEventRecording::On;
+    config.max_running = 1;
+    let served = serve_with(config).await;
+    let mut client = served.client().await;
+    let mut events = client.kv_events(v1::KvEventsRequest::default()).await.unwrap().into_inner();
+    let mut first = client.generate(tokens("first", vec![1, 2, 3], 8_000)).await.unwrap().into_inner();
+    in_time(first.message()).await.unwrap().unwrap();
+    let prompt = |number: u32| (300 + 40 * number..340 + 40 * number).collect::<Vec<u32>>();
+    let typed = |id: &str, number, priority| {
+        let mut request = tokens(id, prompt(number), 2);
+        if let Some(Input::Prompt(prompt)) = &mut request.input {
+            prompt.priority = priority;
+        }
+        request
+    };
+    let http = |id: &'static str, number, priority: i32| {
+        let body = json!({"prompt": prompt(number), "max_tokens": 2, "priority": priority});
+        let mut request = http_call("POST", "/v1/completions", &body);
+        request.request_id = id.into();
+        request
+    };
+    let mut waiting = Vec::new();
+    for request in
+        [typed("typed 5", 0, 5), http("http 3", 1, 3), typed("typed -5", 2, -5), http("http -3", 3, -3)]
+    {
+        waiting.push(client.generate(request).await.unwrap().into_inner());
+    }
+    let mut load = client.load(v1::LoadRequest::default()).await.unwrap().into_inner();
+    while in_time(load.message()).await.unwrap().unwrap().waiting_requests < 4 {}
+    drop(first);
+    let mut order: Vec<String> = Vec::new();
+    while order.len() < 4 {
+        for event in in_time(events.message()).await.unwrap().unwrap().events {
+            let Some(v1::kv_event::Event::Stored(stored)) = event.event else { continue };
+            if stored.request_id != "first" && !order.contains(&stored.request_id) {
+                order.push(stored.request_id);
+            }
+        }
+    }
+    assert_eq!(order, ["typed -5", "http -3", "http 3", "typed 5"]);
+    for stream in waiting {
+        all(stream).await;
     }
 }
 

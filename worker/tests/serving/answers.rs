@@ -77,6 +77,31 @@ async fn a_repeated_prompt_comes_from_the_cache_and_says_the_same() {
 }
 
 #[tokio::test]
+async fn of_a_repeated_prompt_of_a_thousand_tokens_only_the_end_is_computed() {
+    let worker = start(|_| {});
+    let prompt: Vec<u32> = (0..1_000).map(|position| 300 + position * 7 % 1_500).collect();
+    let body = json!({"prompt": prompt, "temperature": 0, "max_tokens": 4, "ignore_eos": true});
+    let mut texts = Vec::new();
+    // 62 whole blocks of 16 are found; of what was generated the last token is drawn and never computed.
+    for (found_tokens, computed_tokens) in [(0, 1_000 + 3), (992, 8 + 3)] {
+        let before = get(&worker, "/server_info").await["computed_tokens"].as_u64().unwrap();
+        let (status, answer) = post(&worker, COMPLETION, &body).await;
+        assert_eq!((status, cached(&answer)), (200, found_tokens));
+        // The counters are written right after the last token has been handed out.
+        let counted = async {
+            while get(&worker, "/server_info").await["requests_running"] != 0 {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(crate::LIMIT, counted).await.expect("it ends");
+        let after = get(&worker, "/server_info").await["computed_tokens"].as_u64().unwrap();
+        assert_eq!(after - before, computed_tokens);
+        texts.push(answer["choices"][0]["text"].clone());
+    }
+    assert_eq!(texts[0], texts[1]);
+}
+
+#[tokio::test]
 async fn many_at_once_get_what_each_gets_alone() {
     let worker = start(|config| {
         // Small steps and few places, so that chunks and batches mix.

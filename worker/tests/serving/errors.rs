@@ -98,7 +98,9 @@ fn configurations_that_do_not_fit_are_refused_with_what_would() {
         Worker::start(config).err().expect("refused").to_string()
     };
     assert!(refused(|config| config.kv = KvBudget::Blocks(10)).contains("512"));
-    assert!(refused(|config| config.kv = KvBudget::Bytes(1_000)).contains("bytes"));
+    assert!(refused(|config| config.kv = KvBudget::Bytes(1_000)).contains("16.0 MiB"));
+    let said = refused(|config| config.kv = KvBudget::Blocks(1 << 31));
+    assert!(said.contains("65536.0 GiB") && said.contains("GiB is available"), "{said}");
     assert!(refused(|config| config.context_tokens = Some(9_000)).contains("8192"));
     assert!(refused(|config| config.max_running = 0).contains("max-running"));
     assert!(refused(|config| config.model = ModelSource::Directory("/nowhere".into())).contains("/nowhere"));

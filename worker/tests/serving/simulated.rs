@@ -122,6 +122,26 @@ async fn what_the_pool_cannot_hold_alone_is_a_400_with_both_sizes() {
 }
 
 #[tokio::test]
+async fn probabilities_that_it_does_not_have_are_refused() {
+    let worker = start(|_| {});
+    for (path, body) in [
+        (CHAT, chat("x", &json!({"logprobs": true}))),
+        (CHAT, chat("x", &json!({"logprobs": true, "top_logprobs": 3, "stream": true}))),
+        (COMPLETION, json!({"prompt": "x", "logprobs": 0})),
+        (COMPLETION, json!({"prompt": "x", "logprobs": 5, "echo": true})),
+    ] {
+        let (status, answer) = post(&worker, path, &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!("logprobs")), "{body}");
+    }
+    for (path, body) in [
+        (CHAT, chat("x", &json!({"logprobs": false, "top_logprobs": 0}))),
+        (COMPLETION, json!({"prompt": "x", "echo": true, "max_tokens": 2})),
+    ] {
+        assert_eq!(post(&worker, path, &body).await.0, 200, "{body}");
+    }
+}
+
+#[tokio::test]
 async fn out_of_kv_is_retraction_and_everybody_gets_an_answer() {
     let worker = start(|config| config.kv = KvBudget::Blocks(12));
     let body = |first: u32| {

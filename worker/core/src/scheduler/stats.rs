@@ -15,6 +15,8 @@ pub struct SchedulerStats {
     pub cached_blocks: usize,
     /// All blocks.
     pub total_blocks: usize,
+    /// Tokens that steps computed, of prompts and of what was generated, since the start.
+    pub computed_tokens: u64,
     /// Prompt tokens that were looked up in the cache, since the start.
     pub cache_queried_tokens: u64,
     /// Those of them that were found.

@@ -155,6 +155,11 @@ fn a_repeated_prompt_is_found_but_for_its_last_token() {
     }
     let stats = scheduler.stats();
     assert_eq!((stats.cache_queried_tokens, stats.cache_hit_tokens), (32, 12));
+    assert_eq!(
+        stats.computed_tokens,
+        (16 + 1) + (4 + 1),
+        "what was found is not computed, nor what was drawn last"
+    );
 }
 
 #[test]
