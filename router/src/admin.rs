@@ -151,6 +151,18 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
         "prefilling": load.prefilling,
         "prefill_tokens": load.prefill_tokens,
         "context_tokens": load.context_tokens,
+        "cache_trust": worker.reports.trust().label(),
+        "kv_capacity_tokens": worker.reports.kv_capacity_tokens(),
+        "reported": worker.reports.load(now).map(|report| json!({
+            "running": report.running,
+            "waiting": report.waiting,
+            "waiting_uncached_tokens": report.waiting_uncached_tokens,
+            "kv_used_tokens": report.kv_used_tokens,
+            "kv_free_tokens": report.kv_free_tokens,
+            "prefill_tokens_per_second": report.prefill_tokens_per_second,
+            "decode_tokens_per_second": report.decode_tokens_per_second,
+            "age_ms": report.age_ms,
+        })),
     })
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::config::Settings;
+use crate::kv_events::Follower;
 use crate::probes::Prober;
 use crate::transport::{AddressError, Connector, Transport};
 
@@ -24,6 +25,8 @@ pub struct Upstream {
     pub model_entries: RwLock<Arc<[Value]>>,
     /// Wakes its prober before its time.
     pub probe_now: Notify,
+    /// Who follows what it says of itself, if it is a worker of ours.
+    pub follower: Option<Follower>,
 }
 
 /// All workers at one moment, with the ways to them.
@@ -92,7 +95,8 @@ pub struct FleetService {
 #[derive(Default)]
 struct Change {
     fleet: Fleet,
-    probers: HashMap<router_core::WorkerId, AbortHandle>,
+    /// The tasks of each worker.
+    tasks: HashMap<router_core::WorkerId, Vec<AbortHandle>>,
 }
 
 impl FleetService {
@@ -152,23 +156,31 @@ impl FleetService {
         for worker in &diff.removed {
             upstreams[worker.slot.index()] = None;
             decider.forget(worker.slot);
-            if let Some(prober) = change.probers.remove(worker.id()) {
-                prober.abort();
+            for task in change.tasks.remove(worker.id()).unwrap_or_default() {
+                task.abort();
             }
         }
         for worker in diff.added {
             let Some(transport) = transports.remove(worker.id()) else { continue };
+            let mut tasks = Vec::new();
+            let follower = self.connector.grpc(&worker.spec).ok().flatten().map(|grpc| {
+                let (decider, worker) = (Arc::clone(decider), Arc::clone(&worker));
+                let (follower, following) = Follower::new(worker, grpc, decider, self.started);
+                tasks.push(tokio::spawn(following).abort_handle());
+                follower
+            });
             let upstream = Arc::new(Upstream {
                 worker: Arc::clone(&worker),
                 transport,
                 model_entries: RwLock::new(Arc::new([])),
                 probe_now: Notify::new(),
+                follower,
             });
             upstreams.resize(upstreams.len().max(worker.slot.index() + 1), None);
             upstreams[worker.slot.index()] = Some(Arc::clone(&upstream));
             let prober = Prober::new(upstream, Arc::clone(decider), &self.settings, self.started);
-            let probing = tokio::spawn(prober.run());
-            change.probers.insert(worker.id().clone(), probing.abort_handle());
+            tasks.push(tokio::spawn(prober.run()).abort_handle());
+            change.tasks.insert(worker.id().clone(), tasks);
         }
         self.roster.store(Arc::new(Roster { snapshot, upstreams }));
         Ok(())

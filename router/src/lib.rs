@@ -12,6 +12,7 @@ pub mod fleet;
 pub mod hop_by_hop;
 pub mod http1;
 pub mod keys;
+pub mod kv_events;
 pub mod listener;
 pub mod metrics;
 pub mod openai;

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use http::StatusCode;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
-use roundhouse_types::Usage;
+use router_core::prefix::index::Comparison;
 use router_core::{BreakerState, Worker, WorkerId};
 
 use crate::app::App;
 use crate::error::Blame;
 use crate::listener::metrics::ListenerMetrics;
+use crate::openai::usage::ReportedUsage;
 use crate::routes::Endpoint;
 
 /// From a millisecond to ten minutes: first tokens of a cached prompt and of a very long one.
@@ -21,6 +22,9 @@ const SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     600.0,
 ];
+
+/// From exactly right over an engine's own block to a very long prompt.
+const TOKENS: &[f64] = &[0.0, 16.0, 64.0, 256.0, 1_024.0, 4_096.0, 16_384.0, 65_536.0, 262_144.0];
 
 /// How an attempt at a worker can end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +94,11 @@ pub struct Metrics {
     completion_tokens: IntCounter,
     predicted_cached_tokens: IntCounter,
     reported_cached_tokens: IntCounter,
+    /// By direction: what was expected and not there, and what was there and not expected.
+    prediction_error_over: Histogram,
+    prediction_error_under: Histogram,
+    /// Blocks that the tree forgot because a worker turned out not to have them.
+    pub corrected_blocks: IntCounter,
     in_flight: IntGauge,
     queued: IntGauge,
     worker_in_flight: IntGaugeVec,
@@ -98,6 +107,7 @@ pub struct Metrics {
     worker_connections: IntGaugeVec,
     worker_breaker: IntGaugeVec,
     worker_draining: IntGaugeVec,
+    worker_cache_trust: IntGaugeVec,
     tree_blocks: IntGauge,
 }
 
@@ -137,6 +147,15 @@ impl Default for Metrics {
             &["endpoint", "status"],
         );
         let tokens = maker.counters("router_tokens_total", "Tokens as workers report them.", &["kind"]);
+        let prediction_error = maker.add(HistogramVec::new(
+            HistogramOpts::new(
+                "router_prefix_prediction_error_tokens",
+                "Difference between the prompt tokens that the router expected in a worker's cache and those that the worker \
+                 found there, of replies that say so. over: expected more, or just as many; under: expected fewer.",
+            )
+            .buckets(TOKENS.to_vec()),
+            &["direction"],
+        ));
         let cached_tokens = maker.counters(
             "router_cached_tokens_total",
             "Prompt tokens found in a prefix cache: as the router predicted, and as workers report.",
@@ -171,6 +190,12 @@ impl Default for Metrics {
             completion_tokens: tokens.with_label_values(&["completion"]),
             predicted_cached_tokens: cached_tokens.with_label_values(&["predicted"]),
             reported_cached_tokens: cached_tokens.with_label_values(&["reported"]),
+            prediction_error_over: prediction_error.with_label_values(&["over"]),
+            prediction_error_under: prediction_error.with_label_values(&["under"]),
+            corrected_blocks: maker.add(IntCounter::new(
+                "router_prefix_corrected_blocks_total",
+                "Blocks of the prefix tree that were forgotten because a worker's reply said that it had evicted them.",
+            )),
             in_flight: maker.gauge("router_requests_in_flight", "Requests in flight."),
             queued: maker
                 .gauge("router_requests_queued", "Requests that wait for a place among those in flight."),
@@ -202,6 +227,12 @@ impl Default for Metrics {
             worker_draining: maker.gauges(
                 "router_worker_draining",
                 "1 if an operator wants the worker to get no new requests.",
+                &["worker"],
+            ),
+            worker_cache_trust: maker.gauges(
+                "router_worker_cache_trust",
+                "What the router's knowledge of the worker's cache rests on. 0: its own routes, 1: cache events that are being \
+                 caught up with, 2: cache events in order.",
                 &["worker"],
             ),
             tree_blocks: maker
@@ -261,11 +292,22 @@ impl Metrics {
     }
 
     /// A reply has reported its usage.
-    pub fn usage(&self, usage: &Usage, predicted_tokens: usize) {
+    pub fn usage(&self, usage: &ReportedUsage, predicted_tokens: usize) {
         self.prompt_tokens.inc_by(usage.prompt_tokens.into());
         self.completion_tokens.inc_by(usage.completion_tokens.into());
         self.predicted_cached_tokens.inc_by(predicted_tokens as u64);
-        self.reported_cached_tokens.inc_by(usage.cached_tokens.into());
+        self.reported_cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
+    }
+
+    /// A reply has said what was cached of its prompt.
+    pub fn predicted(&self, comparison: Comparison) {
+        let Comparison { predicted_tokens, cached_tokens } = comparison;
+        let difference = predicted_tokens.abs_diff(cached_tokens) as f64;
+        if predicted_tokens >= cached_tokens {
+            self.prediction_error_over.observe(difference);
+        } else {
+            self.prediction_error_under.observe(difference);
+        }
     }
 
     /// Everything in Prometheus' text format.
@@ -292,6 +334,7 @@ impl Metrics {
             &self.worker_connections,
             &self.worker_breaker,
             &self.worker_draining,
+            &self.worker_cache_trust,
         ] {
             // Workers that have left are not shown any more.
             gauges.reset();
@@ -309,6 +352,7 @@ impl Metrics {
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens));
             self.worker_up.with_label_values(&id).set(i64::from(worker.is_up()));
             self.worker_draining.with_label_values(&id).set(i64::from(worker.is_draining()));
+            self.worker_cache_trust.with_label_values(&id).set(worker.reports.trust() as i64);
             let breaker = match worker.health.breaker(app.now()) {
                 BreakerState::Closed => 0,
                 BreakerState::HalfOpen => 1,

@@ -9,6 +9,13 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 /// Where `Generate` is called.
 pub const GENERATE_PATH: &str = "/roundhouse.worker.v1.Worker/Generate";
 
+/// Where `Info` is called.
+pub const INFO_PATH: &str = "/roundhouse.worker.v1.Worker/Info";
+/// Where `Load` is called.
+pub const LOAD_PATH: &str = "/roundhouse.worker.v1.Worker/Load";
+/// Where `KvEvents` is called.
+pub const KV_EVENTS_PATH: &str = "/roundhouse.worker.v1.Worker/KvEvents";
+
 /// The flag that says whether a message is compressed, and its length.
 pub const FRAME_BYTES: usize = 5;
 

@@ -9,10 +9,13 @@ use roundhouse_types::BlockHash;
 
 use crate::fleet::FleetSnapshot;
 use crate::health::{Standing, Trial};
-use crate::ledger::{Booking, Lease};
+use crate::ledger::{Booking, Lease, ReportedLoad};
 use crate::policy::{Candidate, Choice, PickError, Policy};
+use crate::prefix::PrefixIndex;
+use crate::prefix::feed::CacheChange;
+use crate::prefix::index::{Basis, Comparison};
 use crate::prefix::tree::TreeLimits;
-use crate::prefix::{PrefixHits, PrefixTree};
+use crate::reports::{CacheTrust, Reports};
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{PrefillSpeed, Speeds};
 use crate::worker::{Worker, WorkerSlot};
@@ -25,7 +28,7 @@ pub struct Decider {
 }
 
 struct State {
-    tree: PrefixTree,
+    index: PrefixIndex,
     speeds: Speeds,
     picks: u64,
     rng: SmallRng,
@@ -42,8 +45,8 @@ pub struct Decided {
     pub trial: Trial,
     /// Prompt tokens that the worker is expected to find in its cache.
     pub hit_tokens: usize,
-    /// Blocks of the prompt that the tree knew the worker to hold before this request.
-    pub known_blocks: usize,
+    /// What that expectation was built upon: blocks of the prompt that the tree knew the worker to hold before this request.
+    pub basis: Basis,
 }
 
 /// Adds to candidates what workers have reported, given the fleet's speed as learned.
@@ -90,7 +93,7 @@ impl Decider {
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, limits: TreeLimits, seed: u64) -> Self {
         let rng = SmallRng::seed_from_u64(seed);
-        let state = State { tree: PrefixTree::new(limits), speeds: Speeds::default(), picks: 0, rng };
+        let state = State { index: PrefixIndex::new(limits), speeds: Speeds::default(), picks: 0, rng };
         Self { policy, state: Mutex::new(state) }
     }
 
@@ -132,10 +135,10 @@ impl Decider {
             let draw = &mut || self.lock().rng.random::<f64>();
             let mut candidates = Candidates::gather(fleet, request, among, now, draw)?;
             let mut state = self.lock();
-            let State { tree, speeds, picks, rng } = &mut *state;
+            let State { index, speeds, picks, rng } = &mut *state;
             speeds.arrival(now);
-            let hits = self.look_up(tree, request, &mut candidates);
-            candidates.read_load();
+            self.look_up(index, request, &mut candidates);
+            candidates.read_load(now);
             self.foresee(speeds, request, &mut candidates.list, now);
             learn(&mut candidates.list, &speeds.prefill());
             let choice = Choice {
@@ -150,17 +153,20 @@ impl Decider {
                 continue;
             };
             let Candidate { slot, hit_tokens, .. } = candidates.list[at];
-            if self.reads_prefixes() {
-                tree.insert(slot, request.blocks);
-            }
-            *picks += 1;
             let worker = Arc::clone(candidates.workers[at]);
+            let (basis, in_flight) = if self.reads_prefixes() {
+                index.enter(slot, request.path(), bound(&worker.reports, request))
+            } else {
+                (Basis::default(), None)
+            };
+            *picks += 1;
             let prefill = candidates.list[at].prefill(request);
             let speed = speeds.prefill();
             let booking =
                 Booking { pick: *picks, now, context_tokens: request.prompt_tokens, prefill, speed };
-            let lease = Lease::reserve(&worker.load, &booking);
-            return Ok(Decided { worker, lease, trial, hit_tokens, known_blocks: hits.blocks(slot) });
+            let mut lease = Lease::reserve(&worker.load, &booking);
+            lease.in_flight = in_flight;
+            return Ok(Decided { worker, lease, trial, hit_tokens, basis });
         }
     }
 
@@ -183,8 +189,8 @@ impl Decider {
     ) -> Result<Explanation, PickError> {
         let mut candidates = Candidates::gather(fleet, request, Among::Untried(&[]), now, &mut || 0.0)?;
         let state = self.lock();
-        self.look_up(&state.tree, request, &mut candidates);
-        candidates.read_load();
+        self.look_up(&state.index, request, &mut candidates);
+        candidates.read_load(now);
         self.foresee(&state.speeds, request, &mut candidates.list, now);
         let choice = Choice {
             candidates: &candidates.list,
@@ -203,45 +209,60 @@ impl Decider {
         })
     }
 
-    /// An attempt failed before its first byte: the worker does not hold what was entered for it.
-    pub fn take_back(&self, slot: WorkerSlot, path: &[BlockHash], known_blocks: usize) {
+    /// An attempt failed before its first byte: the worker does not hold what was entered for it. The lease pins that no more.
+    pub fn take_back(&self, lease: &mut Lease, slot: WorkerSlot, path: &[BlockHash], basis: Basis) {
         if self.reads_prefixes() {
-            self.lock().tree.take_back(slot, path, known_blocks);
+            self.lock().index.take_back(lease.in_flight.take(), slot, path, basis.known_blocks);
         }
+    }
+
+    /// A reply says how much of its prompt `worker` found in its cache: what the tree knows of that worker is corrected by it,
+    /// unless the worker's own events tell. Returns how many blocks were forgotten.
+    pub fn compare(&self, worker: &Worker, basis: Basis, comparison: Comparison) -> usize {
+        if !self.reads_prefixes() || worker.reports.trust() == CacheTrust::Exact {
+            return 0;
+        }
+        self.lock().index.compare(worker.slot, basis, comparison)
     }
 
     /// A worker has left or restarted: its cache is gone.
     pub fn forget(&self, slot: WorkerSlot) {
-        self.lock().tree.forget(slot);
+        self.lock().index.forget(slot);
+    }
+
+    /// A worker's own events say what they say of its cache.
+    pub fn apply(&self, slot: WorkerSlot, change: &CacheChange) {
+        let index = &mut self.lock().index;
+        match change {
+            CacheChange::Gone(blocks) => index.withdraw(slot, blocks),
+            CacheChange::Settled { path, held } => index.take_back(None, slot, path, *held),
+            CacheChange::Cleared => index.clear(slot),
+            CacheChange::Restarted => index.forget(slot),
+        }
     }
 
     /// Forgets what has not been used since the tree's clock stood at `clock`, a reading of [`Decider::tree_clock`].
     pub fn forget_unused_since(&self, clock: u32) {
-        self.lock().tree.forget_unused_since(clock);
+        self.lock().index.forget_unused_since(clock);
     }
 
     /// The tree's clock: how many routes have been entered, wrapping.
     #[must_use]
     pub fn tree_clock(&self) -> u32 {
-        self.lock().tree.clock()
+        self.lock().index.tree().clock()
     }
 
     /// Blocks held in the tree, over all workers.
     #[must_use]
     pub fn tree_blocks(&self) -> usize {
-        self.lock().tree.held_blocks()
+        self.lock().index.tree().held_blocks()
     }
 
-    fn look_up(
-        &self,
-        tree: &PrefixTree,
-        request: &RequestView<'_>,
-        candidates: &mut Candidates<'_>,
-    ) -> PrefixHits {
+    fn look_up(&self, index: &PrefixIndex, request: &RequestView<'_>, candidates: &mut Candidates<'_>) {
         if !self.reads_prefixes() {
-            return PrefixHits::default();
+            return;
         }
-        let hits = tree.hits(request.blocks);
+        let hits = index.hits(request.blocks);
         for (slot, blocks) in hits.iter() {
             // Candidates are in fleet order, which is slot order unless slots were used again.
             let guess = slot.index().min(candidates.list.len().saturating_sub(1));
@@ -256,9 +277,8 @@ impl Decider {
             }
         }
         for candidate in &mut candidates.list {
-            candidate.tree_blocks = tree.worker_blocks(candidate.slot);
+            candidate.tree_blocks = index.tree().worker_blocks(candidate.slot);
         }
-        hits
     }
 
     /// A worker's first token for a request has come `now`: its prefill is no longer owed, and what it took is learned from.
@@ -294,7 +314,9 @@ impl Decider {
         }
     }
 
-    fn reads_prefixes(&self) -> bool {
+    /// Whether the policy goes by hits, so that there are any.
+    #[must_use]
+    pub fn reads_prefixes(&self) -> bool {
         self.policy.prompt_use() == PromptUse::Whole
     }
 
@@ -341,12 +363,26 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Reads the ledger; under the decider's lock, so that no other pick comes in between.
-    fn read_load(&mut self) {
+    /// Reads the ledger, under the decider's lock, so that no other pick comes in between; and what workers say of themselves.
+    fn read_load(&mut self, now: Duration) {
         for (candidate, worker) in self.list.iter_mut().zip(&self.workers) {
             candidate.load = worker.load.read();
+            candidate.kv_capacity_tokens = worker.reports.kv_capacity_tokens();
+            candidate.report = worker.reports.load(now);
+            candidate.reported = candidate.report.map(|report| ReportedLoad {
+                running: report.running as usize,
+                waiting: report.waiting as usize,
+                kv_usage: report.kv_usage(),
+            });
         }
     }
+}
+
+/// What the tree may hold of a worker: as much as its cache has room for, if that is known. One that tells what it evicts needs
+/// no bound.
+fn bound(reports: &Reports, request: &RequestView<'_>) -> Option<u64> {
+    let tokens = reports.kv_capacity_tokens().filter(|_| reports.trust() != CacheTrust::Exact)?;
+    Some(request.size_of(tokens))
 }
 
 fn eligible<'a>(

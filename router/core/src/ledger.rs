@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::prefix::index::InFlight;
 use crate::speed::{Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
 
 /// Counters of one worker. Only leases change them.
@@ -145,6 +146,8 @@ pub struct Lease {
     context_tokens: usize,
     /// `None` once the first token has come.
     prefill_tokens: Option<usize>,
+    /// Its path in the prefix tree.
+    pub(crate) in_flight: Option<InFlight>,
 }
 
 impl Lease {
@@ -163,6 +166,7 @@ impl Lease {
             ticket: pick,
             context_tokens,
             prefill_tokens: Some(prefill.new_tokens),
+            in_flight: None,
         }
     }
 
@@ -196,6 +200,9 @@ impl Lease {
     /// Whether it was still owed.
     fn release_prefill(&mut self) -> bool {
         let Some(tokens) = self.prefill_tokens.take() else { return false };
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.settle();
+        }
         self.load.prefilling.fetch_sub(1, Ordering::Relaxed);
         self.load.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
         true

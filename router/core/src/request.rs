@@ -2,7 +2,7 @@
 
 use roundhouse_types::BlockHash;
 
-use crate::prefix::blocks::{MAX_BLOCKS, ToolsSegment};
+use crate::prefix::blocks::{Cut, MAX_BLOCKS, Path, ToolsSegment};
 
 /// Blocks that say where a request belongs when it names no session: the first KiB.
 const FIRST_BLOCKS: usize = 16;
@@ -51,7 +51,24 @@ pub struct RequestView<'a> {
     pub prompt_tokens: usize,
 }
 
-impl RequestView<'_> {
+impl<'a> RequestView<'a> {
+    /// The prompt as the prefix tree knows it.
+    #[must_use]
+    pub fn path(&self) -> Path<'a> {
+        Path { hashes: self.blocks, cut: self.block_tokens.map_or(Cut::Bytes(self.tools), Cut::Tokens) }
+    }
+
+    /// What `tokens` of the prompt are in the unit of its path's sizes: bytes, or tokens where it was cut from these.
+    #[must_use]
+    pub fn size_of(&self, tokens: usize) -> u64 {
+        let tokens = tokens as u64;
+        let bytes = |bytes: u64| bytes.saturating_mul(tokens).checked_div(self.prompt_tokens as u64);
+        match self.block_tokens {
+            Some(_) => tokens,
+            None => bytes(self.prompt_bytes as u64).unwrap_or(u64::MAX),
+        }
+    }
+
     /// What keeps equal prefixes together when there is no session: the hash of the prompt's first KiB, or what there
     /// is of it.
     #[must_use]
@@ -69,11 +86,11 @@ impl RequestView<'_> {
     /// Estimated tokens in the first `blocks` blocks of the prompt.
     #[must_use]
     pub fn covered_tokens(&self, blocks: usize) -> usize {
-        if let Some(block_tokens) = self.block_tokens {
-            return (blocks * block_tokens).min(self.prompt_tokens);
+        let covered = self.path().cut.covered(blocks);
+        if self.block_tokens.is_some() {
+            return covered.min(self.prompt_tokens);
         }
-        let covered_bytes = self.tools.covered_bytes(blocks);
-        let tokens = (covered_bytes * self.prompt_tokens).checked_div(self.prompt_bytes);
+        let tokens = (covered * self.prompt_tokens).checked_div(self.prompt_bytes);
         tokens.unwrap_or(0).min(self.prompt_tokens)
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, RwLock};
 
 use crate::health::Health;
 use crate::ledger::WorkerLoad;
+use crate::reports::Reports;
 use crate::retry_budget::Rescue;
 
 /// The name of a worker, as operators and clients see it. Cheap to clone.
@@ -75,6 +76,8 @@ pub struct Worker {
     pub slot: WorkerSlot,
     /// What the router itself has in flight there.
     pub load: Arc<WorkerLoad>,
+    /// What it says of itself.
+    pub reports: Reports,
     /// How well it does.
     pub health: Arc<Health>,
     /// Retries for those who were there when it died.
@@ -94,6 +97,7 @@ impl Worker {
             spec,
             slot,
             load: Arc::default(),
+            reports: Reports::default(),
             health: Arc::default(),
             rescue: Rescue::default(),
             state: AtomicU8::new(0),

@@ -5,7 +5,16 @@ use std::sync::LazyLock;
 use memchr::memmem::FinderRev;
 use serde_json::value::RawValue;
 
-use roundhouse_types::Usage;
+/// Token counts, as an engine reports them at the end of a reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReportedUsage {
+    /// Tokens of the prompt, cached ones included.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub completion_tokens: u32,
+    /// Tokens of the prompt that were found in the prefix cache, if it says so.
+    pub cached_tokens: Option<u32>,
+}
 
 /// How much of a reply's end is kept; a usage object is a few hundred bytes.
 const TAIL_BYTES: usize = 4_096;
@@ -31,7 +40,7 @@ impl ReplyTail {
 
     /// The last usage in what was seen; `None` if the engine reported none.
     #[must_use]
-    pub fn usage(&self) -> Option<Usage> {
+    pub fn usage(&self) -> Option<ReportedUsage> {
         // More than is promised may be left of what came before; how much depends on where the pieces were cut.
         let tail = &self.tail[self.tail.len().saturating_sub(TAIL_BYTES)..];
         let mut before = tail.len();
@@ -59,13 +68,13 @@ struct Details {
     cached_tokens: Option<u32>,
 }
 
-fn read_usage(from: &[u8]) -> Option<Usage> {
+fn read_usage(from: &[u8]) -> Option<ReportedUsage> {
     let usage: WireUsage<'_> = serde_json::Deserializer::from_slice(from).into_iter().next()?.ok()?;
     let details = usage.prompt_tokens_details.and_then(|raw| serde_json::from_str::<Details>(raw.get()).ok());
-    Some(Usage {
+    Some(ReportedUsage {
         prompt_tokens: usage.prompt_tokens,
         completion_tokens: usage.completion_tokens,
-        cached_tokens: details.and_then(|details| details.cached_tokens).unwrap_or(0),
+        cached_tokens: details.and_then(|details| details.cached_tokens),
     })
 }
 
@@ -79,7 +88,7 @@ mod tests {
         data: {\"choices\":[],\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":3,\"total_tokens\":15,\
         \"prompt_tokens_details\":{\"cached_tokens\":8}}}\n\ndata: [DONE]\n\n";
 
-    fn usage_of(reply: &str, cut: usize) -> Option<Usage> {
+    fn usage_of(reply: &str, cut: usize) -> Option<ReportedUsage> {
         let mut tail = ReplyTail::default();
         reply.as_bytes().chunks(cut).for_each(|piece| tail.push(piece));
         tail.usage()
@@ -89,7 +98,7 @@ mod tests {
         #[test]
         fn finds_the_usage_however_the_stream_is_cut(cut in 1usize..400, before in 0usize..20_000) {
             let reply = "x".repeat(before) + STREAM;
-            let expected = Usage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: 8 };
+            let expected = ReportedUsage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: Some(8) };
             prop_assert_eq!(usage_of(&reply, cut), Some(expected));
         }
     }
@@ -111,7 +120,7 @@ mod tests {
     #[test]
     fn details_may_be_missing_or_null() {
         let plain = r#"{"id": 1, "usage": {"prompt_tokens": 5, "prompt_tokens_details": null}, "kv": {}}"#;
-        let expected = Usage { prompt_tokens: 5, completion_tokens: 0, cached_tokens: 0 };
+        let expected = ReportedUsage { prompt_tokens: 5, completion_tokens: 0, cached_tokens: None };
         assert_eq!(usage_of(plain, 1_000), Some(expected));
     }
 }

@@ -111,7 +111,10 @@ async fn attempt(
     recorder: &mut Recorder,
 ) -> Result<Begun, Box<Failed>> {
     let Picked { decided, upstream } = picked;
-    recorder.attempt(&decided.worker, decided.hit_tokens);
+    recorder.attempt(&decided);
+    if let Some(follower) = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref()) {
+        recorder.follow(follower, reading);
+    }
     let exchange = async {
         let upstream = upstream.as_ref().ok_or(TransportError::Left)?;
         let response = upstream.transport.send(request).await?;
@@ -145,7 +148,7 @@ fn answered(
     (response, first): (Response<UpstreamBody>, Option<Bytes>),
     recorder: &mut Recorder,
 ) -> Result<Begun, Box<Failed>> {
-    let Decided { worker, mut lease, mut trial, hit_tokens, known_blocks } = decided;
+    let Decided { worker, mut lease, mut trial, hit_tokens, basis } = decided;
     let status = response.status();
     match status.is_success() {
         true if is_stream(response.headers()) => app.decider.first_token(&mut lease, app.now(), None),
@@ -155,7 +158,7 @@ fn answered(
     }
     recorder.attempt_answered(&worker, status);
     if !status.is_success() {
-        app.decider.take_back(worker.slot, &reading.blocks, known_blocks);
+        app.decider.take_back(&mut lease, worker.slot, &reading.blocks, basis);
     }
     let begun = |response| Begun { worker: Arc::clone(&worker), lease, hit_tokens, response, first };
     let Some(cause) = Cause::of_status(status) else {
@@ -191,9 +194,9 @@ fn lost(
     source: TransportError,
     recorder: &mut Recorder,
 ) -> Failed {
-    let Decided { worker, lease, trial, known_blocks, .. } = decided;
+    let Decided { worker, mut lease, trial, basis, .. } = decided;
     let (cause, now) = (Cause::of_error(&source), app.now());
-    app.decider.take_back(worker.slot, &reading.blocks, known_blocks);
+    app.decider.take_back(&mut lease, worker.slot, &reading.blocks, basis);
     recorder.attempt_failed(&worker, &source);
     let own = is_routers_own(&source);
     if !own && (cause.is_unreachable() || cause == Cause::Reset) {

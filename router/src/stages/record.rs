@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Method, StatusCode};
-use roundhouse_types::Usage;
-use router_core::{Trial, Worker};
+use router_core::prefix::feed::PromptUsage;
+use router_core::prefix::index::{Basis, Comparison};
+use router_core::{Decided, Trial, Worker};
 
 use super::parse::Reading;
 use crate::app::App;
 use crate::error::{Blame, RequestError};
+use crate::kv_events::{Followed, Follower};
 use crate::metrics::AttemptOutcome;
-use crate::openai::usage::ReplyTail;
+use crate::openai::usage::{ReplyTail, ReportedUsage};
 use crate::recording::Passed;
 use crate::routes::Endpoint;
 use crate::transport::TransportError;
@@ -38,6 +40,9 @@ pub struct Recorder {
     status: Option<StatusCode>,
     worker: Option<Arc<Worker>>,
     hit_tokens: usize,
+    basis: Basis,
+    /// At a worker that tells of its cache.
+    followed: Option<Followed>,
     attempts: usize,
     first_piece: Option<Instant>,
     last_piece: Option<Instant>,
@@ -61,6 +66,8 @@ impl Recorder {
             status: None,
             worker: None,
             hit_tokens: 0,
+            basis: Basis::default(),
+            followed: None,
             attempts: 0,
             first_piece: None,
             last_piece: None,
@@ -84,13 +91,19 @@ impl Recorder {
     }
 
     /// An attempt begins.
-    pub fn attempt(&mut self, worker: &Arc<Worker>, hit_tokens: usize) {
+    pub fn attempt(&mut self, decided: &Decided) {
         if self.attempts > 0 {
             self.app.metrics.retries.inc();
         }
         self.attempts += 1;
-        self.worker = Some(Arc::clone(worker));
-        self.hit_tokens = hit_tokens;
+        self.worker = Some(Arc::clone(&decided.worker));
+        (self.hit_tokens, self.basis) = (decided.hit_tokens, decided.basis);
+        self.followed = None;
+    }
+
+    /// The attempt goes to a worker that tells of its cache.
+    pub fn follow(&mut self, follower: &Follower, reading: &Reading) {
+        self.followed = follower.follow(&self.request_id, reading);
     }
 
     /// An attempt came to nothing.
@@ -144,8 +157,10 @@ impl Recorder {
         let reported = self.tail.usage();
         self.enter_in_trace(reported.as_ref(), reading);
         let usage = reported.unwrap_or_default();
-        let (app, metrics) = (Arc::clone(&self.app), &self.app.metrics);
+        let app = Arc::clone(&self.app);
+        let metrics = &app.metrics;
         metrics.usage(&usage, self.hit_tokens);
+        self.compare(&usage, reading);
         app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
         match outcome {
             Outcome::Complete => {
@@ -181,7 +196,7 @@ impl Recorder {
     }
 
     /// What was generated goes into the trace, if one is written. Who left, or was refused, is not in it.
-    fn enter_in_trace(&self, usage: Option<&Usage>, reading: &Reading) {
+    fn enter_in_trace(&self, usage: Option<&ReportedUsage>, reading: &Reading) {
         let Some(recording) = &self.app.recording else { return };
         if !self.is_generation() || !self.status.is_some_and(|status| status.is_success()) {
             return;
@@ -196,6 +211,25 @@ impl Recorder {
         {
             tracing::warn!(left_out, "the trace lacks requests: it is not written fast enough");
         }
+    }
+
+    /// Compares what was expected in the worker's cache with what it found there, if it says that.
+    fn compare(&mut self, usage: &ReportedUsage, reading: &Reading) {
+        let is_predicted = usage.prompt_tokens > 0 && self.app.decider.reads_prefixes();
+        let Some(worker) = self.worker.as_ref().filter(|_| is_predicted) else { return };
+        let cached = worker.reports.cached_tokens(self.endpoint as u32, usage.cached_tokens);
+        if let Some(followed) = &mut self.followed {
+            let cached_tokens = cached.map(|tokens| tokens as usize);
+            followed.used(PromptUsage { prompt_tokens: usage.prompt_tokens as usize, cached_tokens });
+        }
+        let Some(cached) = cached else { return };
+        // The expectation is in tokens as they were estimated; the worker has counted them.
+        let counted = self.hit_tokens * usage.prompt_tokens as usize;
+        let predicted_tokens = counted.checked_div(reading.prompt_tokens).unwrap_or(0);
+        let comparison = Comparison { predicted_tokens, cached_tokens: cached as usize };
+        self.app.metrics.predicted(comparison);
+        let corrected = self.app.decider.compare(worker, self.basis, comparison);
+        self.app.metrics.corrected_blocks.inc_by(corrected as u64);
     }
 
     /// The request was not answered by a worker.
@@ -215,7 +249,7 @@ impl Recorder {
         self.recorded = true;
     }
 
-    fn record(&mut self, outcome: &'static str, usage: Option<Usage>) {
+    fn record(&mut self, outcome: &'static str, usage: Option<ReportedUsage>) {
         self.recorded = true;
         let status = self.status.unwrap_or(CLIENT_CLOSED_REQUEST);
         self.app.metrics.request(self.endpoint, status);

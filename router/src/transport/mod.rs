@@ -23,7 +23,7 @@ pub use canned::CannedTransport;
 #[cfg(feature = "embedded")]
 pub use embedded::EmbeddedTransport;
 pub use error::{Broken, TransportError};
-pub use grpc::GrpcTransport;
+pub use grpc::{Answers, GrpcTransport};
 pub use http::tls::read_certificates;
 pub use http::{AddressError, Connector, HttpTransport};
 

@@ -29,9 +29,9 @@ use worker::{Worker, WorkerConfig};
 use crate::harness::*;
 
 /// A real worker; dropping it closes all its connections at once, as if it had been killed.
-struct Served {
+pub(crate) struct Served {
     worker: Worker,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     task: JoinHandle<()>,
 }
 
@@ -44,10 +44,16 @@ impl Drop for Served {
 
 impl Served {
     async fn start() -> Self {
+        Self::start_with(SocketAddr::from(([127, 0, 0, 1], 0)), |_| {}).await
+    }
+
+    /// One that listens there, changed from the default by `change`.
+    pub(crate) async fn start_with(address: SocketAddr, change: impl Fn(&mut WorkerConfig)) -> Self {
         let mut config = WorkerConfig::new(ModelSource::Builtin);
         config.threads = 1;
+        change(&mut config);
         let worker = tokio::task::spawn_blocking(|| Worker::start(config).unwrap()).await.unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = bind(address).await;
         let address = listener.local_addr().unwrap();
         let serving = worker.clone();
         let task = tokio::spawn(async move {
@@ -56,14 +62,14 @@ impl Served {
         Self { worker, address, task }
     }
 
-    async fn info(&self) -> Value {
+    pub(crate) async fn info(&self) -> Value {
         let request = http::Request::get("/server_info").body(Bytes::new()).unwrap();
         let body = self.worker.handle(request).await.into_body().collect().await.unwrap().to_bytes();
         serde_json::from_slice(&body).unwrap()
     }
 }
 
-async fn router(workers: &[SocketAddr], arguments: &[&str]) -> Router {
+pub(crate) async fn router(workers: &[SocketAddr], arguments: &[&str]) -> Router {
     let list: Vec<_> = workers.iter().map(|address| format!("grpc://{address}")).collect();
     let list = format!("--workers={}", list.join(","));
     let router = Router::start(&[&[list.as_str()][..], arguments].concat()).await;
@@ -223,7 +229,12 @@ async fn answer(
     script: Do,
     request: http::Request<Incoming>,
 ) -> Result<http::Response<StreamBody<Frames>>, Infallible> {
-    assert_eq!(request.uri().path(), "/roundhouse.worker.v1.Worker/Generate");
+    let response = http::Response::builder().header("content-type", "application/grpc");
+    if request.uri().path() != "/roundhouse.worker.v1.Worker/Generate" {
+        // It does not tell of itself.
+        let frames = StreamBody::new(futures_util::stream::iter(Vec::new()));
+        return Ok(response.header("grpc-status", "12").body(frames).unwrap());
+    }
     assert_eq!(request.headers()["te"], "trailers");
     assert_eq!(request.headers()["content-type"], "application/grpc");
     let body = request.into_body().collect().await.unwrap().to_bytes();
@@ -250,7 +261,6 @@ async fn answer(
     trailers.insert("grpc-status", status.parse().unwrap());
     let mut frames: Vec<_> = events.into_iter().map(framed).collect();
     frames.push(Ok(Frame::trailers(trailers)));
-    let response = http::Response::builder().header("content-type", "application/grpc");
     Ok(response.body(StreamBody::new(futures_util::stream::iter(frames))).unwrap())
 }
 

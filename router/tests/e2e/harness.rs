@@ -285,7 +285,7 @@ impl MockWorker {
 }
 
 /// Listens at `address`, where an earlier listener may not have gone yet.
-async fn bind(address: SocketAddr) -> TcpListener {
+pub(crate) async fn bind(address: SocketAddr) -> TcpListener {
     let bound = async {
         loop {
             match TcpListener::bind(address).await {

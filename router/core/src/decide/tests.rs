@@ -101,9 +101,9 @@ fn a_burst_of_cold_prompts_spreads() {
 fn a_failed_attempt_leaves_no_trace() {
     let (fleet, decider) = (fleet(2), decider("prefix_aware"));
     let prompt = hashed(&"y".repeat(1_000));
-    let failed = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+    let mut failed = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
     let slot = failed.worker.slot;
-    decider.take_back(slot, &prompt.hashes, failed.known_blocks);
+    decider.take_back(&mut failed.lease, slot, &prompt.hashes, failed.basis);
     drop(failed);
     let retried = decider.decide(&fleet, &view(&prompt), Among::Untried(&[slot]), NOW).unwrap();
     assert_ne!(retried.worker.slot, slot);

@@ -24,6 +24,7 @@ use rand::Rng;
 
 use crate::fleet::Ring;
 use crate::ledger::{LoadReading, ReportedLoad};
+use crate::reports::LoadReport;
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{Prefill, PrefillSpeed};
 use crate::worker::WorkerSlot;
@@ -64,6 +65,8 @@ pub struct Candidate {
     pub kv_capacity_tokens: Option<usize>,
     /// What it said of itself last, where it says anything.
     pub reported: Option<ReportedLoad>,
+    /// All that it streams of its load, where it does; of what `reported` has too, the same.
+    pub report: Option<LoadReport>,
 }
 
 impl Candidate {
@@ -80,6 +83,7 @@ impl Candidate {
             own_s: 0.0,
             kv_capacity_tokens: None,
             reported: None,
+            report: None,
         }
     }
 

@@ -81,6 +81,45 @@ impl ToolsSegment {
     }
 }
 
+/// What a prompt was cut by, and so how large each of its blocks is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cut {
+    /// Its bytes; sizes are in bytes.
+    Bytes(ToolsSegment),
+    /// Its token ids, so many a block; sizes are in tokens.
+    Tokens(usize),
+}
+
+impl Cut {
+    /// Size of block number `index`.
+    #[must_use]
+    pub fn size(self, index: usize) -> u32 {
+        let size = match self {
+            Self::Bytes(tools) => block_bytes(index.checked_sub(tools.blocks).unwrap_or(index)),
+            Self::Tokens(tokens) => tokens,
+        };
+        u32::try_from(size).unwrap_or(u32::MAX)
+    }
+
+    /// What of the prompt its first `count` blocks cover.
+    #[must_use]
+    pub fn covered(self, count: usize) -> usize {
+        match self {
+            Self::Bytes(tools) => tools.covered_bytes(count),
+            Self::Tokens(tokens) => count * tokens,
+        }
+    }
+}
+
+/// A prompt as the tree knows it: the chained hashes of its full blocks, and how they were cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Path<'a> {
+    /// First block first.
+    pub hashes: &'a [BlockHash],
+    /// How large they are.
+    pub cut: Cut,
+}
+
 /// Hashes a prompt whose tools and text come in pieces, in any order, into the chained hashes of its full blocks.
 ///
 /// How the prompt is cut into pieces makes no difference to the hashes. What it is salted with (model, cache salt) is

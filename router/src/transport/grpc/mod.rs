@@ -11,14 +11,15 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{self, HeaderName};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::{Body, Frame};
-use roundhouse_wire::v1::HttpHead;
+use prost::Message;
 use roundhouse_wire::v1::generate_reply::Event;
-use roundhouse_wire::{GENERATE_PATH, frame_call};
+use roundhouse_wire::v1::{GenerateReply, HttpHead};
+use roundhouse_wire::{FRAME_BYTES, GENERATE_PATH, frame_call};
 
 use self::replies::Replies;
 use super::http::{HttpTransport, MuxBody};
@@ -41,9 +42,28 @@ impl GrpcTransport {
         Self { http }
     }
 
-    async fn attempt(&self, request: &WorkerRequest) -> Result<Response<UpstreamBody>, TransportError> {
-        let call = call_of(request)?;
-        let (head, body) = self.http.attempt(&call).await?.into_parts();
+    /// Calls `path` with one message; the answers come one after the other.
+    ///
+    /// # Errors
+    /// When there is no such answer; a status that says so is [`Broken::Grpc`](super::Broken::Grpc).
+    pub async fn call<A: Message + Default>(
+        &self,
+        path: &'static str,
+        message: &impl Message,
+    ) -> Result<Answers<A>, TransportError> {
+        let length = message.encoded_len();
+        let framed = u32::try_from(length).map_err(|_| TransportError::TooLong { body_bytes: length })?;
+        let mut body = BytesMut::with_capacity(FRAME_BYTES + length);
+        body.put_u8(0);
+        body.put_u32(framed);
+        message.encode_raw(&mut body);
+        let request = grpc_request(path, Payload::from(body.freeze()));
+        Ok(Answers(Replies::new(self.stream(&request).await?)))
+    }
+
+    /// Sends a call and waits for the head of its answer.
+    async fn stream(&self, call: &WorkerRequest) -> Result<MuxBody, TransportError> {
+        let (head, body) = self.http.attempt(call).await?.into_parts();
         let is_grpc = head
             .headers
             .get(header::CONTENT_TYPE)
@@ -54,8 +74,13 @@ impl GrpcTransport {
         }
         // A call that fails at once has its status here, and no body.
         replies::check_status(&head.headers)?;
-        let mut replies = Replies::new(body);
-        let first = poll_fn(|cx| replies.poll_next(cx)).await.transpose()?;
+        Ok(body)
+    }
+
+    async fn attempt(&self, request: &WorkerRequest) -> Result<Response<UpstreamBody>, TransportError> {
+        let call = call_of(request)?;
+        let mut replies = Replies::new(self.stream(&call).await?);
+        let first = poll_fn(|cx| replies.poll_event(cx)).await.transpose()?;
         let Some(Event::Head(head)) = first else { return Err(strange("has no head")) };
         let status = u16::try_from(head.status).ok().and_then(|status| StatusCode::from_u16(status).ok());
         let headers = headers_of(head)?;
@@ -67,6 +92,19 @@ impl GrpcTransport {
         *response.status_mut() = status.ok_or(strange("has a status that is none"))?;
         *response.headers_mut() = headers;
         Ok(response)
+    }
+}
+
+/// The answers of one call; dropped before their end, they cancel it.
+pub struct Answers<A>(Replies<MuxBody, A>);
+
+impl<A: Message + Default> Answers<A> {
+    /// The next one; `None` after the last, if the worker says that all went well. May be given up and asked again.
+    ///
+    /// # Errors
+    /// When the stream broke, or the worker ended it otherwise.
+    pub async fn next(&mut self) -> Result<Option<A>, TransportError> {
+        poll_fn(|cx| self.0.poll_next(cx)).await.transpose()
     }
 }
 
@@ -96,9 +134,13 @@ fn call_of(request: &WorkerRequest) -> Result<WorkerRequest, TransportError> {
         request.body.pieces().iter().cloned().for_each(|piece| builder.push(piece));
         builder.finish()
     };
+    Ok(grpc_request(GENERATE_PATH, body))
+}
+
+fn grpc_request(path: &'static str, body: Payload) -> WorkerRequest {
     let mut headers = HeaderMap::with_capacity(2);
     headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
-    Ok(WorkerRequest { method: Method::POST, path: PathAndQuery::from_static(GENERATE_PATH), headers, body })
+    WorkerRequest { method: Method::POST, path: PathAndQuery::from_static(path), headers, body }
 }
 
 fn headers_of(head: HttpHead) -> Result<HeaderMap, TransportError> {
@@ -121,7 +163,7 @@ type Polled = Option<Result<Frame<Bytes>, TransportError>>;
 
 /// The body of an answer; dropped before its end, it resets the stream, and the worker stops generating.
 pub struct GrpcBody {
-    replies: Replies<MuxBody>,
+    replies: Replies<MuxBody, GenerateReply>,
     /// Of a length that is known, what has not come.
     missing_bytes: Option<usize>,
     /// The last piece of such a body: whoever gets it may never ask again, so it waits for the end, which comes with it.
@@ -161,7 +203,7 @@ impl Body for GrpcBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Polled> {
         loop {
-            let reply = std::task::ready!(self.replies.poll_next(cx));
+            let reply = std::task::ready!(self.replies.poll_event(cx));
             if let Some(frame) = self.take(reply) {
                 return Poll::Ready(frame);
             }
@@ -176,7 +218,6 @@ impl Body for GrpcBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prost::Message;
     use roundhouse_wire::FRAME_BYTES;
     use roundhouse_wire::v1::{GenerateRequest, generate_request::Input};
 

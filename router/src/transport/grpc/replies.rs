@@ -1,5 +1,6 @@
-//! The messages of a gRPC answer: frames → `GenerateReply` → its event, and the status at the end.
+//! The messages of a gRPC answer: frames → messages of the call's kind, and the status at the end.
 
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -17,8 +18,10 @@ use crate::transport::{Broken, TransportError};
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// Reads messages from a body, one after the other.
-pub(super) struct Replies<B> {
+pub(super) struct Replies<B, M> {
     body: B,
+    /// What the messages are.
+    kind: PhantomData<fn() -> M>,
     /// Whole messages, and maybe the beginning of one.
     ready: Bytes,
     /// The beginning of a message whose rest has not come.
@@ -32,9 +35,27 @@ enum End {
     Over,
 }
 
-impl<B: Body<Data = Bytes, Error = TransportError> + Unpin> Replies<B> {
+impl<B: Body<Data = Bytes, Error = TransportError> + Unpin> Replies<B, GenerateReply> {
+    /// The next event of a generation; `None` after the last, if the worker says that all went well.
+    pub(super) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Event, TransportError>>> {
+        loop {
+            match ready!(self.poll_next(cx)) {
+                None => return Poll::Ready(None),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                // Of a kind that is not known here, from a newer worker: nothing to do with it.
+                Some(Ok(reply)) => {
+                    if let Some(event) = reply.event {
+                        return Poll::Ready(Some(Ok(event)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error = TransportError> + Unpin, M: Message + Default> Replies<B, M> {
     pub(super) fn new(body: B) -> Self {
-        Self { body, ready: Bytes::new(), partial: BytesMut::new(), ended: End::Open }
+        Self { body, kind: PhantomData, ready: Bytes::new(), partial: BytesMut::new(), ended: End::Open }
     }
 
     /// Whether the end and its status have been read.
@@ -43,14 +64,14 @@ impl<B: Body<Data = Bytes, Error = TransportError> + Unpin> Replies<B> {
     }
 
     /// The next message; `None` after the last, if the worker says that all went well.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Event, TransportError>>> {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<M, TransportError>>> {
         if self.is_ended() {
             return Poll::Ready(None);
         }
         loop {
             match self.take_message() {
                 Ok(None) => {}
-                Ok(Some(event)) => return Poll::Ready(Some(Ok(event))),
+                Ok(Some(message)) => return Poll::Ready(Some(Ok(message))),
                 Err(error) => return Poll::Ready(Some(Err(self.end_with(error)))),
             }
             let frame = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
@@ -97,33 +118,26 @@ impl<B: Body<Data = Bytes, Error = TransportError> + Unpin> Replies<B> {
         }
     }
 
-    fn take_message(&mut self) -> Result<Option<Event>, TransportError> {
-        loop {
-            if self.ready.is_empty() {
-                return Ok(None);
-            }
-            let has_frame = self.ready.len() >= FRAME_BYTES;
-            if has_frame && self.ready[0] != 0 {
-                return Err(malformed("is compressed, which was not asked for"));
-            }
-            if has_frame && length(&self.ready) > MAX_MESSAGE_BYTES {
-                return Err(malformed("has a message that is too long"));
-            }
-            if !has_frame || self.ready.len() < FRAME_BYTES + length(&self.ready) {
-                self.partial.extend_from_slice(&self.ready);
-                self.ready.clear();
-                return Ok(None);
-            }
-            let len = length(&self.ready);
-            self.ready.advance(FRAME_BYTES);
-            let message = self.ready.split_to(len);
-            let reply =
-                GenerateReply::decode(message).map_err(|_| malformed("has a message that is none"))?;
-            // Of a kind that is not known here, from a newer worker: nothing to do with it.
-            if let Some(event) = reply.event {
-                return Ok(Some(event));
-            }
+    fn take_message(&mut self) -> Result<Option<M>, TransportError> {
+        if self.ready.is_empty() {
+            return Ok(None);
         }
+        let has_frame = self.ready.len() >= FRAME_BYTES;
+        if has_frame && self.ready[0] != 0 {
+            return Err(malformed("is compressed, which was not asked for"));
+        }
+        if has_frame && length(&self.ready) > MAX_MESSAGE_BYTES {
+            return Err(malformed("has a message that is too long"));
+        }
+        if !has_frame || self.ready.len() < FRAME_BYTES + length(&self.ready) {
+            self.partial.extend_from_slice(&self.ready);
+            self.ready.clear();
+            return Ok(None);
+        }
+        let len = length(&self.ready);
+        self.ready.advance(FRAME_BYTES);
+        let message = self.ready.split_to(len);
+        M::decode(message).map(Some).map_err(|_| malformed("has a message that is none"))
     }
 }
 
@@ -182,7 +196,7 @@ mod tests {
         let mut events = Vec::new();
         let mut cx = Context::from_waker(std::task::Waker::noop());
         loop {
-            let Poll::Ready(next) = replies.poll_next(&mut cx) else { panic!("all is there") };
+            let Poll::Ready(next) = replies.poll_event(&mut cx) else { panic!("all is there") };
             match next {
                 Some(Ok(event)) => events.push(event),
                 Some(Err(error)) => return (events, Some(error)),

@@ -69,6 +69,15 @@ impl Connector {
         Ok(if http.origin.speaks_grpc() { Arc::new(GrpcTransport::new(http)) } else { Arc::new(http) })
     }
 
+    /// gRPC to the worker apart from its requests, on connections of its own; `None` if it does not speak that in plain text.
+    ///
+    /// # Errors
+    /// When its address is none.
+    pub fn grpc(&self, worker: &WorkerSpec) -> Result<Option<GrpcTransport>, AddressError> {
+        let http = self.transport(worker)?;
+        Ok(http.origin.speaks_grpc().then(|| GrpcTransport::new(http)))
+    }
+
     /// HTTP to the worker, whatever is to be spoken over it. Requests that carry no `authorization` get the worker's key.
     ///
     /// # Errors

@@ -1,80 +1,117 @@
 //! The tree against a naive model: for each worker the list of its blocks in order of use.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 use roundhouse_types::ChainHasher;
 
 use super::*;
+use crate::prefix::blocks::Cut;
 
 impl PrefixTree {
     fn check_invariants(&self) {
         let mut held = 0;
+        let mut children: HashMap<(u32, WorkerSlot), u32> = HashMap::new();
+        for (_, holding) in self.holdings.iter() {
+            *children.entry((self.nodes.parent(holding.node), holding.worker)).or_default() += 1;
+        }
         for (index, list) in self.workers.iter().enumerate() {
-            let mut at = list.newest;
-            let mut count = 0;
-            let mut newer = NONE;
+            let (mut at, mut count, mut newer, mut size) = (list.newest, 0, NONE, 0);
             while at != NONE {
                 let holding = &self.holdings[at];
-                assert_eq!(holding.worker.index(), index);
-                assert_eq!(holding.newer, newer);
-                self.check_parent(holding);
+                assert_eq!((holding.worker.index(), holding.newer), (index, newer));
+                let below = children.get(&(holding.node, holding.worker)).copied().unwrap_or_default();
+                assert!(holding.ties >= below, "pins come on top");
+                let parent = self.nodes.parent(holding.node);
+                let closed = parent == NONE || self.nodes.holding(parent, holding.worker).is_some();
+                assert!(closed, "closed under prefixes");
+                size += u64::from(holding.size);
                 (newer, at) = (at, holding.older);
                 count += 1;
             }
             assert_eq!((count, newer), (list.blocks, list.oldest));
+            assert_eq!(size, self.worker_size(WorkerSlot(u32::try_from(index).unwrap())));
             held += count;
         }
         assert_eq!(held, self.held);
-        assert!(held <= self.limits.total_blocks);
-        let by_node: usize = self.map.iter().map(|node| self.nodes[*node].holders.len()).sum();
-        assert_eq!(by_node, held);
-        for node in self.map.iter().map(|node| &self.nodes[*node]) {
-            assert!(!node.holders.is_empty());
-            assert!(node.holders.is_sorted_by_key(|(worker, _)| *worker));
-        }
+        assert_eq!(self.nodes.check(), held);
     }
 
-    fn check_parent(&self, holding: &Holding) {
-        let children = self
-            .holdings
-            .iter()
-            .filter(|(_, other)| {
-                other.worker == holding.worker && self.nodes[other.node].parent == holding.node
-            })
-            .count();
-        assert_eq!(children, holding.children as usize);
-        let parent = self.nodes[holding.node].parent;
-        if parent != NONE {
-            let holders = &self.nodes[parent].holders;
-            assert!(holders.iter().any(|(worker, _)| *worker == holding.worker), "closed under prefixes");
-        }
+    /// What keeps holdings besides their children.
+    fn pins(&self) -> u32 {
+        let ties: u32 = self.holdings.iter().map(|(_, holding)| holding.ties).sum();
+        let is_child = |holding: &Holding| self.nodes.parent(holding.node) != NONE;
+        ties - u32::try_from(self.holdings.iter().filter(|(_, holding)| is_child(holding)).count()).unwrap()
     }
 }
 
-/// Most recently used last.
+/// One worker's blocks, most recently used last, each by the steps that lead to it.
 #[derive(Default)]
-struct Model(Vec<Vec<BlockHash>>);
+struct Naive {
+    blocks: Vec<Vec<u8>>,
+    pins: Vec<Vec<u8>>,
+    capacity: usize,
+}
 
-impl Model {
-    fn of(&mut self, worker: WorkerSlot) -> &mut Vec<BlockHash> {
-        if self.0.len() <= worker.index() {
-            self.0.resize(worker.index() + 1, Vec::new());
-        }
-        &mut self.0[worker.index()]
+impl Naive {
+    fn prefixes(steps: &[u8]) -> std::vec::IntoIter<Vec<u8>> {
+        (1..=steps.len()).map(|depth| steps[..depth].to_vec()).collect::<Vec<_>>().into_iter()
     }
 
-    fn insert(&mut self, worker: WorkerSlot, path: &[BlockHash], limit: usize) -> usize {
-        let path = &path[..path.len().min(limit)];
-        let blocks = self.of(worker);
-        let known = path.iter().filter(|hash| blocks.contains(hash)).count();
-        blocks.retain(|hash| !path.contains(hash));
-        blocks.extend(path.iter().rev());
-        let over = blocks.len().saturating_sub(limit);
-        blocks.drain(..over);
+    fn holds(&self, block: &[u8]) -> bool {
+        self.blocks.iter().any(|held| held == block)
+    }
+
+    fn depth(&self, steps: &[u8]) -> usize {
+        Self::prefixes(steps).take_while(|block| self.holds(block)).count()
+    }
+
+    fn is_tied(&self, block: &[u8]) -> bool {
+        let is_below = |other: &Vec<u8>| other.len() > block.len() && other.starts_with(block);
+        self.blocks.iter().any(is_below) || self.pins.iter().any(|pin| pin == block)
+    }
+
+    fn insert(&mut self, steps: &[u8]) -> usize {
+        let known = self.depth(steps);
+        self.blocks.retain(|block| !steps.starts_with(block));
+        self.blocks.extend(Self::prefixes(steps).rev());
         known
     }
 
-    fn depth(&self, worker: usize, path: &[BlockHash]) -> usize {
-        path.iter().take_while(|hash| self.0[worker].contains(hash)).count()
+    /// The one that was used longest ago, of those that nothing ties; what is in use goes to the front.
+    fn evict_one(&mut self) -> bool {
+        for _ in 0..self.blocks.len() {
+            let oldest = self.blocks.remove(0);
+            if !self.is_tied(&oldest) {
+                return true;
+            }
+            self.blocks.push(oldest);
+        }
+        false
+    }
+
+    fn evict(&mut self) {
+        while self.blocks.len() > self.capacity && self.evict_one() {}
+    }
+
+    /// Takes what is not tied by a pin, of `block` and all below it.
+    fn withdraw(&mut self, block: &[u8]) {
+        let pins = std::mem::take(&mut self.pins);
+        let is_kept =
+            |held: &Vec<u8>| !held.starts_with(block) || pins.iter().any(|pin| pin.starts_with(held));
+        self.blocks.retain(is_kept);
+        self.pins = pins;
+    }
+
+    fn take_back(&mut self, steps: &[u8], keep: usize) {
+        for block in Self::prefixes(steps).skip(keep).rev() {
+            if self.holds(&block) {
+                if self.is_tied(&block) {
+                    return;
+                }
+                self.blocks.retain(|held| *held != block);
+            }
+        }
     }
 }
 
@@ -84,11 +121,28 @@ fn path(steps: &[u8]) -> Vec<BlockHash> {
     steps.iter().map(|step| chain.push_bytes(&[*step])).collect()
 }
 
+/// A path of blocks of one token each.
+fn of(hashes: &[BlockHash]) -> Path<'_> {
+    Path { hashes, cut: Cut::Tokens(1) }
+}
+
+fn limits(total_blocks: usize) -> TreeLimits {
+    TreeLimits { total_blocks, worker_blocks: total_blocks }
+}
+
 #[derive(Clone, Debug)]
 enum Operation {
     Insert(u32, Vec<u8>),
+    /// A request begins.
+    Pin(u32, Vec<u8>),
+    /// One of the requests in flight is over.
+    Unpin(prop::sample::Index),
     Forget(u32),
+    Clear(u32),
     TakeBack(u32, Vec<u8>),
+    /// The worker says that it has lost the last of these, and it may not be a leaf.
+    Withdraw(u32, Vec<u8>),
+    Capacity(u32, usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<u8>> {
@@ -96,72 +150,146 @@ fn steps() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
+    let worker = || 0u32..5;
     prop_oneof![
-        8 => (0u32..5, steps()).prop_map(|(worker, steps)| Operation::Insert(worker, steps)),
-        1 => (0u32..5).prop_map(Operation::Forget),
-        2 => (0u32..5, steps()).prop_map(|(worker, steps)| Operation::TakeBack(worker, steps)),
+        6 => (worker(), steps()).prop_map(|(worker, steps)| Operation::Insert(worker, steps)),
+        4 => (worker(), steps()).prop_map(|(worker, steps)| Operation::Pin(worker, steps)),
+        4 => any::<prop::sample::Index>().prop_map(Operation::Unpin),
+        1 => worker().prop_map(Operation::Forget),
+        1 => worker().prop_map(Operation::Clear),
+        2 => (worker(), steps()).prop_map(|(worker, steps)| Operation::TakeBack(worker, steps)),
+        4 => (worker(), steps()).prop_map(|(worker, steps)| Operation::Withdraw(worker, steps)),
+        1 => (worker(), 1usize..20).prop_map(|(worker, capacity)| Operation::Capacity(worker, capacity)),
     ]
 }
 
-proptest! {
-    #[test]
-    fn agrees_with_the_naive_model(operations in prop::collection::vec(operation(), 0..60), limit in 1usize..24) {
-        let mut tree = PrefixTree::new(TreeLimits { total_blocks: 10_000, worker_blocks: limit });
-        let mut model = Model::default();
-        for operation in operations {
-            match operation {
-                Operation::Insert(worker, steps) => {
-                    let path = path(&steps);
-                    let worker = WorkerSlot(worker);
-                    prop_assert_eq!(tree.insert(worker, &path), model.insert(worker, &path, limit));
+/// The tree, the model, and what is in flight in both.
+struct Both {
+    tree: PrefixTree,
+    naive: Vec<Naive>,
+    pins: Vec<(Option<Pin>, u32, Vec<u8>)>,
+}
+
+impl Both {
+    fn new(capacity: usize) -> Self {
+        let mut tree = PrefixTree::new(limits(10_000));
+        let naive = (0..5).map(|_| Naive { capacity, ..Naive::default() }).collect();
+        (0..5).for_each(|worker| tree.set_capacity(WorkerSlot(worker), Some(capacity as u64)));
+        Self { tree, naive, pins: Vec::new() }
+    }
+
+    fn apply(&mut self, operation: Operation) {
+        match operation {
+            Operation::Insert(worker, steps) => {
+                let naive = &mut self.naive[worker as usize];
+                let known = self.tree.insert(WorkerSlot(worker), of(&path(&steps))).known;
+                assert_eq!(known, naive.insert(&steps));
+                naive.evict();
+            }
+            Operation::Pin(worker, steps) => {
+                let naive = &mut self.naive[worker as usize];
+                let (inserted, pin) = self.tree.insert_pinned(WorkerSlot(worker), of(&path(&steps)));
+                assert_eq!((inserted.known, pin.is_some()), (naive.insert(&steps), !steps.is_empty()));
+                naive.pins.extend((!steps.is_empty()).then(|| steps.clone()));
+                naive.evict();
+                self.pins.push((pin, worker, steps));
+            }
+            Operation::Unpin(index) if !self.pins.is_empty() => {
+                let (pin, worker, steps) = self.pins.swap_remove(index.index(self.pins.len()));
+                let naive = &mut self.naive[worker as usize];
+                // One that was forgotten with its worker is none any more.
+                if let Some(at) = naive.pins.iter().position(|pin| *pin == steps) {
+                    naive.pins.remove(at);
+                    naive.evict();
                 }
-                Operation::Forget(worker) => {
-                    tree.forget(WorkerSlot(worker));
-                    model.of(WorkerSlot(worker)).clear();
-                }
-                Operation::TakeBack(worker, steps) => {
-                    let (worker, path) = (WorkerSlot(worker), path(&steps));
-                    let before = tree.insert(worker, &path);
-                    model.insert(worker, &path, limit);
-                    // Whatever eviction did meanwhile, taking back must leave a closed tree.
-                    tree.take_back(worker, &path, before);
-                    let hits = tree.hits(&path).blocks(worker);
-                    model.of(worker).retain(|hash| !path[hits.min(path.len())..].contains(hash));
+                pin.into_iter().for_each(|pin| self.tree.unpin(pin));
+            }
+            Operation::Unpin(_) => {}
+            Operation::Forget(worker) => {
+                self.tree.forget(WorkerSlot(worker));
+                let naive = &mut self.naive[worker as usize];
+                (naive.blocks, naive.pins) = (Vec::new(), Vec::new());
+                // Whoever is in flight there holds a pin that must not do anything any more.
+                for (pin, of, _) in self.pins.extract_if(.., |(_, of, _)| *of == worker) {
+                    assert_eq!(of, worker);
+                    pin.into_iter().for_each(|pin| self.tree.unpin(pin));
                 }
             }
-            tree.check_invariants();
-            for worker in 0..model.0.len() {
-                let slot = WorkerSlot(u32::try_from(worker).unwrap());
-                prop_assert_eq!(tree.worker_blocks(slot), model.0[worker].len());
+            Operation::Clear(worker) => {
+                self.tree.clear(WorkerSlot(worker));
+                self.naive[worker as usize].withdraw(&[]);
+            }
+            Operation::TakeBack(worker, steps) => {
+                let (slot, path) = (WorkerSlot(worker), path(&steps));
+                let naive = &mut self.naive[worker as usize];
+                let before = self.tree.insert(slot, of(&path)).known;
+                naive.insert(&steps);
+                naive.evict();
+                self.tree.take_back(slot, &path, before);
+                naive.take_back(&steps, before);
+            }
+            Operation::Withdraw(worker, steps) => {
+                if let Some(last) = path(&steps).last() {
+                    self.tree.withdraw(WorkerSlot(worker), *last);
+                    self.naive[worker as usize].withdraw(&steps);
+                }
+            }
+            Operation::Capacity(worker, capacity) => {
+                self.tree.set_capacity(WorkerSlot(worker), Some(capacity as u64));
+                self.naive[worker as usize].capacity = capacity;
             }
         }
     }
 
+    fn check(&self, asked: &[u8]) {
+        self.tree.check_invariants();
+        let hits = self.tree.hits(&path(asked));
+        assert!(hits.iter().is_sorted_by(|(_, one), (_, two)| one >= two), "deepest first");
+        for (worker, naive) in (0..).zip(&self.naive) {
+            let slot = WorkerSlot(worker);
+            assert_eq!(self.tree.worker_blocks(slot), naive.blocks.len());
+            assert_eq!(hits.blocks(slot), naive.depth(asked));
+            for block in &naive.blocks {
+                assert!(self.tree.nodes.held_by(*path(block).last().unwrap(), slot).is_some());
+            }
+        }
+        let pins: usize = self.naive.iter().map(|naive| naive.pins.len()).sum();
+        assert_eq!(self.tree.pins() as usize, pins);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
     #[test]
-    fn finds_the_depth_of_every_worker(
-        inserts in prop::collection::vec((0u32..12, steps()), 0..40),
+    fn agrees_with_the_naive_model(
+        operations in prop::collection::vec(operation(), 0..60),
+        capacity in 1usize..24,
         asked in steps(),
     ) {
-        let mut tree = PrefixTree::new(TreeLimits { total_blocks: 10_000, worker_blocks: 20 });
-        let mut model = Model::default();
-        for (worker, steps) in inserts {
-            tree.insert(WorkerSlot(worker), &path(&steps));
-            model.insert(WorkerSlot(worker), &path(&steps), 20);
+        let mut both = Both::new(capacity);
+        for operation in operations {
+            both.apply(operation);
+            both.check(&asked);
         }
-        let hits = tree.hits(&path(&asked));
-        prop_assert!(hits.iter().is_sorted_by(|(_, one), (_, two)| one >= two), "deepest first");
-        for worker in 0..model.0.len() {
-            let slot = WorkerSlot(u32::try_from(worker).unwrap());
-            prop_assert_eq!(hits.blocks(slot), model.depth(worker, &path(&asked)));
+        for (pin, ..) in both.pins {
+            pin.into_iter().for_each(|pin| both.tree.unpin(pin));
         }
+        both.tree.check_invariants();
+        prop_assert_eq!(both.tree.pins(), 0);
+        for worker in 0..5 {
+            both.tree.forget(WorkerSlot(worker));
+        }
+        prop_assert_eq!(both.tree.held_blocks(), 0);
     }
 
     #[test]
     fn stays_within_the_common_bound(inserts in prop::collection::vec((0u32..5, steps()), 0..60), limit in 1usize..12) {
-        let mut tree = PrefixTree::new(TreeLimits { total_blocks: limit, worker_blocks: limit });
+        let mut tree = PrefixTree::new(limits(limit));
         for (worker, steps) in inserts {
-            tree.insert(WorkerSlot(worker), &path(&steps));
+            tree.insert(WorkerSlot(worker), of(&path(&steps)));
             tree.check_invariants();
+            prop_assert!(tree.held_blocks() <= limit);
         }
     }
 }
@@ -170,25 +298,54 @@ proptest! {
 fn evicts_leaf_before_parent_and_the_longest_unused_first() {
     let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100, worker_blocks: 4 });
     let worker = WorkerSlot(0);
-    tree.insert(worker, &path(&[0, 1, 2]));
-    tree.insert(worker, &path(&[0, 2, 2]));
+    tree.insert(worker, of(&path(&[0, 1, 2])));
+    tree.insert(worker, of(&path(&[0, 2, 2])));
     assert_eq!(tree.hits(&path(&[0, 1, 2])).blocks(worker), 2, "the leaf of the older path went");
     assert_eq!(tree.hits(&path(&[0, 2, 2])).blocks(worker), 3);
 }
 
 #[test]
+fn what_runs_is_not_evicted_for_what_comes_later() {
+    let mut tree = PrefixTree::new(limits(100));
+    let worker = WorkerSlot(0);
+    tree.set_capacity(worker, Some(4));
+    let (_, pin) = tree.insert_pinned(worker, of(&path(&[0, 0, 0])));
+    for step in 1..3 {
+        tree.insert(worker, of(&path(&[step, 0, 0])));
+        assert_eq!(tree.hits(&path(&[0, 0, 0])).blocks(worker), 3);
+        assert_eq!(tree.worker_size(worker), 4);
+    }
+    tree.unpin(pin.unwrap());
+    tree.insert(worker, of(&path(&[1, 1, 1])));
+    tree.insert(worker, of(&path(&[2, 1, 1])));
+    assert_eq!(tree.hits(&path(&[0, 0, 0])).blocks(worker), 0);
+}
+
+#[test]
+fn capacity_is_in_the_unit_of_the_cut() {
+    let mut tree = PrefixTree::new(limits(100));
+    let worker = WorkerSlot(0);
+    tree.set_capacity(worker, Some(1_000));
+    let hashes = path(&[0; 40]);
+    tree.insert(worker, Path { hashes: &hashes, cut: Cut::Bytes(Default::default()) });
+    assert_eq!((tree.worker_blocks(worker), tree.worker_size(worker)), (15, 960), "64 bytes each");
+    tree.insert(worker, Path { hashes: &path(&[1; 40]), cut: Cut::Tokens(100) });
+    assert_eq!((tree.worker_blocks(worker), tree.worker_size(worker)), (10, 1_000));
+}
+
+#[test]
 fn a_prompt_longer_than_a_worker_keeps_its_beginning() {
     let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100, worker_blocks: 2 });
-    tree.insert(WorkerSlot(3), &path(&[0, 1, 2, 0, 1]));
+    tree.insert(WorkerSlot(3), of(&path(&[0, 1, 2, 0, 1])));
     assert_eq!(tree.hits(&path(&[0, 1, 2, 0, 1])).blocks(WorkerSlot(3)), 2);
 }
 
 #[test]
 fn taking_back_leaves_what_another_request_built_upon() {
-    let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100, worker_blocks: 100 });
+    let mut tree = PrefixTree::new(limits(100));
     let worker = WorkerSlot(0);
-    let known = tree.insert(worker, &path(&[0, 1]));
-    tree.insert(worker, &path(&[0, 1, 2]));
+    let known = tree.insert(worker, of(&path(&[0, 1]))).known;
+    tree.insert(worker, of(&path(&[0, 1, 2])));
     tree.take_back(worker, &path(&[0, 1]), known);
     assert_eq!(tree.hits(&path(&[0, 1, 2])).blocks(worker), 3);
     tree.check_invariants();
@@ -196,11 +353,11 @@ fn taking_back_leaves_what_another_request_built_upon() {
 
 #[test]
 fn forgets_what_was_not_used_since_a_reading_of_its_clock() {
-    let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100, worker_blocks: 100 });
-    tree.insert(WorkerSlot(0), &path(&[0, 1, 2]));
-    tree.insert(WorkerSlot(1), &path(&[0, 1, 2]));
+    let mut tree = PrefixTree::new(limits(100));
+    tree.insert(WorkerSlot(0), of(&path(&[0, 1, 2])));
+    tree.insert(WorkerSlot(1), of(&path(&[0, 1, 2])));
     let reading = tree.clock();
-    tree.insert(WorkerSlot(0), &path(&[0, 1]));
+    tree.insert(WorkerSlot(0), of(&path(&[0, 1])));
     tree.forget_unused_since(reading);
     let hits = tree.hits(&path(&[0, 1, 2]));
     assert_eq!((hits.blocks(WorkerSlot(0)), hits.blocks(WorkerSlot(1))), (2, 0));
@@ -208,21 +365,39 @@ fn forgets_what_was_not_used_since_a_reading_of_its_clock() {
 }
 
 #[test]
-fn ten_thousand_workers_may_hold_one_prefix() {
-    let mut tree = PrefixTree::new(TreeLimits { total_blocks: 1_000_000, worker_blocks: 100 });
-    for worker in 0..10_000 {
-        tree.insert(WorkerSlot(worker), &path(&[0, 1, 2][..1 + worker as usize % 3]));
+fn ten_thousand_workers_hold_what_they_were_given_and_leave_one_by_one() {
+    const WORKERS: u32 = 10_000;
+    let mut tree = PrefixTree::new(limits(1_000_000));
+    let whole = [0, 1, 2, 0, 1];
+    let depth = |worker: u32| 1 + worker as usize % whole.len();
+    for worker in 0..WORKERS {
+        let slot = WorkerSlot(worker);
+        tree.insert(slot, of(&path(&whole[..depth(worker)])));
+        tree.insert(slot, of(&path(&[2, (worker % 251) as u8, (worker / 251) as u8])));
     }
-    let hits = tree.hits(&path(&[0, 1, 2]));
-    assert_eq!(hits.iter().count(), 10_000);
-    assert_eq!(hits.blocks(WorkerSlot(7)), 2);
-    tree.forget(WorkerSlot(7));
-    assert_eq!(tree.hits(&path(&[0, 1, 2])).blocks(WorkerSlot(7)), 0);
+    let blocks: usize = (0..WORKERS).map(|worker| depth(worker) + 3).sum();
+    assert_eq!(tree.held_blocks(), blocks);
+    tree.check_invariants();
+    let hits = tree.hits(&path(&whole));
+    assert_eq!(hits.iter().count(), WORKERS as usize);
+    for (slot, blocks) in hits.iter() {
+        assert_eq!(blocks, depth(slot.0));
+    }
+    let own = tree.hits(&path(&[2, (7_777 % 251) as u8, (7_777 / 251) as u8]));
+    assert_eq!(own.blocks(WorkerSlot(7_777)), 3, "its own prompt, of which others share the first block");
+    assert_eq!(own.blocks(WorkerSlot(7_778)), 1);
+    for worker in (0..WORKERS).filter(|worker| worker % 3 == 0) {
+        tree.forget(WorkerSlot(worker));
+    }
+    tree.check_invariants();
+    let left = tree.hits(&path(&whole));
+    assert!(left.iter().all(|(slot, blocks)| slot.0 % 3 != 0 && blocks == depth(slot.0)));
+    assert_eq!(left.iter().count(), (0..WORKERS).filter(|worker| worker % 3 != 0).count());
 }
 
 #[test]
 fn a_large_tree_stays_closed_and_keeps_what_is_used_all_the_time() {
-    let mut tree = PrefixTree::new(TreeLimits { total_blocks: 3_000, worker_blocks: 3_000 });
+    let mut tree = PrefixTree::new(limits(3_000));
     let worker = WorkerSlot(0);
     let mut chain = ChainHasher::new(7);
     let hot: Vec<BlockHash> = (0..20u8).map(|step| chain.push_bytes(&[step])).collect();
@@ -230,7 +405,7 @@ fn a_large_tree_stays_closed_and_keeps_what_is_used_all_the_time() {
         let mut chain = chain;
         let own = (0..5u32).map(|step| chain.push_bytes(&(number * 8 + step).to_le_bytes()));
         let whole: Vec<BlockHash> = hot.iter().copied().chain(own).collect();
-        assert_eq!(tree.insert(worker, &whole), if number == 0 { 0 } else { hot.len() });
+        assert_eq!(tree.insert(worker, of(&whole)).known, if number == 0 { 0 } else { hot.len() });
     }
     assert_eq!(tree.worker_blocks(worker), 3_000, "some two insertions are a moment here");
     tree.check_invariants();

@@ -1,0 +1,280 @@
+//! One worker's cache events → what the prefix tree is to learn of that worker.
+//!
+//! The worker tells of blocks of tokens, the tree knows blocks of bytes, and no tokenizer stands between: events carry the id of
+//! the request that filled a block and the positions of its tokens, and the request's own path says which bytes these are. So
+//! each byte block hangs on the token block that its last byte falls into, and goes when that goes. Positions are turned into
+//! bytes by the request's own bytes a token, counted by the worker at its end; until then its path is pinned anyway.
+//!
+//! A request's path is settled a moment after its end: what of it no event has told of is taken back from the tree, unless the
+//! worker found it cached. Knows no streams, no clock and no tree: readings come in, changes go out. Fed by the router's
+//! `kv_events`; next: [`Decider::apply`](crate::Decider::apply).
+
+mod blocks;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use roundhouse_types::{BlockHash, KvEvent, KvEventBatch};
+
+use self::blocks::TokenBlocks;
+use super::blocks::Cut;
+
+/// How long after a request's end its last events may still come: they are on their way on another stream.
+const SETTLING_TIME: Duration = Duration::from_secs(1);
+/// Requests whose paths are kept. More than a worker runs and queues; those beyond stay as they were entered.
+const MAX_REQUESTS: usize = 65_536;
+
+/// What the tree is to learn of a worker.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CacheChange {
+    /// It does not hold these blocks any more.
+    Gone(Vec<BlockHash>),
+    /// Of a path that was entered for it, it holds the first `held` blocks.
+    Settled {
+        /// All of it.
+        path: Arc<[BlockHash]>,
+        /// How much.
+        held: usize,
+    },
+    /// It holds nothing any more but what runs.
+    Cleared,
+    /// It is another process now.
+    Restarted,
+}
+
+/// Part of a worker's event stream, as it came.
+#[derive(Clone, PartialEq, Debug)]
+pub struct FeedBatch {
+    /// What happened.
+    pub batch: KvEventBatch,
+    /// Of a snapshot: which part.
+    pub snapshot: Option<SnapshotPart>,
+    /// The process that speaks, where it says so.
+    pub instance: Option<u64>,
+}
+
+/// Which part of a snapshot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SnapshotPart {
+    /// Forget what was known.
+    pub first: bool,
+    /// That was all.
+    pub last: bool,
+}
+
+/// What makes a stream useless: another one must be asked for, from [`CacheFeed::resume`] on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FeedError {
+    /// Batches are missing.
+    #[error("batch {came} came after batch {before}")]
+    Gap {
+        /// The last one taken.
+        before: u64,
+        /// The one that came.
+        came: u64,
+    },
+    /// The stream begins in the middle.
+    #[error("batch {0} came before any snapshot")]
+    NoSnapshot(u64),
+}
+
+/// A request's prompt, as the tree knows it.
+#[derive(Clone, Debug)]
+pub struct FollowedPath {
+    /// Its blocks.
+    pub hashes: Arc<[BlockHash]>,
+    /// How they were cut.
+    pub cut: Cut,
+    /// Length of the prompt, in the unit of the cut.
+    pub size: usize,
+    /// The same in tokens, as far as is known.
+    pub tokens: usize,
+}
+
+impl FollowedPath {
+    /// Which token the last of block number `index` falls into, counted from 1.
+    fn last_token(&self, index: usize) -> usize {
+        let end = self.cut.covered(index + 1);
+        (end * self.tokens).div_ceil(self.size.max(1)).max(1)
+    }
+}
+
+/// What a reply said of its prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PromptUsage {
+    /// Its length.
+    pub prompt_tokens: usize,
+    /// What of it was cached, if that is known.
+    pub cached_tokens: Option<usize>,
+}
+
+struct Request {
+    path: FollowedPath,
+    /// The last block that was told of as filled by it.
+    last: Option<BlockHash>,
+    /// Set at its end.
+    usage: Option<PromptUsage>,
+}
+
+/// What is known of one worker's cache from its events.
+#[derive(Default)]
+pub struct CacheFeed {
+    /// The process that speaks.
+    instance: Option<u64>,
+    /// Number of the next batch; `None` before the first snapshot is whole.
+    next: Option<u64>,
+    blocks: TokenBlocks,
+    /// A snapshot of which parts are still to come.
+    coming: Option<TokenBlocks>,
+    requests: HashMap<Arc<str>, Request>,
+    /// Ended requests and when they settle, the first first.
+    ending: VecDeque<(Duration, Arc<str>)>,
+}
+
+impl CacheFeed {
+    /// Where to go on: number of the next batch, and the process that it is of. `None`: a snapshot is needed.
+    #[must_use]
+    pub fn resume(&self) -> Option<(u64, u64)> {
+        self.next.zip(self.instance)
+    }
+
+    /// The stream has said something that makes no sense: a snapshot is needed. What was known is kept to compare with.
+    pub fn distrust(&mut self) {
+        (self.next, self.coming) = (None, None);
+    }
+
+    /// Whether everything that the worker has said is taken in.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.next.is_some() && self.coming.is_none()
+    }
+
+    /// Token blocks that it knows the worker to hold.
+    #[must_use]
+    pub fn token_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The request of that id goes to the worker. To be told before it is sent.
+    pub fn dispatched(&mut self, id: Arc<str>, path: FollowedPath) {
+        if self.requests.len() < MAX_REQUESTS || self.requests.contains_key(&id) {
+            self.requests.insert(id, Request { path, last: None, usage: None });
+        }
+    }
+
+    /// The request of that id is over, at the worker's end or the client's; what the reply said of its prompt, if it did.
+    pub fn ended(&mut self, id: &str, usage: Option<PromptUsage>, now: Duration) {
+        let Some((id, request)) = self.requests.get_key_value(id) else { return };
+        let usage = usage.unwrap_or(PromptUsage { prompt_tokens: request.path.tokens, cached_tokens: None });
+        let id = Arc::clone(id);
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.usage = Some(usage);
+        }
+        self.ending.push_back((now + SETTLING_TIME, id));
+    }
+
+    /// Takes in the next part of the stream.
+    ///
+    /// # Errors
+    /// When it does not continue what is known; nothing of it has been taken in then.
+    pub fn take(&mut self, batch: FeedBatch) -> Result<Vec<CacheChange>, FeedError> {
+        let FeedBatch { batch, snapshot, instance } = batch;
+        let sequence = batch.sequence;
+        let mut changes = Vec::new();
+        if let (Some(known), Some(speaks)) = (self.instance, instance)
+            && known != speaks
+        {
+            changes.push(CacheChange::Restarted);
+            *self = Self { instance: Some(speaks), ..Self::default() };
+        }
+        self.instance = self.instance.or(instance);
+        match snapshot {
+            Some(part) => self.take_snapshot(part, batch, &mut changes),
+            None => {
+                let next = self.next.ok_or(FeedError::NoSnapshot(sequence))?;
+                if sequence != next {
+                    return Err(FeedError::Gap { before: next.wrapping_sub(1), came: sequence });
+                }
+                self.next = Some(sequence + 1);
+                for event in batch.events {
+                    self.happen(event, &mut changes);
+                }
+            }
+        }
+        Ok(changes)
+    }
+
+    /// Settles the requests whose time has come.
+    #[must_use]
+    pub fn settle(&mut self, now: Duration) -> Vec<CacheChange> {
+        let mut changes = Vec::new();
+        while self.ending.front().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, id)) = self.ending.pop_front() else { break };
+            // Of two requests with one id, the one that ended is not the one that is known any more.
+            if self.requests.get(&id).is_none_or(|request| request.usage.is_none()) {
+                continue;
+            }
+            let Some(Request { mut path, last, usage }) = self.requests.remove(&id) else { continue };
+            let PromptUsage { prompt_tokens, cached_tokens } = usage.unwrap_or_default();
+            if prompt_tokens > 0 {
+                path.tokens = prompt_tokens;
+            }
+            let told = last.map_or(0, |last| self.blocks.cover(&path, last));
+            let held = told.max(self.blocks.covered(&path.hashes));
+            let is_cached = |index: &usize| path.last_token(*index) <= cached_tokens.unwrap_or(0);
+            let cached = (0..path.hashes.len()).take_while(is_cached).count();
+            if self.is_exact() {
+                changes.push(CacheChange::Settled { path: path.hashes, held: held.max(cached) });
+            }
+        }
+        changes
+    }
+
+    fn take_snapshot(&mut self, part: SnapshotPart, batch: KvEventBatch, changes: &mut Vec<CacheChange>) {
+        if part.first {
+            self.coming = Some(TokenBlocks::default());
+            self.next = None;
+        }
+        let Some(coming) = &mut self.coming else { return };
+        for event in batch.events {
+            if let KvEvent::Stored(stored) = event {
+                coming.store(&stored);
+            }
+        }
+        if part.last {
+            let mut coming = self.coming.take().unwrap_or_default();
+            let gone = coming.succeed(std::mem::take(&mut self.blocks));
+            self.blocks = coming;
+            self.next = Some(batch.sequence);
+            if !gone.is_empty() {
+                changes.push(CacheChange::Gone(gone));
+            }
+        }
+    }
+
+    fn happen(&mut self, event: KvEvent, changes: &mut Vec<CacheChange>) {
+        match event {
+            KvEvent::Stored(stored) => {
+                self.blocks.store(&stored);
+                let request = stored.request_id.as_deref().and_then(|id| self.requests.get_mut(id));
+                if let (Some(request), Some(last)) = (request, stored.hashes.last()) {
+                    request.last = Some(*last);
+                }
+            }
+            KvEvent::Removed { hashes } => {
+                let gone = self.blocks.remove(&hashes);
+                if !gone.is_empty() {
+                    changes.push(CacheChange::Gone(gone));
+                }
+            }
+            KvEvent::Cleared => {
+                self.blocks = TokenBlocks::default();
+                changes.push(CacheChange::Cleared);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

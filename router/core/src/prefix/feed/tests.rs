@@ -1,0 +1,315 @@
+//! Events of a worker whose tokens are two bytes each, in blocks of four tokens, against byte blocks of 64.
+
+use proptest::prelude::*;
+use roundhouse_types::{ChainHasher, StoredBlocks};
+
+use super::*;
+use crate::prefix::Path;
+use crate::prefix::blocks::{PromptBlocks, PromptHasher};
+use crate::prefix::tree::{PrefixTree, TreeLimits};
+use crate::request::PromptUse;
+use crate::worker::WorkerSlot;
+
+const BLOCK_TOKENS: usize = 4;
+const TOKEN_BYTES: usize = 2;
+const BLOCK_BYTES: usize = BLOCK_TOKENS * TOKEN_BYTES;
+const WORKER: WorkerSlot = WorkerSlot(0);
+
+/// The blocks of a prompt, as the router cuts it.
+fn cut(prompt: &[u8]) -> PromptBlocks {
+    let mut hasher = PromptHasher::new(ChainHasher::new(1), PromptUse::Whole);
+    hasher.push(prompt);
+    hasher.finish(ChainHasher::new(2))
+}
+
+fn followed(prompt: &[u8]) -> FollowedPath {
+    let blocks = cut(prompt);
+    FollowedPath {
+        hashes: blocks.hashes.into(),
+        cut: Cut::Bytes(blocks.tools),
+        size: prompt.len(),
+        // Off by half, until the worker counts.
+        tokens: prompt.len() / TOKEN_BYTES * 3 / 2,
+    }
+}
+
+/// The worker's hashes of the prompt's full blocks.
+fn token_hashes(prompt: &[u8]) -> Vec<BlockHash> {
+    let mut chain = ChainHasher::new(77);
+    prompt.chunks_exact(BLOCK_BYTES).map(|block| chain.push_bytes(block)).collect()
+}
+
+/// A worker's cache: what is in it, and what it tells of that.
+#[derive(Default)]
+struct Engine {
+    /// Prefixes of prompts in whole blocks.
+    cache: std::collections::BTreeSet<Vec<u8>>,
+    next: u64,
+}
+
+impl Engine {
+    fn batch(&mut self, events: Vec<KvEvent>) -> FeedBatch {
+        self.next += 1;
+        let batch = KvEventBatch { sequence: self.next - 1, timestamp: 0.0, events };
+        FeedBatch { batch, snapshot: None, instance: None }
+    }
+
+    fn stored(prompt: &[u8], blocks: std::ops::Range<usize>, request: Option<&str>) -> KvEvent {
+        let hashes = token_hashes(prompt);
+        KvEvent::Stored(StoredBlocks {
+            parent: blocks.start.checked_sub(1).map(|before| hashes[before]),
+            tokens: vec![0; blocks.len() * BLOCK_TOKENS],
+            block_tokens: BLOCK_TOKENS,
+            request_id: request.map(Arc::from),
+            first_position: blocks.start * BLOCK_TOKENS,
+            hashes: hashes[blocks].to_vec(),
+        })
+    }
+
+    /// Computes a prompt: what of it is cached, and the events of the rest.
+    fn compute(&mut self, prompt: &[u8], request: &str) -> (usize, Option<FeedBatch>) {
+        let blocks = prompt.len() / BLOCK_BYTES;
+        let prefix = |count: usize| prompt[..count * BLOCK_BYTES].to_vec();
+        let cached = (1..=blocks).take_while(|count| self.cache.contains(&prefix(*count))).count();
+        self.cache.extend((1..=blocks).map(prefix));
+        let told = (cached < blocks).then(|| Self::stored(prompt, cached..blocks, Some(request)));
+        (cached * BLOCK_TOKENS, told.map(|event| self.batch(vec![event])))
+    }
+
+    /// Loses a block and all below it, the last first.
+    fn evict(&mut self, prefix: &[u8]) -> FeedBatch {
+        let gone: Vec<_> = self.cache.iter().filter(|held| held.starts_with(prefix)).cloned().collect();
+        let hashes = gone.iter().rev().map(|held| *token_hashes(held).last().unwrap()).collect();
+        self.cache.retain(|held| !held.starts_with(prefix));
+        self.batch(vec![KvEvent::Removed { hashes }])
+    }
+
+    fn snapshot(&self, instance: u64) -> Vec<FeedBatch> {
+        let told = |held: &Vec<u8>| {
+            let blocks = held.len() / BLOCK_BYTES;
+            Self::stored(held, blocks - 1..blocks, None)
+        };
+        let events: Vec<_> = self.cache.iter().map(told).collect();
+        let middle = events.len() / 2;
+        let parts = [(&events[..middle], true), (&events[middle..], false)];
+        let part = |(events, first): (&[KvEvent], bool)| FeedBatch {
+            batch: KvEventBatch { sequence: self.next, timestamp: 0.0, events: events.to_vec() },
+            snapshot: Some(SnapshotPart { first, last: !first }),
+            instance: Some(instance),
+        };
+        parts.into_iter().map(part).collect()
+    }
+
+    /// Byte blocks of the prompt whose last byte is in the cache.
+    fn held(&self, prompt: &[u8]) -> usize {
+        let is_held = |end: usize| {
+            let tokens = end.div_ceil(BLOCK_BYTES) * BLOCK_BYTES;
+            tokens <= prompt.len() && self.cache.contains(&prompt[..tokens])
+        };
+        (1..=cut(prompt).hashes.len())
+            .take_while(|count| is_held(super::super::blocks::covered_bytes(*count)))
+            .count()
+    }
+}
+
+/// A router's feed and tree, and the worker that they follow.
+struct Followed {
+    engine: Engine,
+    feed: CacheFeed,
+    tree: PrefixTree,
+    now: Duration,
+}
+
+impl Followed {
+    fn new() -> Self {
+        let tree = PrefixTree::new(TreeLimits { total_blocks: 100_000, worker_blocks: 100_000 });
+        let mut new =
+            Self { engine: Engine::default(), feed: CacheFeed::default(), tree, now: Duration::ZERO };
+        new.take_snapshot(5);
+        new
+    }
+
+    fn take(&mut self, batch: FeedBatch) {
+        let changes = self.feed.take(batch).unwrap();
+        self.apply(changes);
+    }
+
+    fn take_snapshot(&mut self, instance: u64) {
+        for part in self.engine.snapshot(instance) {
+            self.take(part);
+        }
+        assert!(self.feed.is_exact());
+    }
+
+    fn apply(&mut self, changes: Vec<CacheChange>) {
+        for change in changes {
+            match change {
+                CacheChange::Gone(blocks) => blocks.iter().for_each(|hash| self.tree.withdraw(WORKER, *hash)),
+                CacheChange::Settled { path, held } => self.tree.take_back(WORKER, &path, held),
+                CacheChange::Cleared => self.tree.clear(WORKER),
+                CacheChange::Restarted => self.tree.forget(WORKER),
+            }
+        }
+    }
+
+    /// A request goes there; computed at once, over at once.
+    fn serve(&mut self, prompt: &[u8], id: &str) {
+        self.dispatch(prompt, id);
+        let (cached_tokens, batch) = self.engine.compute(prompt, id);
+        batch.into_iter().for_each(|batch| self.take(batch));
+        self.end(prompt, id, Some(cached_tokens));
+    }
+
+    fn dispatch(&mut self, prompt: &[u8], id: &str) {
+        let path = followed(prompt);
+        self.tree.insert(WORKER, Path { hashes: &path.hashes, cut: path.cut });
+        self.feed.dispatched(id.into(), path);
+    }
+
+    fn end(&mut self, prompt: &[u8], id: &str, cached_tokens: Option<usize>) {
+        let usage = PromptUsage { prompt_tokens: prompt.len() / TOKEN_BYTES, cached_tokens };
+        self.feed.ended(id, Some(usage), self.now);
+        self.now += SETTLING_TIME;
+        let changes = self.feed.settle(self.now);
+        self.apply(changes);
+    }
+
+    fn depth(&self, prompt: &[u8]) -> usize {
+        self.tree.hits(&cut(prompt).hashes).blocks(WORKER)
+    }
+}
+
+/// A prompt of parts of 200 bytes, which are no multiple of either block.
+fn prompt(parts: &[u8]) -> Vec<u8> {
+    parts.iter().flat_map(|part| vec![b'a' + part; 200]).collect()
+}
+
+fn parts() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(0u8..3, 1..5)
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Serve(Vec<u8>),
+    Evict(Vec<u8>, prop::sample::Index),
+    /// The stream breaks, and a snapshot comes.
+    Snapshot,
+    Clear,
+    Restart,
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        8 => parts().prop_map(Operation::Serve),
+        4 => (parts(), any::<prop::sample::Index>()).prop_map(|(parts, at)| Operation::Evict(parts, at)),
+        2 => Just(Operation::Snapshot),
+        1 => Just(Operation::Clear),
+        1 => Just(Operation::Restart),
+    ]
+}
+
+proptest! {
+    /// Whatever happens to the cache, the tree knows of each prompt that went there as much as is cached.
+    #[test]
+    fn the_tree_knows_what_the_cache_holds(operations in prop::collection::vec(operation(), 0..40)) {
+        let mut all = Followed::new();
+        let mut instance = 5;
+        let mut served: Vec<Vec<u8>> = Vec::new();
+        for (number, operation) in operations.into_iter().enumerate() {
+            match operation {
+                Operation::Serve(parts) => {
+                    served.push(prompt(&parts));
+                    all.serve(&prompt(&parts), &number.to_string());
+                }
+                Operation::Evict(parts, at) => {
+                    let blocks = prompt(&parts).len() / BLOCK_BYTES;
+                    let block = (1 + at.index(blocks)) * BLOCK_BYTES;
+                    let batch = all.engine.evict(&prompt(&parts)[..block]);
+                    all.take(batch);
+                }
+                Operation::Snapshot => all.take_snapshot(instance),
+                Operation::Clear => {
+                    all.engine.cache.clear();
+                    let batch = all.engine.batch(vec![KvEvent::Cleared]);
+                    all.take(batch);
+                }
+                Operation::Restart => {
+                    instance += 1;
+                    all.engine = Engine::default();
+                    all.take_snapshot(instance);
+                }
+            }
+            for prompt in &served {
+                prop_assert_eq!(all.depth(prompt), all.engine.held(prompt));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_that_never_ran_leaves_nothing() {
+    let mut all = Followed::new();
+    let text = prompt(&[0, 1]);
+    all.dispatch(&text, "r");
+    assert_eq!(all.depth(&text), cut(&text).hashes.len(), "while it is in flight");
+    all.end(&text, "r", None);
+    assert_eq!(all.depth(&text), 0);
+}
+
+#[test]
+fn what_the_worker_found_cached_is_held_even_if_no_event_says_so() {
+    let mut all = Followed::new();
+    all.engine.compute(&prompt(&[0, 1]), "from another router");
+    all.take_snapshot(5);
+    all.serve(&prompt(&[0, 1]), "r");
+    assert_eq!(all.depth(&prompt(&[0, 1])), all.engine.held(&prompt(&[0, 1])));
+    // Its rest is stored behind blocks that are only known from the snapshot.
+    all.serve(&prompt(&[0, 1, 2]), "s");
+    let batch = all.engine.evict(&prompt(&[0])[..BLOCK_BYTES]);
+    all.take(batch);
+    assert_eq!(all.depth(&prompt(&[0, 1])), 0, "and so these hang on them");
+}
+
+#[test]
+fn a_gap_is_an_error_and_says_where_to_go_on() {
+    let mut all = Followed::new();
+    all.serve(&prompt(&[0]), "r");
+    assert_eq!(all.feed.resume(), Some((1, 5)));
+    let lost = all.engine.compute(&prompt(&[1]), "s").1.unwrap();
+    let next = all.engine.compute(&prompt(&[2]), "t").1.unwrap();
+    assert_eq!(all.feed.take(next.clone()), Err(FeedError::Gap { before: 0, came: 2 }));
+    assert_eq!(all.feed.resume(), Some((1, 5)));
+    all.take(lost);
+    all.take(next);
+    assert_eq!(all.feed.resume(), Some((3, 5)));
+    let mut fresh = CacheFeed::default();
+    let batch = all.engine.evict(&prompt(&[0]));
+    assert_eq!(fresh.take(batch), Err(FeedError::NoSnapshot(3)));
+}
+
+#[test]
+fn a_part_of_a_snapshot_is_not_believed_before_the_last() {
+    let mut all = Followed::new();
+    all.serve(&prompt(&[0, 1]), "r");
+    let before = all.depth(&prompt(&[0, 1]));
+    let parts = all.engine.snapshot(5);
+    all.take(parts[0].clone());
+    assert!(!all.feed.is_exact());
+    assert_eq!((all.feed.resume(), all.depth(&prompt(&[0, 1]))), (None, before));
+    all.take(parts[1].clone());
+    assert!(all.feed.is_exact());
+    assert_eq!(all.depth(&prompt(&[0, 1])), before);
+}
+
+#[test]
+fn two_requests_of_one_id_do_no_harm() {
+    let mut all = Followed::new();
+    all.dispatch(&prompt(&[0]), "r");
+    all.feed.ended("r", None, all.now);
+    all.dispatch(&prompt(&[1]), "r");
+    assert_eq!(all.feed.settle(all.now + SETTLING_TIME), [], "the second still runs");
+    all.end(&prompt(&[1]), "r", None);
+    assert_eq!(all.depth(&prompt(&[1])), 0);
+    all.feed.ended("never heard of", None, all.now);
+    assert_eq!(all.feed.settle(all.now + SETTLING_TIME), []);
+}

@@ -1,0 +1,177 @@
+//! Blocks, where each stands in the tree, and who holds it.
+
+use hashbrown::HashTable;
+use roundhouse_types::BlockHash;
+
+use super::NONE;
+use crate::prefix::arena::Arena;
+use crate::worker::WorkerSlot;
+
+/// A worker and the number of its holding.
+pub(super) type Holder = (WorkerSlot, u32);
+
+/// In place of a worker: nobody yet.
+const NOBODY: WorkerSlot = WorkerSlot(u32::MAX);
+/// In place of a worker: there are several, in the list of that number.
+const SEVERAL: WorkerSlot = WorkerSlot(u32::MAX - 1);
+
+struct Node {
+    hash: BlockHash,
+    parent: u32,
+    first_child: u32,
+    next_sibling: u32,
+    previous_sibling: u32,
+    /// Most blocks have one holder, which then needs no memory of its own.
+    holder: Holder,
+}
+
+/// All blocks, by their number and by their hash.
+#[derive(Default)]
+pub(super) struct Nodes {
+    /// Numbers by hash, which only the node itself keeps.
+    map: HashTable<u32>,
+    nodes: Arena<Node>,
+    /// Holders of blocks that have several, sorted by worker.
+    lists: Arena<Vec<Holder>>,
+}
+
+impl Nodes {
+    pub(super) fn find(&self, hash: BlockHash) -> Option<u32> {
+        // Block hashes are random already; hashing them again would be waste.
+        self.map.find(hash.0, |node| self.nodes[*node].hash == hash).copied()
+    }
+
+    /// The node of `hash`; made below `parent` if there is none.
+    pub(super) fn find_or_make(&mut self, hash: BlockHash, parent: u32) -> u32 {
+        if let Some(node) = self.find(hash) {
+            return node;
+        }
+        let mut new = Node {
+            hash,
+            parent,
+            first_child: NONE,
+            next_sibling: NONE,
+            previous_sibling: NONE,
+            holder: (NOBODY, NONE),
+        };
+        if parent != NONE {
+            new.next_sibling = self.nodes[parent].first_child;
+        }
+        let next = new.next_sibling;
+        let node = self.nodes.place(new);
+        if parent != NONE {
+            self.nodes[parent].first_child = node;
+        }
+        if next != NONE {
+            self.nodes[next].previous_sibling = node;
+        }
+        self.map.insert_unique(hash.0, node, |node| self.nodes[*node].hash.0);
+        node
+    }
+
+    pub(super) fn parent(&self, node: u32) -> u32 {
+        self.nodes[node].parent
+    }
+
+    pub(super) fn children(&self, node: u32) -> impl Iterator<Item = u32> + '_ {
+        let some = |node: u32| (node != NONE).then_some(node);
+        std::iter::successors(some(self.nodes[node].first_child), move |child| {
+            some(self.nodes[*child].next_sibling)
+        })
+    }
+
+    /// Who holds `node`, sorted by worker.
+    pub(super) fn holders(&self, node: u32) -> &[Holder] {
+        let holder = &self.nodes[node].holder;
+        match *holder {
+            (NOBODY, _) => &[],
+            (SEVERAL, list) => &self.lists[list],
+            _ => std::slice::from_ref(holder),
+        }
+    }
+
+    /// Who holds the block of `hash`.
+    pub(super) fn holders_of(&self, hash: BlockHash) -> &[Holder] {
+        self.find(hash).map_or(&[], |node| self.holders(node))
+    }
+
+    /// What `worker` holds of `node`.
+    pub(super) fn holding(&self, node: u32, worker: WorkerSlot) -> Option<u32> {
+        let holders = self.holders(node);
+        let at = holders.binary_search_by_key(&worker, |(slot, _)| *slot).ok()?;
+        Some(holders[at].1)
+    }
+
+    /// The node of `hash` and what `worker` holds of it.
+    pub(super) fn held_by(&self, hash: BlockHash, worker: WorkerSlot) -> Option<(u32, u32)> {
+        let node = self.find(hash)?;
+        Some((node, self.holding(node, worker)?))
+    }
+
+    /// `worker`, which did not hold `node`, holds it now under the number `holding`.
+    pub(super) fn add_holder(&mut self, node: u32, worker: WorkerSlot, holding: u32) {
+        let new = (worker, holding);
+        match self.nodes[node].holder {
+            (NOBODY, _) => self.nodes[node].holder = new,
+            (SEVERAL, list) => {
+                let list = &mut self.lists[list];
+                let at = list.partition_point(|(slot, _)| *slot < worker);
+                list.insert(at, new);
+            }
+            other => {
+                let list = if other.0 < worker { vec![other, new] } else { vec![new, other] };
+                self.nodes[node].holder = (SEVERAL, self.lists.place(list));
+            }
+        }
+    }
+
+    /// `worker` does not hold `node` any more. The last of its holders takes it along; nothing may be below it then.
+    pub(super) fn remove_holder(&mut self, node: u32, worker: WorkerSlot) {
+        match self.nodes[node].holder {
+            (SEVERAL, at) => {
+                let list = &mut self.lists[at];
+                list.retain(|(slot, _)| *slot != worker);
+                if let [last] = list[..] {
+                    *list = Vec::new();
+                    self.lists.free(at);
+                    self.nodes[node].holder = last;
+                }
+            }
+            _ => self.remove(node),
+        }
+    }
+
+    fn remove(&mut self, node: u32) {
+        let Node { hash, parent, first_child, next_sibling, previous_sibling, .. } = self.nodes[node];
+        debug_assert_eq!(first_child, NONE, "who holds a block holds its parent");
+        if previous_sibling != NONE {
+            self.nodes[previous_sibling].next_sibling = next_sibling;
+        } else if parent != NONE {
+            self.nodes[parent].first_child = next_sibling;
+        }
+        if next_sibling != NONE {
+            self.nodes[next_sibling].previous_sibling = previous_sibling;
+        }
+        if let Ok(entry) = self.map.find_entry(hash.0, |at| *at == node) {
+            entry.remove();
+        }
+        self.nodes.free(node);
+    }
+
+    #[cfg(test)]
+    pub(super) fn check(&self) -> usize {
+        for node in &self.map {
+            let holders = self.holders(*node);
+            assert!(!holders.is_empty());
+            assert!(holders.is_sorted_by_key(|(worker, _)| *worker));
+            let mut before = NONE;
+            for child in self.children(*node) {
+                assert_eq!((self.nodes[child].parent, self.nodes[child].previous_sibling), (*node, before));
+                before = child;
+            }
+            let parent = self.nodes[*node].parent;
+            assert!(parent == NONE || self.children(parent).any(|child| child == *node));
+        }
+        self.map.iter().map(|node| self.holders(*node).len()).sum()
+    }
+}

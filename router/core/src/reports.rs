@@ -1,0 +1,223 @@
+//! What a worker says of itself: its load, the size of its cache, and how well the router knows what is in that.
+//!
+//! Written by whoever follows the worker's streams, read with every pick, without a lock. Absence means that the worker says
+//! nothing, which is the main case. Next: the decider hands all of it to the policy as values.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use roundhouse_types::WorkerLoad;
+
+/// How far what the tree knows of a worker can be trusted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CacheTrust {
+    /// By the router's own routes.
+    Learned,
+    /// Its cache events were followed until a moment ago, and are being caught up with.
+    Stale,
+    /// Its cache events come in order.
+    Exact,
+}
+
+impl CacheTrust {
+    /// In the order of their numbers.
+    const ALL: [Self; 3] = [Self::Learned, Self::Stale, Self::Exact];
+
+    /// For operators.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Learned => "learned",
+            Self::Stale => "stale",
+            Self::Exact => "exact",
+        }
+    }
+}
+
+/// What a worker said of its load last. Small, since each pick makes one for each candidate.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct LoadReport {
+    /// Requests that take part in its steps.
+    pub running: u32,
+    /// Requests that wait in it.
+    pub waiting: u32,
+    /// Tokens that it has still to compute before the last of all these has its first token; an upper bound.
+    pub waiting_uncached_tokens: u32,
+    /// KV that its requests hold, in tokens.
+    pub kv_used_tokens: u32,
+    /// KV that none of them holds, cached blocks included, in tokens.
+    pub kv_free_tokens: u32,
+    /// Prompt tokens a second that it computed of late; 0 if it has not said.
+    pub prefill_tokens_per_second: f32,
+    /// Tokens a second that it generated of late, over all sequences; 0 if it has not said.
+    pub decode_tokens_per_second: f32,
+    /// How old the report is, in milliseconds.
+    pub age_ms: u32,
+}
+
+impl LoadReport {
+    /// Share of its KV that requests hold, from 0 to 1.
+    #[must_use]
+    pub fn kv_usage(&self) -> f64 {
+        let (used, free) = (f64::from(self.kv_used_tokens), f64::from(self.kv_free_tokens));
+        if used > 0.0 { used / (used + free) } else { 0.0 }
+    }
+}
+
+/// Everything that one worker said last.
+#[derive(Debug, Default)]
+pub struct Reports {
+    trust: AtomicU8,
+    /// 0 while it has not said.
+    kv_capacity_tokens: AtomicU64,
+    /// Endpoints, as bits, whose replies have ever told cached tokens.
+    tell_cached: AtomicU32,
+    /// Two numbers a word. The set of them may straddle a change, each of them does not.
+    requests: AtomicU64,
+    kv: AtomicU64,
+    speeds: AtomicU64,
+    waiting_tokens: AtomicU32,
+    /// Nanoseconds on the clock of picks, and one; 0 while there is no report.
+    at: AtomicU64,
+}
+
+fn pair(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "takes a pair of numbers apart")]
+fn unpair(both: u64) -> (u32, u32) {
+    ((both >> 32) as u32, both as u32)
+}
+
+impl Reports {
+    /// How far what the tree knows of it can be trusted.
+    #[must_use]
+    pub fn trust(&self) -> CacheTrust {
+        CacheTrust::ALL[usize::from(self.trust.load(Ordering::Relaxed))]
+    }
+
+    /// Says how far it can be trusted now.
+    pub fn set_trust(&self, trust: CacheTrust) {
+        self.trust.store(trust as u8, Ordering::Relaxed);
+    }
+
+    /// What its KV cache has room for, in tokens; `None` while it has not said.
+    #[must_use]
+    pub fn kv_capacity_tokens(&self) -> Option<usize> {
+        let tokens = self.kv_capacity_tokens.load(Ordering::Relaxed);
+        (tokens > 0).then_some(usize::try_from(tokens).unwrap_or(usize::MAX))
+    }
+
+    /// It says what its KV cache has room for.
+    pub fn set_kv_capacity(&self, tokens: Option<usize>) {
+        self.kv_capacity_tokens.store(tokens.unwrap_or(0) as u64, Ordering::Relaxed);
+    }
+
+    /// Its load, as it said last, with its age at `now`.
+    #[must_use]
+    pub fn load(&self, now: Duration) -> Option<LoadReport> {
+        let at = self.at.load(Ordering::Relaxed).checked_sub(1)?;
+        let (running, waiting) = unpair(self.requests.load(Ordering::Relaxed));
+        let (kv_used_tokens, kv_free_tokens) = unpair(self.kv.load(Ordering::Relaxed));
+        let (prefill, decode) = unpair(self.speeds.load(Ordering::Relaxed));
+        let age = now.saturating_sub(Duration::from_nanos(at));
+        Some(LoadReport {
+            running,
+            waiting,
+            waiting_uncached_tokens: self.waiting_tokens.load(Ordering::Relaxed),
+            kv_used_tokens,
+            kv_free_tokens,
+            prefill_tokens_per_second: f32::from_bits(prefill),
+            decode_tokens_per_second: f32::from_bits(decode),
+            age_ms: u32::try_from(age.as_millis()).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// It says what its load is `now`, by the clock of picks.
+    pub fn set_load(&self, load: &WorkerLoad, now: Duration) {
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        #[expect(clippy::cast_possible_truncation, reason = "tokens a second")]
+        let speed = |speed: Option<f64>| (speed.unwrap_or(0.0) as f32).to_bits();
+        let requests = pair(count(load.running_requests), count(load.waiting_requests));
+        let kv = pair(count(load.kv_used_tokens), count(load.kv_free_tokens));
+        let speeds = pair(speed(load.prefill_tokens_per_second), speed(load.decode_tokens_per_second));
+        self.requests.store(requests, Ordering::Relaxed);
+        self.kv.store(kv, Ordering::Relaxed);
+        self.speeds.store(speeds, Ordering::Relaxed);
+        self.waiting_tokens.store(count(load.waiting_uncached_tokens), Ordering::Relaxed);
+        let at = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        self.at.store(at.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// It says nothing of its load any more.
+    pub fn forget_load(&self) {
+        self.at.store(0, Ordering::Relaxed);
+    }
+
+    /// A reply of the endpoint of that number told its usage, and in it `cached_tokens`, if that was there. Returns what was
+    /// cached, if that can be known: engines leave it out when it is 0, so that it is 0 wherever it was told before, and
+    /// unknown where it never was.
+    pub fn cached_tokens(&self, endpoint: u32, cached_tokens: Option<u32>) -> Option<u32> {
+        let bit = 1u32.checked_shl(endpoint).unwrap_or(0);
+        if cached_tokens.is_some() {
+            self.tell_cached.fetch_or(bit, Ordering::Relaxed);
+            return cached_tokens;
+        }
+        (self.tell_cached.load(Ordering::Relaxed) & bit != 0).then_some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_read_as_they_were_told_and_grow_old() {
+        let reports = Reports::default();
+        assert_eq!(reports.load(Duration::from_secs(1)), None);
+        let load = WorkerLoad {
+            running_requests: 1,
+            waiting_requests: 2,
+            waiting_uncached_tokens: usize::MAX,
+            kv_used_tokens: 100,
+            kv_free_tokens: 300,
+            prefill_tokens_per_second: Some(1_500.0),
+            decode_tokens_per_second: None,
+            retractions: 7,
+        };
+        reports.set_load(&load, Duration::from_secs(1));
+        let read = reports.load(Duration::from_millis(1_250)).unwrap();
+        let expected = LoadReport {
+            running: 1,
+            waiting: 2,
+            waiting_uncached_tokens: u32::MAX,
+            kv_used_tokens: 100,
+            kv_free_tokens: 300,
+            prefill_tokens_per_second: 1_500.0,
+            decode_tokens_per_second: 0.0,
+            age_ms: 250,
+        };
+        assert_eq!((read, read.kv_usage()), (expected, 0.25));
+        reports.forget_load();
+        assert_eq!(reports.load(Duration::from_secs(2)), None);
+    }
+
+    #[test]
+    fn silence_is_zero_only_where_it_was_not_silent_before() {
+        let reports = Reports::default();
+        assert_eq!(reports.cached_tokens(0, None), None);
+        assert_eq!(reports.cached_tokens(0, Some(5)), Some(5));
+        assert_eq!(reports.cached_tokens(0, None), Some(0));
+        assert_eq!(reports.cached_tokens(1, None), None, "another endpoint");
+    }
+
+    #[test]
+    fn trust_is_what_was_set_last() {
+        let reports = Reports::default();
+        for trust in [CacheTrust::Learned, CacheTrust::Exact, CacheTrust::Stale] {
+            reports.set_trust(trust);
+            assert_eq!(reports.trust(), trust);
+        }
+    }
+}
