@@ -12,6 +12,7 @@ pub mod goals;
 pub mod grid;
 pub mod outcome;
 pub mod plan;
+pub mod recorded;
 pub mod report;
 pub mod run;
 pub mod summary;
@@ -38,6 +39,9 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<usize> {
     args.validate()?;
     if !args.judge.is_empty() {
         return judge(args);
+    }
+    if let Some(path) = &args.recorded {
+        return recorded::compare(path);
     }
     let contenders = contender::named(&args.policies)?;
     let scenes = plan::scenes(args)?;

@@ -74,6 +74,9 @@ pub struct SimulateArgs {
     /// Keep what the --json file holds already, and simulate what is missing
     #[arg(long, requires = "json")]
     pub resume: bool,
+    /// Simulate recorded runs of real engines (bench/seed_runs.csv), and show both beside each other
+    #[arg(long, value_name = "FILE")]
+    pub recorded: Option<PathBuf>,
     /// Simulate nothing: judge files that --json has written
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub judge: Vec<PathBuf>,
@@ -156,9 +159,12 @@ impl SimulateArgs {
             problems.push("--seeds must be at least 1".to_owned());
         }
         let names_nothing = self.trace.is_empty() && self.azure.is_empty() && self.workload.is_empty();
-        if names_nothing && !self.grid && self.judge.is_empty() {
+        let asks_else = self.grid || !self.judge.is_empty() || self.recorded.is_some();
+        if names_nothing && !asks_else {
             problems.push(
-                "nothing to simulate: give --trace FILE, --azure FILE, --workload NAME or --grid".to_owned(),
+                "nothing to simulate: give --trace FILE, --azure FILE, --workload NAME, --grid or --recorded \
+                 FILE"
+                    .to_owned(),
             );
         }
         if problems.is_empty() { Ok(()) } else { Err(anyhow::anyhow!(problems.join("\n       "))) }

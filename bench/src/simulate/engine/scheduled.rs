@@ -94,7 +94,9 @@ pub struct Build<'a> {
     pub preset: &'a EnginePreset,
     /// Whether prompts run beside decodes or before them, if not as recorded.
     pub prefill: Option<PrefillOrder>,
-    /// Blocks of [`BLOCK_TOKENS`] in its pool.
+    /// Tokens in a block.
+    pub block_tokens: usize,
+    /// Blocks in its pool.
     pub blocks: usize,
     /// How fast it is.
     pub pace: Pace,
@@ -106,9 +108,9 @@ impl ScheduledEngine {
     /// An idle engine with an empty cache.
     #[must_use]
     pub fn new(build: &Build<'_>) -> Self {
-        let Build { preset, prefill, blocks, pace, queued_tokens_limit } = *build;
+        let Build { preset, prefill, block_tokens, blocks, pace, queued_tokens_limit } = *build;
         let limits = SchedulerLimits { prefill: prefill.unwrap_or(preset.prefill), ..preset.limits() };
-        let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks };
+        let capacity = KvCapacity { block_tokens, blocks };
         Self {
             scheduler: Scheduler::new(capacity, limits, HASH_SEED),
             timing: preset.timing,
@@ -308,7 +310,8 @@ mod tests {
 
     fn engine(queued_tokens_limit: usize, pace: Pace) -> ScheduledEngine {
         let preset = preset("qwen3-8b").unwrap();
-        ScheduledEngine::new(&Build { preset, prefill: None, blocks: 100, pace, queued_tokens_limit })
+        let (prefill, block_tokens, blocks) = (None, BLOCK_TOKENS, 100);
+        ScheduledEngine::new(&Build { preset, prefill, block_tokens, blocks, pace, queued_tokens_limit })
     }
 
     #[test]
