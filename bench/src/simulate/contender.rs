@@ -78,18 +78,6 @@ const OF_THE_ROUTER: &[Contender] = of_the_router![
 
 /// Those that must be asked for.
 const SIMULATED_ONLY: &[Contender] = &[
-    Contender { name: "v0", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK0"))) },
-    Contender { name: "v1", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK1"))) },
-    Contender { name: "v2", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK2"))) },
-    Contender { name: "v3", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK3"))) },
-    Contender { name: "v4", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK4"))) },
-    Contender { name: "v5", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK5"))) },
-    Contender { name: "v6", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK6"))) },
-    Contender { name: "v7", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK7"))) },
-    Contender { name: "v8", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK8"))) },
-    Contender { name: "v9", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK9"))) },
-    Contender { name: "v10", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK10"))) },
-    Contender { name: "v11", family: Family::Oracle, make: || Some(Box::new(router_core::policy::Tuned::env("PK11"))) },
     Contender { name: "oracle", family: Family::Oracle, make: || Some(Box::new(Oracle)) },
     Contender { name: "min_ttft", family: Family::Oracle, make: || Some(Box::new(MinTtft)) },
     Contender { name: "hash_two_blocks", family: Family::Baseline, make: || Some(Box::new(HashTwoBlocks)) },
