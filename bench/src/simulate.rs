@@ -1,32 +1,35 @@
 //! What a policy would do: `bench simulate` runs the router's own decisions over simulated workers, on a clock of its own.
 //!
 //! The router's `Policy`, ledger, prefix tree and `Decider` decide; the worker's `Scheduler` and block pool serve, with step times of the
-//! timing model. The path: [`args`] → [`workload`] → [`grid`] → [`run`] (over [`engine`], for each [`contender`]) → [`outcome`] →
-//! [`report`] and [`summary`]. No HTTP, no threads but one a simulation, no clock.
+//! timing model. The path: [`args`] → [`plan`] → [`workload`] → [`grid`] → [`run`] (over [`engine`], for each [`contender`]) →
+//! [`outcome`] → [`report`] → [`comparison`], [`summary`] and [`goals`]. No HTTP, no threads but one a simulation, no clock.
 
 pub mod args;
+pub mod comparison;
 pub mod contender;
 pub mod engine;
+pub mod goals;
 pub mod grid;
 pub mod outcome;
+pub mod plan;
+pub mod recorded;
 pub mod report;
 pub mod run;
 pub mod summary;
 pub mod workload;
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::sync::OnceLock;
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use args::SimulateArgs;
-use contender::Contender;
-use grid::{Cell, EngineKind, Job, Row, run_all};
+use comparison::Comparison;
+use grid::{Row, run_all};
 use outcome::Objective;
-use summary::Summary;
-use workload::Workload;
+use report::{Key, Line};
 
 /// Runs `bench simulate`: prints the table, writes the JSON. Returns how many simulations there were.
 ///
@@ -34,11 +37,18 @@ use workload::Workload;
 /// Flags that make no sense, traces that cannot be read, files that cannot be written.
 pub fn simulate(args: &SimulateArgs) -> anyhow::Result<usize> {
     args.validate()?;
+    if !args.judge.is_empty() {
+        return judge(args);
+    }
+    if let Some(path) = &args.recorded {
+        return recorded::compare(path);
+    }
     let contenders = contender::named(&args.policies)?;
-    let workloads = workloads(args)?;
-    let cells = cells(args, &workloads)?;
-    let jobs = jobs(&cells, &args.load, &contenders);
-    let mut writer = Writer::new(args, requests(&cells, &jobs))?;
+    let scenes = plan::scenes(args)?;
+    let cells = plan::cells(args, &scenes)?;
+    let mut writer = Writer::new(args)?;
+    let jobs = plan::jobs(args, &cells, &contenders, &writer.done);
+    writer.begin(plan::requests(&jobs))?;
     let objective = Objective { ttft_ms: args.goodput_ttft, tpot_ms: args.goodput_tpot };
     let bar = writer.bar.clone();
     let mut failure = None;
@@ -47,95 +57,64 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<usize> {
             failure.get_or_insert(error);
         }
     });
-    writer.finish()?;
+    writer.finish(args);
     failure.map_or(Ok(jobs.len()), Err)
 }
 
-/// Requests of a generated workload, unless `--requests` says otherwise.
-const GENERATED_REQUESTS: usize = 6_000;
-
-/// Each workload with its seed; what is generated, once for each.
-fn workloads(args: &SimulateArgs) -> anyhow::Result<Vec<(u64, Workload)>> {
-    let mut workloads = Vec::new();
-    for path in &args.trace {
-        workloads.push((args.seed, workload::trace::read(path)?));
+/// Reads files of figures, prints what they amount to. Returns how many figures there were.
+fn judge(args: &SimulateArgs) -> anyhow::Result<usize> {
+    let mut comparison = Comparison::default();
+    let mut count = 0;
+    for path in &args.judge {
+        let lines = report::read(path)?;
+        count += lines.len();
+        lines.iter().for_each(|line| comparison.add(line));
     }
-    for seed in args.seed..args.seed.saturating_add(args.seeds) {
-        for path in &args.azure {
-            workloads.push((seed, workload::azure::read(path, seed)?));
-        }
-        let requests = args.requests.unwrap_or(GENERATED_REQUESTS);
-        workloads.extend(args.workload.iter().map(|kind| (seed, kind.generate(requests, seed))));
-    }
-    for (_, workload) in &mut workloads {
-        workload.truncate(args.requests.unwrap_or(usize::MAX));
-    }
-    Ok(workloads)
-}
-
-fn cells<'a>(args: &SimulateArgs, workloads: &'a [(u64, Workload)]) -> anyhow::Result<Vec<Cell<'a>>> {
-    let engine = match args.engine.as_str() {
-        "plain" => EngineKind::Plain,
-        name => {
-            let preset = worker_core::timing::preset(name).context("--engine, besides plain")?;
-            EngineKind::Preset(preset, args.prefill.map(Into::into))
-        }
-    };
-    let mut cells = Vec::new();
-    for (seed, workload) in workloads {
-        for fleet in &args.fleet {
-            for workers in &args.workers {
-                for blocks in &args.blocks {
-                    let (seed, fleet, workers, blocks) = (*seed, *fleet, *workers, *blocks);
-                    let name = format!("{}{}", workload.name, fleet.suffix());
-                    let replicas = args.replicas;
-                    let saturated = OnceLock::new();
-                    let cell =
-                        Cell { workload, name, seed, fleet, workers, blocks, replicas, engine, saturated };
-                    cell.check()?;
-                    cells.push(cell);
-                }
-            }
-        }
-    }
-    Ok(cells)
-}
-
-fn jobs<'a>(cells: &'a [Cell<'a>], loads: &[f64], contenders: &'a [Contender]) -> Vec<Job<'a>> {
-    let mut jobs = Vec::new();
-    for cell in cells {
-        for load in loads {
-            jobs.extend(contenders.iter().map(|contender| Job { cell, load: *load, contender }));
-        }
-    }
-    jobs
-}
-
-/// Requests of all simulations, those for R* included.
-fn requests(cells: &[Cell<'_>], jobs: &[Job<'_>]) -> u64 {
-    let saturating = cells.iter().filter(|cell| matches!(cell.engine, EngineKind::Preset(..)));
-    let all = saturating.chain(jobs.iter().map(|job| job.cell));
-    all.map(|cell| cell.workload.requests.len() as u64).sum()
+    summary::lines(&comparison).iter().chain(&goals::lines(&comparison)).for_each(|line| println!("{line}"));
+    Ok(count)
 }
 
 /// Where rows go.
 struct Writer {
     bar: ProgressBar,
-    json: Option<BufWriter<File>>,
+    json: Option<File>,
+    /// What the file had before.
+    done: HashSet<Key>,
     heading: String,
-    summary: Summary,
+    comparison: Comparison,
 }
 
 impl Writer {
-    fn new(args: &SimulateArgs, requests: u64) -> anyhow::Result<Self> {
-        let open = |path: &std::path::PathBuf| {
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))
+    fn new(args: &SimulateArgs) -> anyhow::Result<Self> {
+        let mut writer = Self {
+            bar: ProgressBar::hidden(),
+            json: None,
+            done: HashSet::new(),
+            heading: String::new(),
+            comparison: Comparison::default(),
         };
-        let json = args.json.as_ref().map(open).transpose()?.map(BufWriter::new);
-        let bar = ProgressBar::new(requests);
+        let Some(path) = &args.json else { return Ok(writer) };
+        let mut kept = String::new();
+        if args.resume && path.exists() {
+            for line in report::read(path)? {
+                writer.done.insert(line.key());
+                writer.comparison.add(&line);
+                kept += &serde_json::to_string(&line)?;
+                kept.push('\n');
+            }
+        }
+        // What was cut off when an earlier run ended goes.
+        let place = || format!("cannot write {}", path.display());
+        std::fs::write(path, kept).with_context(place)?;
+        writer.json = Some(OpenOptions::new().append(true).open(path).with_context(place)?);
+        Ok(writer)
+    }
+
+    fn begin(&mut self, requests: u64) -> anyhow::Result<()> {
+        self.bar = ProgressBar::new(requests);
         let style = ProgressStyle::with_template("{bar:30} {human_pos} of {human_len} requests, {eta} left");
-        bar.set_style(style.context("the progress bar's template")?);
-        Ok(Self { bar, json, heading: String::new(), summary: Summary::default() })
+        self.bar.set_style(style.context("the progress bar's template")?);
+        Ok(())
     }
 
     fn write(&mut self, row: &Row<'_>) -> anyhow::Result<()> {
@@ -148,18 +127,21 @@ impl Writer {
             println!("{}", report::line(row));
         });
         self.heading = heading;
-        self.summary.add(row);
+        let line = Line::of(row);
+        self.comparison.add(&line);
         if let Some(json) = &mut self.json {
-            writeln!(json, "{}", report::json(row)?).context("cannot write the JSON file")?;
+            // At once, so that a run that is ended loses nothing.
+            let text = serde_json::to_string(&line)? + "\n";
+            json.write_all(text.as_bytes()).context("cannot write the JSON file")?;
         }
         Ok(())
     }
 
-    fn finish(mut self) -> anyhow::Result<()> {
+    fn finish(self, args: &SimulateArgs) {
         self.bar.finish_and_clear();
-        for line in self.summary.lines() {
+        let goals = if args.grid { goals::lines(&self.comparison) } else { Vec::new() };
+        for line in summary::lines(&self.comparison).iter().chain(&goals) {
             println!("{line}");
         }
-        self.json.as_mut().map_or(Ok(()), Write::flush).context("cannot write the JSON file")
     }
 }

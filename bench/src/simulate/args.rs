@@ -13,6 +13,9 @@ const MOST_REPLICAS: usize = 1_000;
 /// Everything `bench simulate` takes.
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArgs {
+    /// The whole comparison: the traces given, every generated workload, fleets, sizes, loads and seeds as below; judged at the end
+    #[arg(long)]
+    pub grid: bool,
     /// Traces to follow: JSON lines with timestamp (ms), input_length, output_length and hash_ids of 512-token blocks
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub trace: Vec<PathBuf>,
@@ -32,21 +35,22 @@ pub struct SimulateArgs {
     /// When engines compute prompts [default: as the preset's did]
     #[arg(long, value_name = "ORDER")]
     pub prefill: Option<Prefill>,
-    /// Numbers of workers
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8")]
+    /// Numbers of workers [default: 8; with --grid 4,8,16]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub workers: Vec<usize>,
-    /// Sizes of each worker's cache, in blocks of 512 tokens
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2000")]
+    /// Sizes of each worker's cache, in blocks of 512 tokens [default: 2000; with --grid 500,2000,8000]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub blocks: Vec<usize>,
     /// Offered rates over R*, the completions a second of round_robin when offered far more. With --engine plain: utilisation
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.7,0.9")]
+    /// [default: 0.7,0.9; with --grid 0.7,0.9,1.0,1.2]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub load: Vec<f64>,
     /// Who is compared: names, or all (the router's policies and the oracle). Besides: min_ttft, hash_two_blocks,
     /// cache_aware_smallest_tree
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all")]
     pub policies: Vec<String>,
-    /// Speeds of the workers
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "even")]
+    /// Speeds of the workers [default: even; with --grid the others too, on the traces]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub fleet: Vec<FleetKind>,
     /// Routers that share nothing, each request going to one of them at random
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -54,18 +58,28 @@ pub struct SimulateArgs {
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// How many seeds, one after the other, of what is generated; all policies see the same workloads
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seeds: u64,
+    /// How many seeds, one after the other, of what is generated; all policies see the same workloads [default: 1; with
+    /// --grid 5]
+    #[arg(long, value_name = "N")]
+    pub seeds: Option<u64>,
     /// Longest time to the first token that counts as good, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 2_000.0)]
     pub goodput_ttft: f64,
     /// Longest time per output token that counts as good, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 100.0)]
     pub goodput_tpot: f64,
-    /// File for the figures, one JSON object a line and a simulation; what it holds is replaced
+    /// File for the figures, one JSON object a line and a simulation; what it holds is replaced, unless --resume is given
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Keep what the --json file holds already, and simulate what is missing
+    #[arg(long, requires = "json")]
+    pub resume: bool,
+    /// Simulate recorded runs of real engines (bench/seed_runs.csv), and show both beside each other
+    #[arg(long, value_name = "FILE")]
+    pub recorded: Option<PathBuf>,
+    /// Simulate nothing: judge files that --json has written
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub judge: Vec<PathBuf>,
     /// Simulations at a time, a core each; they give the same figures whatever their number
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
@@ -120,11 +134,11 @@ impl SimulateArgs {
     pub fn validate(&self) -> anyhow::Result<()> {
         let mut problems = Vec::new();
         for (flag, values) in [("--workers", &self.workers), ("--blocks", &self.blocks)] {
-            if values.is_empty() || values.contains(&0) {
+            if values.contains(&0) {
                 problems.push(format!("{flag} must be numbers of at least 1"));
             }
         }
-        if self.load.is_empty() || self.load.iter().any(|load| !(*load > 0.0 && load.is_finite())) {
+        if self.load.iter().any(|load| !(*load > 0.0 && load.is_finite())) {
             problems.push("--load must be numbers above 0, such as 0.7,0.9".to_owned());
         }
         for (flag, value) in [("--threads", self.threads), ("--replicas", self.replicas)] {
@@ -138,15 +152,20 @@ impl SimulateArgs {
         if self.requests == Some(0) {
             problems.push("--requests must be at least 1".to_owned());
         }
-        if self.engine == "plain" && self.fleet != [FleetKind::Even] {
-            problems.push("--engine plain knows no other --fleet than even".to_owned());
+        if self.engine == "plain" && (self.grid || self.fleet.iter().any(|kind| *kind != FleetKind::Even)) {
+            problems.push("--engine plain knows no other --fleet than even, and no --grid".to_owned());
         }
-        if self.seeds == 0 {
+        if self.seeds == Some(0) {
             problems.push("--seeds must be at least 1".to_owned());
         }
-        if self.trace.is_empty() && self.azure.is_empty() && self.workload.is_empty() {
-            problems
-                .push("nothing to simulate: give --trace FILE, --azure FILE or --workload NAME".to_owned());
+        let names_nothing = self.trace.is_empty() && self.azure.is_empty() && self.workload.is_empty();
+        let asks_else = self.grid || !self.judge.is_empty() || self.recorded.is_some();
+        if names_nothing && !asks_else {
+            problems.push(
+                "nothing to simulate: give --trace FILE, --azure FILE, --workload NAME, --grid or --recorded \
+                 FILE"
+                    .to_owned(),
+            );
         }
         if problems.is_empty() { Ok(()) } else { Err(anyhow::anyhow!(problems.join("\n       "))) }
     }

@@ -5,10 +5,10 @@
 use rand::Rng;
 use router_core::policy::{Choice, ColdChoice, IndexBound, IndexSource, IndexUse, SglangCacheAware, by_name};
 use router_core::{Policy, PromptUse, RequestView};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a policy is in the comparison.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
     /// Roundhouse's default.

@@ -116,8 +116,14 @@ impl Cell<'_> {
             _ => Pace::EVEN,
         };
         let queued_tokens_limit = QUEUED_TOKENS / self.workers;
-        let build =
-            |number| Build { preset, prefill, blocks: self.blocks, pace: pace(number), queued_tokens_limit };
+        let build = |number| Build {
+            preset,
+            prefill,
+            block_tokens: BLOCK_TOKENS,
+            blocks: self.blocks,
+            pace: pace(number),
+            queued_tokens_limit,
+        };
         (0..self.workers).map(|number| ScheduledEngine::new(&build(number))).collect()
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Formulas as in `bench serve` (`design/bench.md`): TPOT = (E2E − TTFT) / (output tokens − 1). Next: [`report`](super::report).
 
+use serde::{Deserialize, Serialize};
+
 use super::run::Record;
 use super::workload::Workload;
 use crate::statistics::distribution::Distribution;
@@ -27,7 +29,7 @@ pub struct Objective {
 }
 
 /// The figures of one simulation.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Figures {
     /// Requests, all of which were answered.
     pub requests: usize,

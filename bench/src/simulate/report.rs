@@ -1,63 +1,83 @@
 //! Rows as people read them, and as JSON lines.
 
-use serde::Serialize;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
 
 use super::contender::Family;
 use super::grid::{Job, Row};
 use super::outcome::Figures;
 
-/// A row of `--json`, with these keys and no others.
-#[derive(Debug, Serialize)]
-struct Line<'a> {
-    policy: &'a str,
-    family: Family,
-    workers: usize,
-    blocks: usize,
-    load: f64,
-    trace: &'a str,
-    seed: u64,
-    requests: usize,
-    mean_ttft_ms: f64,
-    p50_ttft_ms: f64,
-    p90_ttft_ms: f64,
-    p99_ttft_ms: f64,
-    mean_tpot_ms: f64,
-    p99_tpot_ms: f64,
-    mean_e2e_ms: f64,
-    goodput_rps: f64,
-    hit_rate: f64,
-    imbalance: f64,
-    retractions: u64,
+/// A row of `--json`: an object a line, with these keys and no others.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys are those of [`Figures`] and of a cell, in the words of the format")]
+pub struct Line {
+    pub policy: String,
+    pub family: Family,
+    pub workers: usize,
+    pub blocks: usize,
+    pub load: f64,
+    pub trace: String,
+    pub seed: u64,
+    #[serde(flatten)]
+    pub figures: Figures,
 }
 
-/// One JSON object for `row`, without a line end.
+impl Line {
+    /// What `row` says.
+    #[must_use]
+    pub fn of(row: &Row<'_>) -> Self {
+        let Row { job: Job { cell, load, contender }, figures } = *row;
+        Self {
+            policy: contender.name.to_owned(),
+            family: contender.family,
+            workers: cell.workers,
+            blocks: cell.blocks,
+            load,
+            trace: cell.name.clone(),
+            seed: cell.seed,
+            figures,
+        }
+    }
+}
+
+/// What tells one simulation from another.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Key(String);
+
+impl Line {
+    /// Which simulation it is of.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        let Self { policy, workers, blocks, load, trace, seed, figures, .. } = self;
+        Key(format!("{trace} {} {seed} {workers} {blocks} {load} {policy}", figures.requests))
+    }
+}
+
+impl Key {
+    /// Which simulation `job` is.
+    #[must_use]
+    pub fn of(job: &Job<'_>) -> Self {
+        let requests = job.cell.workload.requests.len();
+        Line::of(&Row { job: *job, figures: Figures { requests, ..Figures::default() } }).key()
+    }
+}
+
+/// The lines of a file that `--json` wrote; a last line that was cut off is left out.
 ///
 /// # Errors
-/// None that can occur: all values are numbers and names.
-pub fn json(row: &Row<'_>) -> anyhow::Result<String> {
-    let Row { job: Job { cell, load, contender }, figures } = *row;
-    let line = Line {
-        policy: contender.name,
-        family: contender.family,
-        workers: cell.workers,
-        blocks: cell.blocks,
-        load,
-        trace: &cell.name,
-        seed: cell.seed,
-        requests: figures.requests,
-        mean_ttft_ms: figures.mean_ttft_ms,
-        p50_ttft_ms: figures.p50_ttft_ms,
-        p90_ttft_ms: figures.p90_ttft_ms,
-        p99_ttft_ms: figures.p99_ttft_ms,
-        mean_tpot_ms: figures.mean_tpot_ms,
-        p99_tpot_ms: figures.p99_tpot_ms,
-        mean_e2e_ms: figures.mean_e2e_ms,
-        goodput_rps: figures.goodput_rps,
-        hit_rate: figures.hit_rate,
-        imbalance: figures.imbalance,
-        retractions: figures.retractions,
-    };
-    Ok(serde_json::to_string(&line)?)
+/// A file that cannot be read, a line that is none.
+pub fn read(path: &Path) -> anyhow::Result<Vec<Line>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let lines = (1..).zip(whole.lines()).filter(|(_, line)| !line.trim().is_empty());
+    lines
+        .map(|(number, line)| {
+            let place = || format!("{} line {number}: not a line of bench simulate --json", path.display());
+            serde_json::from_str(line).with_context(place)
+        })
+        .collect()
 }
 
 /// What stands above the rows of one cell and load.

@@ -7,6 +7,7 @@
 //! retracted to the end of the queue, its blocks given back.
 
 mod admission;
+mod decode_run;
 mod events;
 mod invariants;
 mod limits;
@@ -18,6 +19,7 @@ use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
 use smallvec::SmallVec;
 
 use self::admission::Blocked;
+pub use self::decode_run::{DecodeRun, DrawTokens};
 use self::events::EventLog;
 pub use self::limits::{PrefillOrder, SchedulerLimits};
 use self::queue::WaitingQueue;

@@ -109,6 +109,16 @@ impl Sequence {
         if self.end_tokens.contains(&token) {
             return Some(FinishReason::Stop);
         }
+        self.end_by_length()
+    }
+
+    /// Why the generation ends if it has its full length.
+    pub(crate) fn end_by_length(&self) -> Option<FinishReason> {
         (self.generated_tokens() >= self.max_tokens).then_some(FinishReason::Length)
+    }
+
+    /// Whether no token can end the generation.
+    pub(crate) fn ends_by_length(&self) -> bool {
+        self.end_tokens.is_empty()
     }
 }

@@ -1,14 +1,18 @@
 //! The real engine: the worker's own scheduler and block pool, stepped by the timing model in place of a model.
 //!
 //! Every token is drawn by a real step; nothing is skipped or approximated. What makes that fast is that a block has 512 tokens, so
-//! that a prompt of 12,000 tokens is 24 hashes and 24 entries of a block table.
+//! that a prompt of 12,000 tokens is 24 hashes and 24 entries of a block table, and that decode steps in which nothing happens
+//! ([`DecodeRun`]) are taken together, up to the next arrival.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
 use router_core::ledger::ReportedLoad;
-use worker_core::step::{Batch, KvCapacity, NextToken};
+use worker_core::scheduler::DecodeRun;
+use worker_core::step::{Batch, KvCapacity, NextToken, SequenceId};
+use worker_core::timing::StepLoad;
 use worker_core::{
     EnginePreset, EngineTiming, PrefillOrder, SamplingParams, Scheduler, SchedulerLimits, Submission,
 };
@@ -48,6 +52,17 @@ struct Shared {
     end_tokens: Arc<[TokenId]>,
 }
 
+/// What an engine computes without being asked anything in between.
+#[derive(Debug)]
+enum Work {
+    Step(Batch),
+    /// Decode steps that are alike; `run_ends_ns` has them.
+    Run,
+}
+
+/// Steps of a run that are reckoned with at a time.
+const LONGEST_RUN: usize = 256;
+
 /// A worker without a model.
 #[derive(Debug)]
 pub struct ScheduledEngine {
@@ -55,8 +70,10 @@ pub struct ScheduledEngine {
     timing: EngineTiming,
     pace: Pace,
     shared: Shared,
-    /// The step that is being computed, and when it ends.
-    step: Option<(Batch, u64)>,
+    /// What is being computed, and when it ends.
+    work: Option<(Work, u64)>,
+    /// When each step of a run ends.
+    run_ends_ns: Vec<u64>,
     /// `(when, request)`: taken in, not yet to be scheduled.
     due: VecDeque<(u64, u32)>,
     /// Waiting requests whose tokens are not made yet; behind the scheduler's own queue.
@@ -77,7 +94,9 @@ pub struct Build<'a> {
     pub preset: &'a EnginePreset,
     /// Whether prompts run beside decodes or before them, if not as recorded.
     pub prefill: Option<PrefillOrder>,
-    /// Blocks of [`BLOCK_TOKENS`] in its pool.
+    /// Tokens in a block.
+    pub block_tokens: usize,
+    /// Blocks in its pool.
     pub blocks: usize,
     /// How fast it is.
     pub pace: Pace,
@@ -89,15 +108,16 @@ impl ScheduledEngine {
     /// An idle engine with an empty cache.
     #[must_use]
     pub fn new(build: &Build<'_>) -> Self {
-        let Build { preset, prefill, blocks, pace, queued_tokens_limit } = *build;
+        let Build { preset, prefill, block_tokens, blocks, pace, queued_tokens_limit } = *build;
         let limits = SchedulerLimits { prefill: prefill.unwrap_or(preset.prefill), ..preset.limits() };
-        let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks };
+        let capacity = KvCapacity { block_tokens, blocks };
         Self {
             scheduler: Scheduler::new(capacity, limits, HASH_SEED),
             timing: preset.timing,
             pace,
             shared: Shared { params: Arc::new(SamplingParams::greedy()), end_tokens: Arc::new([]) },
-            step: None,
+            work: None,
+            run_ends_ns: Vec::new(),
             due: VecDeque::new(),
             backlog: VecDeque::new(),
             queued_tokens_limit,
@@ -133,9 +153,49 @@ impl ScheduledEngine {
         if self.scheduler.is_idle() {
             return;
         }
+        if let Some(run) = self.scheduler.decode_run() {
+            self.begin_run(run, now_ns);
+            return;
+        }
         let batch = self.scheduler.schedule();
-        let seconds = self.timing.step(&batch).as_secs_f64() * self.pace.at(now_ns);
-        self.step = Some((batch, now_ns + nanoseconds(seconds)));
+        let ends_ns = self.step_end_ns(&StepLoad::of(&batch), now_ns);
+        self.work = Some((Work::Step(batch), ends_ns));
+    }
+
+    fn begin_run(&mut self, run: DecodeRun, now_ns: u64) {
+        let mut load =
+            StepLoad { decoding: run.sequences, context_tokens: run.context_tokens, ..StepLoad::default() };
+        let mut ends_ns = now_ns;
+        self.run_ends_ns.clear();
+        for _ in 0..run.steps.min(LONGEST_RUN) {
+            ends_ns = self.step_end_ns(&load, ends_ns);
+            self.run_ends_ns.push(ends_ns);
+            load.context_tokens += load.decoding;
+        }
+        self.work = Some((Work::Run, ends_ns));
+    }
+
+    fn step_end_ns(&self, load: &StepLoad, now_ns: u64) -> u64 {
+        now_ns + nanoseconds(self.timing.load_seconds(load) * self.pace.at(now_ns))
+    }
+
+    /// Something comes in at `at_ns`: a run goes no further than the step that is being computed then.
+    fn interrupt(&mut self, at_ns: u64) {
+        let Some((Work::Run, ends_ns)) = &mut self.work else { return };
+        let over = self.run_ends_ns.partition_point(|end_ns| *end_ns < at_ns);
+        self.run_ends_ns.truncate(over + 1);
+        *ends_ns = self.run_ends_ns.last().copied().unwrap_or(*ends_ns);
+    }
+
+    fn end_run(&mut self, workload: &Workload, notices: &mut Vec<Notice>) {
+        let sequences = &self.sequences;
+        let mut draw = |id: SequenceId, positions: Range<usize>, tokens: &mut Vec<TokenId>| {
+            let (request, _) = sequences[index(id.0)];
+            tokens.extend(positions.map(|position| workload.token(request, position)));
+        };
+        for progress in self.scheduler.commit_run(self.run_ends_ns.len(), &mut draw) {
+            notices.push(Notice::Done { request: sequences[index(progress.id.0)].0 });
+        }
     }
 
     fn end_step(&mut self, workload: &Workload, batch: &Batch, notices: &mut Vec<Notice>) {
@@ -169,19 +229,20 @@ impl Engine for ScheduledEngine {
 
     fn submit(&mut self, workload: &Workload, number: u32, now_ns: u64) {
         let wait = nanoseconds(self.timing.request_s);
+        self.interrupt(now_ns + wait);
         if wait > 0 {
             self.due.push_back((now_ns + wait, number));
             return;
         }
         self.backlog.push_back(number);
-        if self.step.is_none() {
+        if self.work.is_none() {
             self.begin_step(workload, now_ns);
         }
     }
 
     fn next_ns(&self) -> Option<u64> {
-        let step = self.step.as_ref().map(|(_, ends_ns)| *ends_ns);
-        step.into_iter().chain(self.due.front().map(|(due_ns, _)| *due_ns)).min()
+        let work = self.work.as_ref().map(|(_, ends_ns)| *ends_ns);
+        work.into_iter().chain(self.due.front().map(|(due_ns, _)| *due_ns)).min()
     }
 
     fn advance(&mut self, workload: &Workload, notices: &mut Vec<Notice>) {
@@ -189,10 +250,12 @@ impl Engine for ScheduledEngine {
         while self.due.front().is_some_and(|(due_ns, _)| *due_ns == now_ns) {
             self.backlog.extend(self.due.pop_front().map(|(_, number)| number));
         }
-        if let Some((batch, _)) = self.step.take_if(|(_, ends_ns)| *ends_ns == now_ns) {
-            self.end_step(workload, &batch, notices);
+        match self.work.take_if(|(_, ends_ns)| *ends_ns == now_ns) {
+            Some((Work::Step(batch), _)) => self.end_step(workload, &batch, notices),
+            Some((Work::Run, _)) => self.end_run(workload, notices),
+            None => {}
         }
-        if self.step.is_none() {
+        if self.work.is_none() {
             self.begin_step(workload, now_ns);
         }
     }
@@ -247,7 +310,8 @@ mod tests {
 
     fn engine(queued_tokens_limit: usize, pace: Pace) -> ScheduledEngine {
         let preset = preset("qwen3-8b").unwrap();
-        ScheduledEngine::new(&Build { preset, prefill: None, blocks: 100, pace, queued_tokens_limit })
+        let (prefill, block_tokens, blocks) = (None, BLOCK_TOKENS, 100);
+        ScheduledEngine::new(&Build { preset, prefill, block_tokens, blocks, pace, queued_tokens_limit })
     }
 
     #[test]

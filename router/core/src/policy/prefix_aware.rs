@@ -1,11 +1,12 @@
 //! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x·[1 + (λ/N)·(W + x/2)·(1 + q̄) + ω·A] + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
+//! `cost = W + x·[1 + Q + (λ/N)·(W + x/2)·(1 + q̄) + ω·A] + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
 //!
 //! | term | meaning | where it comes from |
 //! |---|---|---|
 //! | `W` | service that the worker owes to requests without a first token, which come first | ledger: learned service times, less what the first has had |
 //! | `x` | this request's own prefill there | the tree's hits; [`speed`](crate::speed): learned p, q and the worker's ratio |
+//! | `Q` | requests without a first token there: engines compute what waits in common steps, and the first tokens of a step come at its end | ledger |
 //! | `(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too | arrivals of late; q̄: mean requests without a first token |
 //! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
 //! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down, in tokens of prefill; p is learned | ledger |
@@ -24,10 +25,10 @@ use crate::request::{PromptUse, RequestView};
 /// ω: a second of decode delay against a second of first-token delay.
 const DECODE_WORTH: f64 = 0.1;
 /// a: prefill tokens that one more running request is worth to another, whatever its length. From a decode step's slope of 0.03 ms a
-/// sequence over some 300 steps, ×ω, at 0.06 ms a prefilled token.
-const RUNNING_TOKENS: f64 = 15.0;
-/// c: the same for each token of its context: 0.088 µs a step over some 300 steps, ×ω, at 0.06 ms a token.
-const CONTEXT_SHARE: f64 = 0.04;
+/// sequence over some 300 steps, half as much again since prefills come between them, ×ω, at 0.06 ms a prefilled token.
+const RUNNING_TOKENS: f64 = 22.0;
+/// c: the same for each token of its context, with a slope of 0.088 µs.
+const CONTEXT_SHARE: f64 = 0.06;
 /// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
 const FULL_SHARE: f64 = 0.9;
 
@@ -73,8 +74,9 @@ impl Fleet {
     fn cost(&self, candidate: &Candidate) -> f64 {
         let (queued_s, own_s) = (candidate.queued_s, candidate.own_s);
         let (decoding, running) = (candidate.load.decoding() as f64, candidate.load.requests as f64);
+        let waiting = candidate.load.prefilling as f64;
         let context = candidate.load.context_tokens as f64;
-        let delayed = self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
+        let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
         let slowed_tokens = running * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
         let slow_tokens = running * RUNNING_TOKENS + CONTEXT_SHARE * context;
         let decode_s = self.token_s * candidate.load.queue.ratio * (slowed_tokens + slow_tokens);

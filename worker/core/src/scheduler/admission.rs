@@ -37,7 +37,7 @@ impl Scheduler {
     }
 
     /// Whether nothing has happened that could make room for the first of the queue since there was none.
-    fn is_blocked(&self) -> bool {
+    pub(super) fn is_blocked(&self) -> bool {
         let can_go_on = |blocked: &Blocked| blocked.missing.is_some_and(|hash| self.pool.knows(hash));
         self.blocked.as_ref().is_some_and(|blocked| !can_go_on(blocked))
     }

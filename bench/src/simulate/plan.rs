@@ -1,0 +1,133 @@
+//! From the command line to the list of simulations: what arrives, where, how much of it, and who decides.
+//!
+//! Next: [`grid`](super::grid) runs them.
+
+use std::collections::HashSet;
+use std::sync::OnceLock;
+
+use anyhow::Context;
+use clap::ValueEnum;
+
+use super::args::{FleetKind, SimulateArgs};
+use super::contender::Contender;
+use super::grid::{Cell, EngineKind, Job};
+use super::report::Key;
+use super::workload::generated::Kind;
+use super::workload::{Workload, azure, trace};
+
+/// Requests of a generated workload, unless `--requests` says otherwise.
+const GENERATED_REQUESTS: usize = 6_000;
+/// Seeds of `--grid`: figures of generated workloads vary by some 10 % from one to the next.
+const GRID_SEEDS: u64 = 5;
+
+/// A workload, and on which fleets.
+#[derive(Debug)]
+pub struct Scene {
+    /// What it was drawn from, and what all that is drawn beside it comes from.
+    pub seed: u64,
+    /// What arrives.
+    pub workload: Workload,
+    /// How fast workers are, one after the other.
+    pub fleets: Vec<FleetKind>,
+}
+
+/// What `--workers`, `--blocks` and `--load` mean when they are not given.
+fn or_default<T: Clone>(given: &[T], grid: bool, usual: &[T], of_grid: &[T]) -> Vec<T> {
+    let default = if grid { of_grid } else { usual };
+    if given.is_empty() { default.to_vec() } else { given.to_vec() }
+}
+
+/// Each workload with its seed; what is generated, once for each.
+///
+/// # Errors
+/// Traces that cannot be read.
+pub fn scenes(args: &SimulateArgs) -> anyhow::Result<Vec<Scene>> {
+    let fleets = or_default(&args.fleet, false, &[FleetKind::Even], &[]);
+    let kinds = if args.grid && args.workload.is_empty() { Kind::value_variants() } else { &args.workload };
+    let mut scenes = Vec::new();
+    for path in &args.trace {
+        let fleets = or_default(&args.fleet, args.grid, &[FleetKind::Even], FleetKind::value_variants());
+        scenes.push(Scene { seed: args.seed, workload: trace::read(path)?, fleets });
+    }
+    let seeds = args.seeds.unwrap_or(if args.grid { GRID_SEEDS } else { 1 });
+    for seed in args.seed..args.seed.saturating_add(seeds) {
+        for path in &args.azure {
+            scenes.push(Scene { seed, workload: azure::read(path, seed)?, fleets: fleets.clone() });
+        }
+        let requests = args.requests.unwrap_or(GENERATED_REQUESTS);
+        let of = |kind: &Kind| Scene { seed, workload: kind.generate(requests, seed), fleets: fleets.clone() };
+        scenes.extend(kinds.iter().map(of));
+    }
+    for scene in &mut scenes {
+        scene.workload.truncate(args.requests.unwrap_or(usize::MAX));
+    }
+    Ok(scenes)
+}
+
+/// Every scene with every number of workers and size of cache.
+///
+/// # Errors
+/// An engine that there is not, and requests that fit into no cache.
+pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec<Cell<'a>>> {
+    let engine = match args.engine.as_str() {
+        "plain" => EngineKind::Plain,
+        name => {
+            let preset = worker_core::timing::preset(name).context("--engine, besides plain")?;
+            EngineKind::Preset(preset, args.prefill.map(Into::into))
+        }
+    };
+    let sizes = or_default(&args.workers, args.grid, &[8], &[4, 8, 16]);
+    let capacities = or_default(&args.blocks, args.grid, &[2_000], &[500, 2_000, 8_000]);
+    let mut cells = Vec::new();
+    for Scene { seed, workload, fleets } in scenes {
+        for fleet in fleets {
+            for workers in &sizes {
+                for blocks in &capacities {
+                    let (seed, fleet, workers, blocks) = (*seed, *fleet, *workers, *blocks);
+                    let replicas = args.replicas;
+                    let name = format!("{}{}{}", workload.name, fleet.suffix(), routers(replicas));
+                    let saturated = OnceLock::new();
+                    let cell =
+                        Cell { workload, name, seed, fleet, workers, blocks, replicas, engine, saturated };
+                    cell.check()?;
+                    cells.push(cell);
+                }
+            }
+        }
+    }
+    Ok(cells)
+}
+
+/// What more than one router adds to the name of a trace.
+fn routers(replicas: usize) -> String {
+    if replicas > 1 { format!("+{replicas}-routers") } else { String::new() }
+}
+
+/// Every cell with every load and contender, without those that are `done`.
+#[must_use]
+pub fn jobs<'a>(
+    args: &SimulateArgs,
+    cells: &'a [Cell<'a>],
+    contenders: &'a [Contender],
+    done: &HashSet<Key>,
+) -> Vec<Job<'a>> {
+    let loads = or_default(&args.load, args.grid, &[0.7, 0.9], &[0.7, 0.9, 1.0, 1.2]);
+    let mut jobs = Vec::new();
+    for cell in cells {
+        for load in &loads {
+            jobs.extend(contenders.iter().map(|contender| Job { cell, load: *load, contender }));
+        }
+    }
+    jobs.retain(|job| !done.contains(&Key::of(job)));
+    jobs
+}
+
+/// Requests of all simulations, those for R* included.
+#[must_use]
+pub fn requests(jobs: &[Job<'_>]) -> u64 {
+    let mut seen: HashSet<*const Cell<'_>> = HashSet::new();
+    let count = |job: &Job<'_>| job.cell.workload.requests.len() as u64;
+    let saturates = |job: &Job<'_>| matches!(job.cell.engine, EngineKind::Preset(..));
+    let saturating = jobs.iter().filter(|job| saturates(job) && seen.insert(std::ptr::from_ref(job.cell)));
+    saturating.map(count).sum::<u64>() + jobs.iter().map(count).sum::<u64>()
+}
