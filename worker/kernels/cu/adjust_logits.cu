@@ -29,7 +29,7 @@ DEVICE float finite(float number) {
     return number == -infinity() ? number : maximum(-maximum(-number, -most), -most);
 }
 
-KERNEL(adjust_logits, AdjustParams, 128, 8) {
+KERNEL(adjust_logits, AdjustParams, 128, 8, 0) {
     const u64 index = (u64)block_index() * block_threads() + thread_index();
     if (index >= p.count) return;
     const LogitChange change = p.changes[index];

@@ -18,7 +18,7 @@ struct CombineParams {
     u32 heads, out_stride;
 };
 
-KERNEL(attention_combine, CombineParams, 128, 8) {
+KERNEL(attention_combine, CombineParams, 128, 8, 0) {
     const u32 head = block_index() % p.heads, head_dim = 2 * block_threads(), column = 2 * thread_index();
     const Merge merge = p.merges[block_index() / p.heads];
     const u64 first = (u64)merge.first_slot * p.heads + head;

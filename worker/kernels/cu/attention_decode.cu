@@ -221,7 +221,7 @@ using Decode128 = DecodeShape<128, 4, 3>;
 using Decode256 = DecodeShape<256, 2, 3>;
 
 #ifndef BODIES_ONLY
-KERNEL(attention_decode_64, DecodeParams, Decode64::THREADS, 3) { decode<Decode64>(p, block_index(), shared_memory()); }
-KERNEL(attention_decode_128, DecodeParams, Decode128::THREADS, 2) { decode<Decode128>(p, block_index(), shared_memory()); }
-KERNEL(attention_decode_256, DecodeParams, Decode256::THREADS, 2) { decode<Decode256>(p, block_index(), shared_memory()); }
+KERNEL(attention_decode_64, DecodeParams, Decode64::THREADS, 3, Decode64::SHARED_BYTES) { decode<Decode64>(p, block_index(), shared_memory()); }
+KERNEL(attention_decode_128, DecodeParams, Decode128::THREADS, 2, Decode128::SHARED_BYTES) { decode<Decode128>(p, block_index(), shared_memory()); }
+KERNEL(attention_decode_256, DecodeParams, Decode256::THREADS, 2, Decode256::SHARED_BYTES) { decode<Decode256>(p, block_index(), shared_memory()); }
 #endif

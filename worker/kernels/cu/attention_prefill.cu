@@ -121,8 +121,8 @@ template <class S> DEVICE void score(Scores<S>& scores, const bf16* queries, con
 
 // Takes out what rows do not see; only for tiles where that is anything.
 template <class S>
-DEVICE void mask(Scores<S>& scores, const Visibility& v, u32 first_key, u32 end, u32 warp_position, u32 lane) {
-    bool all_before = first_key + S::TILE_KEYS <= warp_position + 1 && first_key + S::TILE_KEYS <= end;
+DEVICE void mask(Scores<S>& scores, const Visibility& v, u32 first_key, u32 warp_position, u32 lane) {
+    bool all_before = first_key + S::TILE_KEYS <= warp_position + 1;
     bool all_in_window = v.window == 0 || first_key + v.window > warp_position + S::BANDS * 16 - 1;
     if (all_before && all_in_window) return;
     UNROLL
@@ -133,7 +133,7 @@ DEVICE void mask(Scores<S>& scores, const Visibility& v, u32 first_key, u32 end,
             for (int e = 0; e < 4; e++) {
                 u32 key = first_key + j * 8 + (lane & 3) * 2 + (e & 1);
                 u32 position = warp_position + band * 16 + (lane >> 2) + (e >> 1) * 8;
-                if (key >= end || !sees(v, position, key)) scores[band][j][e] = -infinity();
+                if (!sees(v, position, key)) scores[band][j][e] = -infinity();
             }
 }
 
@@ -245,7 +245,7 @@ template <class S> DEVICE void prefill(const PrefillParams& p, u32 tile_index, u
 
         Scores<S> scores;
         score<S>(scores, queries, keys + stage * S::KEY_TILE, warp_row, lane);
-        mask<S>(scores, p.visibility, first_key, end, first_position + warp_row, lane);
+        mask<S>(scores, p.visibility, first_key, first_position + warp_row, lane);
         Weights<S> weights;
         weigh<S>(weights, scores, rows, scale_log2);
         cp_async_wait<2>(); // these values are here; the next tile is under way
@@ -269,13 +269,13 @@ using Prefill128 = PrefillShape<128, 128, 32, 4>;
 using Prefill256 = PrefillShape<256, 64, 32, 4>;
 
 #ifndef BODIES_ONLY
-KERNEL(attention_prefill_64, PrefillParams, Prefill64::THREADS, 2) {
+KERNEL(attention_prefill_64, PrefillParams, Prefill64::THREADS, 2, Prefill64::SHARED_BYTES) {
     prefill<Prefill64>(p, block_index() / p.heads, block_index() % p.heads, shared_memory());
 }
-KERNEL(attention_prefill_128, PrefillParams, Prefill128::THREADS, 2) {
+KERNEL(attention_prefill_128, PrefillParams, Prefill128::THREADS, 2, Prefill128::SHARED_BYTES) {
     prefill<Prefill128>(p, block_index() / p.heads, block_index() % p.heads, shared_memory());
 }
-KERNEL(attention_prefill_256, PrefillParams, Prefill256::THREADS, 2) {
+KERNEL(attention_prefill_256, PrefillParams, Prefill256::THREADS, 2, Prefill256::SHARED_BYTES) {
     prefill<Prefill256>(p, block_index() / p.heads, block_index() % p.heads, shared_memory());
 }
 #endif

@@ -15,8 +15,10 @@ typedef int i32;
 
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
-// A kernel takes one struct by value. BLOCKS is how many of them should fit on a multiprocessor at once.
-#define KERNEL(NAME, PARAMS, THREADS, BLOCKS) \
+// A kernel takes one struct by value. THREADS is the most a block has, BLOCKS how many of them should fit on a multiprocessor at once,
+// SHARED_BYTES the shared memory of each, which NAME_shared_bytes tells build_cubins.py.
+#define KERNEL(NAME, PARAMS, THREADS, BLOCKS, SHARED_BYTES) \
+    extern "C" __device__ u32 NAME##_shared_bytes = SHARED_BYTES; \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ PARAMS p)
 
 struct bf16 { u16 bits; };

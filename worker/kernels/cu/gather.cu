@@ -11,7 +11,7 @@ struct GatherParams {
     u32 width;
 };
 
-KERNEL(embed, GatherParams, 128, 16) {
+KERNEL(embed, GatherParams, 128, 8, 0) {
     const bf16* row = (const bf16*)p.from + (u64)p.indices[block_index()] * p.width;
     float* out = p.out + (u64)block_index() * p.width;
     for (u32 i = thread_index() * 8; i < p.width; i += block_threads() * 8) {
@@ -29,7 +29,7 @@ KERNEL(embed, GatherParams, 128, 16) {
     }
 }
 
-KERNEL(select_rows, GatherParams, 128, 16) {
+KERNEL(select_rows, GatherParams, 128, 8, 0) {
     const float* row = (const float*)p.from + (u64)p.indices[block_index()] * p.width;
     float* out = p.out + (u64)block_index() * p.width;
     for (u32 i = thread_index() * 4; i < p.width; i += block_threads() * 4) store_global_16(out + i, load_global_16(row + i));

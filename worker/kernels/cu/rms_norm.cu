@@ -22,7 +22,7 @@ struct Floats8 { Chunk16 halves[2]; };
 DEVICE Floats8 load_8(const float* from) { return {{*(const Chunk16*)from, *(const Chunk16*)(from + 4)}}; }
 DEVICE float number(const Floats8& v, int i) { return bits_to_float(v.halves[i / 4].words[i % 4]); }
 
-KERNEL(rms_norm, RmsNormParams, 256, 4) {
+KERNEL(rms_norm, RmsNormParams, 256, 4, 32 * sizeof(float)) {
     float* row = p.x + (u64)block_index() * p.width;
     const u64 first = (u64)block_index() * p.width;
     float squares = 0.f;

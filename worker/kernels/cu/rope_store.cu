@@ -75,6 +75,6 @@ template <int HEAD_DIM> DEVICE void rope_store(const RopeStoreParams& p) {
     *(Numbers*)(to + HEAD_DIM / 2 + column) = high;
 }
 
-KERNEL(rope_store_64, RopeStoreParams, 128, 8) { rope_store<64>(p); }
-KERNEL(rope_store_128, RopeStoreParams, 128, 8) { rope_store<128>(p); }
-KERNEL(rope_store_256, RopeStoreParams, 128, 8) { rope_store<256>(p); }
+KERNEL(rope_store_64, RopeStoreParams, 128, 8, 0) { rope_store<64>(p); }
+KERNEL(rope_store_128, RopeStoreParams, 128, 8, 0) { rope_store<128>(p); }
+KERNEL(rope_store_256, RopeStoreParams, 128, 8, 0) { rope_store<256>(p); }

@@ -173,7 +173,7 @@ DEVICE u32 draw_from(Row& row, const Draw& draw, Histogram* shared) {
     return (u32)find<Order::Tokens, Measure::Sum>(row, shared, target);
 }
 
-KERNEL(sample, SampleParams, 512, 2) {
+KERNEL(sample, SampleParams, 512, 1, sizeof(Histogram)) {
     Histogram* shared = (Histogram*)shared_memory();
     const float* logits = p.logits + (u64)block_index() * p.vocab;
     const Draw draw = p.draws[block_index()];

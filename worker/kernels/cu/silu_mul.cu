@@ -12,7 +12,7 @@ struct SiluMulParams {
 
 DEVICE float silu_mul_one(float gate, float up) { return divide(gate, 1.f + exp2_approx(-gate * LOG2_E)) * up; }
 
-KERNEL(silu_mul, SiluMulParams, 256, 8) {
+KERNEL(silu_mul, SiluMulParams, 256, 4, 0) {
     const u64 index = ((u64)block_index() * block_threads() + thread_index()) * 8;
     const u64 row = index / p.width, column = index % p.width;
     if (row >= p.rows) return;

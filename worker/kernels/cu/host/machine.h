@@ -44,11 +44,13 @@ struct Entry {
     const char* name;
     void (*run)(const void*);
     size_t params_bytes;
-    u32 threads;
+    u32 threads, shared_bytes;
     const Entry* next;
     static inline const Entry* first = nullptr;
-    Entry(const char* name, void (*run)(const void*), size_t params_bytes, u32 threads)
-        : name(name), run(run), params_bytes(params_bytes), threads(threads), next(first) { first = this; }
+    Entry(const char* name, void (*run)(const void*), size_t params_bytes, u32 threads, u32 shared_bytes)
+        : name(name), run(run), params_bytes(params_bytes), threads(threads), shared_bytes(shared_bytes), next(first) {
+        first = this;
+    }
 };
 
 // Shared memory that begins at a multiple of 1024.
@@ -250,6 +252,9 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaun
     if (launch->threads % 32 || launch->threads == 0 || launch->threads > entry->threads)
         return snprintf(error, error_bytes, "%s runs with at most %u threads, in whole warps, not %u", entry->name, entry->threads,
                         launch->threads), 1;
+    if (entry->shared_bytes != launch->shared_bytes)
+        return snprintf(error, error_bytes, "%s needs %u bytes of shared memory, not %u", entry->name, entry->shared_bytes,
+                        launch->shared_bytes), 1;
     machine.prepare(entry, launch->threads, launch->shared_bytes);
     machine.params = launch->params;
     machine.copy_mode = (CopyMode)launch->copy_mode;

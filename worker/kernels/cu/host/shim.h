@@ -20,10 +20,10 @@ typedef int32_t i32;
 
 #define DEVICE inline
 #define UNROLL
-#define KERNEL(NAME, PARAMS, THREADS, BLOCKS)                                                            \
+#define KERNEL(NAME, PARAMS, THREADS, BLOCKS, SHARED_BYTES)                                              \
     static void NAME(const PARAMS& p);                                                                   \
     static void NAME##_entry(const void* params) { NAME(*(const PARAMS*)params); }                       \
-    static const host::Entry NAME##_registered(#NAME, NAME##_entry, sizeof(PARAMS), THREADS);            \
+    static const host::Entry NAME##_registered(#NAME, NAME##_entry, sizeof(PARAMS), THREADS, SHARED_BYTES); \
     static void NAME(const PARAMS& p)
 
 struct bf16 { u16 bits; };

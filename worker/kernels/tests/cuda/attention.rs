@@ -6,7 +6,7 @@ use rand::{RngExt, SeedableRng};
 use worker_kernels::Span;
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::params::{
-    CombineParams, DecodeParams, Paging, PrefillParams, PrefillTile, Visibility,
+    CombineParams, DecodeChunk, DecodeParams, Merge, Paging, PrefillParams, PrefillTile, Visibility,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
 
@@ -170,12 +170,18 @@ fn reference(
 
 /// Runs a case as a step does, and returns `out`.
 fn compute(case: &Case, data: &Data, run: Run) -> Vec<bf16> {
+    compute_planned(case, data, run, |_| {})
+}
+
+/// The same, with a plan that `change` has gone over.
+fn compute_planned(case: &Case, data: &Data, run: Run, change: fn(&mut AttentionPlan)) -> Vec<bf16> {
     let spans = data.spans(case);
     let spans: Vec<Span<'_>> = spans
         .iter()
         .map(|&(first_row, rows, context_tokens, blocks)| Span { first_row, rows, context_tokens, blocks })
         .collect();
-    let plan = AttentionPlan::new(&spans, case.head_dim, case.visibility).unwrap();
+    let mut plan = AttentionPlan::new(&spans, case.head_dim, case.visibility).unwrap();
+    change(&mut plan);
     let device = Device::new(case, data, &plan);
     device.prefill(case, &plan.tiles, run);
     device.decode(case, &plan, run);
@@ -284,14 +290,17 @@ impl Device {
 /// Every number is near the reference, and nothing else was written.
 fn check(case: &Case, seed: u64, run: Run) {
     let data = Data::new(case, seed);
-    let out = compute(case, &data, run);
+    check_out(case, &data, run, &compute(case, &data, run));
+}
+
+fn check_out(case: &Case, data: &Data, run: Run, out: &[bf16]) {
     let mut row = 0;
     for (sequence, &(context, rows)) in case.sequences.iter().enumerate() {
         for i in 0..rows {
             let (numbers, rest) =
                 out[row * data.out_stride..][..data.out_stride].split_at(case.heads * case.head_dim);
             for head in 0..case.heads {
-                let want = reference(case, &data, sequence, row, context + i, head);
+                let want = reference(case, data, sequence, row, context + i, head);
                 for (d, (want, spread)) in want.into_iter().enumerate() {
                     let got = numbers[head * case.head_dim + d].to_f64();
                     assert!(
@@ -344,6 +353,9 @@ fn prefill_sees_windows_and_sinks() {
         Case::new(64, 2, 1, &[(0, 150)]).with_window(1, 0),
         Case::new(64, 2, 1, &[(200, 70)]).with_window(64, 0),
         Case::new(64, 2, 1, &[(200, 70)]).with_window(65, 0),
+        // The window begins at the last key of a tile, and at the first of one for the last row of a warp.
+        Case::new(64, 1, 1, &[(200, 70)]).with_window(74, 0),
+        Case::new(64, 1, 1, &[(200, 70)]).with_window(39, 0),
         Case::new(64, 2, 1, &[(300, 40)]).with_window(33, 4),
         Case::new(64, 2, 1, &[(300, 10)]).with_window(20, 64),
         Case::new(64, 2, 1, &[(300, 10)]).with_window(20, 65),
@@ -386,6 +398,24 @@ fn decode_takes_ragged_batches_and_groups_of_any_size() {
         Case::new(64, 4, 4, &[(20, 1), (31, 1)]).with_blocks_of(1),
         Case::new(64, 4, 1, &[(200, 1), (31, 1)]).with_blocks_of(128),
     ]);
+}
+
+/// The kernel does not rely on where the plan cuts.
+#[test]
+fn chunks_may_end_within_a_tile() {
+    for head_dim in [64, 128, 256] {
+        let case = Case::new(head_dim, 2, 1, &[(99, 1)]);
+        let (data, run) = (Data::new(&case, 8), Run::number(head_dim));
+        let cut = |plan: &mut AttentionPlan| {
+            let ends = [13, 29, 30, 96, 100];
+            let begins = [0, 13, 29, 30, 96];
+            let chunk = |(slot, (begin, end))| DecodeChunk { sequence: 0, begin, end, slot };
+            plan.chunks = (0..).zip(begins.into_iter().zip(ends)).map(chunk).collect();
+            plan.merges = vec![Merge { row: 0, first_slot: 0, slots: 5 }];
+            plan.slots = 5;
+        };
+        check_out(&case, &data, run, &compute_planned(&case, &data, run, cut));
+    }
 }
 
 #[test]

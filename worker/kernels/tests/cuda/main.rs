@@ -8,6 +8,7 @@
 
 mod attention;
 mod machine;
+mod mutants;
 mod rowwise;
 mod sampling;
 mod sizes;
