@@ -4,6 +4,7 @@
 //! blocks, never sequences' ids, scheduling or sampling. Caller: the model's forward pass in `worker`.
 
 pub mod cpu;
+pub mod cuda;
 mod device;
 mod mapped;
 mod weight;

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Compiles the CUDA kernels of worker/kernels/cu for every architecture, without a GPU and without a CUDA toolkit.
+
+    python3 worker/kernels/build_cubins.py           writes worker/kernels/cubins: machine code, PTX, and RESOURCES.md
+    python3 worker/kernels/build_cubins.py --check   writes nothing; fails when what is committed there is not what the sources give
+
+Both fail on a compiler warning, on a spilled register, on local memory, and on a kernel of tensor-core products whose machine code
+has none. NVRTC and nvdisasm come from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
+"""
+import argparse
+import concurrent.futures
+import ctypes
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+SOURCES = HERE / "cu"
+OUTPUT = HERE / "cubins"
+TOOLCHAIN = HERE.parents[1] / "target" / "cuda-toolchain"
+
+# 13.0, since a driver of the 580 series, the first for CUDA 13, refuses the PTX of later ones. nvdisasm reads what is older than itself.
+PACKAGES = ["nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvdisasm==13.2.51"]
+
+# Machine code for what is there, and PTX that a driver can compile for what comes.
+TARGETS = ["sm_80", "sm_90a", "sm_100", "sm_120", "compute_80"]
+
+# A multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"): threads, blocks, shared memory in bytes.
+MULTIPROCESSORS = {
+    "sm_80": (2048, 32, 164 << 10),
+    "sm_90a": (2048, 32, 228 << 10),
+    "sm_100": (2048, 32, 228 << 10),
+    "sm_120": (1536, 24, 100 << 10),
+}
+REGISTERS = 65536  # of a multiprocessor, handed to warps 256 at a time
+RESERVED_BYTES = 1024  # of shared memory, by each block
+
+# Kernels whose machine code must have tensor-core products.
+TENSOR_CORES = ("attention_prefill_", "attention_decode_")
+
+
+class Failed(Exception):
+    """Something a person must see; its message says what."""
+
+
+def fetch_toolchain():
+    """Installs the packages unless these versions are there. Two minutes at most."""
+    stamp = TOOLCHAIN / "packages"
+    if stamp.exists() and stamp.read_text().split() == PACKAGES:
+        return
+    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--upgrade",
+               "--retries", "1", "--timeout", "15", "--target", str(TOOLCHAIN), *PACKAGES]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    except subprocess.TimeoutExpired as expired:
+        raise Failed("PyPI did not deliver the compiler within 100 seconds; is it reachable from here?") from expired
+    if done.returncode:
+        raise Failed(f"PyPI did not deliver {' and '.join(PACKAGES)}; is it reachable from here? pip says:\n{done.stderr.strip()}")
+    stamp.write_text("\n".join(PACKAGES) + "\n")
+
+
+class Nvrtc:
+    """The compiler, through its C interface."""
+
+    def __init__(self):
+        [library] = TOOLCHAIN.glob("nvidia/*/lib/libnvrtc.so.13")
+        # NVRTC asks for this one by its bare name, and gets what is loaded already.
+        ctypes.CDLL(str(library.with_name("libnvrtc-builtins.so.13.0")), mode=ctypes.RTLD_GLOBAL)
+        self.library = ctypes.CDLL(str(library))
+
+    def call(self, name, *arguments):
+        return getattr(self.library, "nvrtc" + name)(*arguments)
+
+    def text(self, program, what):
+        size = ctypes.c_size_t()
+        if self.call(f"Get{what}Size", program, ctypes.byref(size)) or not size.value:
+            return b""
+        text = ctypes.create_string_buffer(size.value)
+        self.call(f"Get{what}", program, text)
+        return text.raw
+
+    def compile(self, path, target, headers):
+        """The cubin or PTX of a file, and the compiler's log."""
+        program = ctypes.c_void_p()
+        sources = [text.encode() for text in headers.values()]
+        names = [name.encode() for name in headers]
+        array = ctypes.c_char_p * len(headers)
+        self.call("CreateProgram", ctypes.byref(program), path.read_bytes(), path.name.encode(), len(headers),
+                  array(*sources), array(*names))
+        options = [f"--gpu-architecture={target}", "-std=c++17", "-default-device"]
+        if target.startswith("sm_"):
+            options += ["--ptxas-options=-v", "--ptxas-options=--warn-on-local-memory-usage", "--ptxas-options=--warn-on-spills"]
+        failed = self.call("CompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*[o.encode() for o in options]))
+        log = self.text(program, "ProgramLog").rstrip(b"\0").decode()
+        if failed:
+            raise Failed(f"{path.name} for {target}:\n{log}")
+        code = self.text(program, "CUBIN") if target.startswith("sm_") else self.text(program, "PTX").rstrip(b"\0")
+        self.call("DestroyProgram", ctypes.byref(program))
+        return code, log
+
+
+def compile_one(job):
+    """Runs in a process of its own: the compiler works on one program at a time."""
+    path, target = job
+    headers = {header.name: header.read_text() for header in sorted(SOURCES.glob("*.cu*")) if header != path}
+    try:
+        code, log = Nvrtc().compile(path, target, headers)
+        report = {} if target.startswith("compute_") else resources(path, target, code, log)
+        return code, report, None
+    except Failed as failed:
+        return b"", {}, str(failed)
+
+
+def resources(path, target, code, log):
+    """Registers of each kernel; fails on whatever makes one slow without anybody noticing."""
+    warnings = [line for line in log.splitlines() if "warning" in line.lower()]
+    if warnings:
+        raise Failed(f"{path.name} for {target}:\n" + "\n".join(warnings))
+    pattern = r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers"
+    found = re.findall(pattern, log, re.S)
+    if not found:
+        raise Failed(f"{path.name} for {target}: the compiler says nothing of registers:\n{log}")
+    products = tensor_core_products(code)
+    report = {}
+    for kernel, stack, stores, loads, registers in found:
+        if any(int(number) for number in (stack, stores, loads)):
+            raise Failed(f"{kernel} for {target}: {stack} bytes of stack, {stores} and {loads} bytes spilled")
+        if kernel.startswith(TENSOR_CORES) != bool(products.get(kernel)):
+            raise Failed(f"{kernel} for {target}: {products.get(kernel, 0)} tensor-core products in its machine code")
+        report[kernel] = (int(registers), products.get(kernel, 0))
+    return report
+
+
+def tensor_core_products(code):
+    """HMMA instructions of each kernel, as nvdisasm shows them."""
+    [program] = TOOLCHAIN.glob("nvidia/*/bin/nvdisasm")
+    program.chmod(0o755)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        done = subprocess.run([program, "-c", file.name], capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"nvdisasm: {done.stderr.strip()}")
+    counts, kernel = {}, None
+    for line in done.stdout.splitlines():
+        if section := re.match(r"\s*\.section\s+\.text\.(\w+)", line):
+            kernel = section[1]
+        elif kernel and "HMMA." in line:
+            counts[kernel] = counts.get(kernel, 0) + 1
+    return counts
+
+
+def blocks_at_once(target, threads, shared, registers):
+    """How many blocks of a kernel fit on a multiprocessor."""
+    most_threads, most_blocks, shared_bytes = MULTIPROCESSORS[target]
+    warps = threads // 32
+    registers_of_a_warp = -(-registers * 32 // 256) * 256
+    # Each quarter of a multiprocessor has registers of its own.
+    by_registers = REGISTERS // 4 // registers_of_a_warp * 4 // warps
+    return min(most_blocks, most_threads // threads, by_registers, shared_bytes // (shared + RESERVED_BYTES))
+
+
+def table(ptx, reports):
+    """RESOURCES.md: what each kernel takes."""
+    targets = list(MULTIPROCESSORS)
+    lines = [
+        "# What the kernels take",
+        "",
+        "Written by `worker/kernels/build_cubins.py`, which refuses spilled registers, local memory and warnings. For each architecture:",
+        "registers of a thread, blocks that fit on a multiprocessor at once with the warps that makes, and tensor-core products (HMMA) in the",
+        "machine code.",
+        "",
+        "| kernel | threads | shared memory | " + " | ".join(targets) + " |",
+        "|---|---|---|" + "---|" * len(targets),
+    ]
+    for kernel in sorted(reports["sm_80"]):
+        threads = int(re.search(rf"\.entry {kernel}\(.*?\.maxntid (\d+)", ptx, re.S)[1])
+        shared = int(re.search(rf"\.u32 {kernel}_shared_bytes(?: = (\d+))?;", ptx)[1] or 0)
+        cells = []
+        for target in targets:
+            registers, products = reports[target][kernel]
+            blocks = blocks_at_once(target, threads, shared, registers)
+            if not blocks:
+                raise Failed(f"{kernel} does not fit on {target}: {threads} threads, {shared} bytes, {registers} registers")
+            cells.append(f"{registers}, {blocks} × {threads // 32}" + (f", {products}" if products else ""))
+        lines.append(f"| {kernel} | {threads} | {shared:,} B | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def build():
+    """All files of the output directory, by name."""
+    paths = sorted(SOURCES.glob("*.cu"))
+    jobs = [(path, target) for path in paths for target in TARGETS]
+    # The slow ones first.
+    jobs.sort(key=lambda job: -job[0].stat().st_size)
+    files, reports, problems, ptx = {}, {target: {} for target in MULTIPROCESSORS}, [], ""
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        for (path, target), (code, report, problem) in zip(jobs, pool.map(compile_one, jobs)):
+            if problem:
+                problems.append(problem)
+            elif target.startswith("compute_"):
+                files[f"{path.stem}.ptx"] = code
+                ptx += code.decode()
+            else:
+                files[f"{path.stem}.{target}.cubin"] = code
+                reports[target] |= report
+    if problems:
+        raise Failed("\n".join(problems))
+    files["RESOURCES.md"] = table(ptx, reports).encode()
+    return files
+
+
+def compare(files):
+    """Fails when the output directory has anything else."""
+    committed = {path.name: path.read_bytes() for path in OUTPUT.iterdir()} if OUTPUT.is_dir() else {}
+    stale = sorted(name for name in files.keys() | committed.keys() if files.get(name) != committed.get(name))
+    if stale:
+        raise Failed(f"not what the sources give: {', '.join(stale)}\nrun python3 worker/kernels/build_cubins.py and commit worker/kernels/cubins")
+
+
+def write(files):
+    """Replaces the output directory's files."""
+    OUTPUT.mkdir(exist_ok=True)
+    for path in OUTPUT.iterdir():
+        if path.name not in files:
+            path.unlink()
+    for name, contents in files.items():
+        (OUTPUT / name).write_bytes(contents)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--check", action="store_true", help="compare instead of writing")
+    check = arguments.parse_args().check
+    try:
+        fetch_toolchain()
+        files = build()
+        compare(files) if check else write(files)
+    except Failed as failed:
+        sys.exit(f"kernels: {failed}")
+    code = sum(len(contents) for contents in files.values())
+    print(f"kernels: {len(files) - 1} files of {code / 1e6:.1f} MB for {', '.join(TARGETS)}: {'up to date' if check else 'written'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+// Attention of single new rows over paged keys and values, split over the context.
+//
+// Algorithm: Flash-Decoding (Dao, Haziza, Massa & Sizov 2023) with packed groups: the query heads that share a KV head are the 16 rows
+// of one mma tile, so that keys and values are read once for each KV head. A block takes one chunk of a sequence's context; its warps
+// take every WARPS-th tile of KEYS positions, each with a ring of STAGES tiles of its own that cp.async fills, so that no warp waits
+// for another before the end. There the warps' sums are put together in shared memory. A chunk that is its sequence's only one writes
+// the row; others write a part, which attention_combine.cu adds up. Chunks are cut by position alone (plan.rs): a row's sums come in
+// one order, whatever else is in the batch.
+//
+// Shapes: q [rows, q_stride] with head h at column h · head_dim; out likewise; partial_sums [slots, heads, head_dim] and partial_logs
+// [slots, heads] in f32 (of each part: its rows divided by their total, and the total's base-2 logarithm, scale included); pool as in
+// paged.cuh. Grid: one block for each (chunk, KV head, 16 heads of its group), heads fastest.
+//
+//   head_dim   warps   keys of a tile   stages   shared memory
+//       64       4          16            4          64 KiB
+//      128       4          16            3          96 KiB
+//      256       2          16            3          96 KiB
+//
+// Bytes: 4 · kv_heads · head_dim for each position of context, once. FLOPs: 4 · heads · head_dim for each: heads / kv_heads a byte,
+// so bound by memory.
+#include "paged.cuh"
+
+struct DecodeChunk { u32 sequence, begin, end, slot; }; // positions [begin, end); WHOLE or the slot of its part
+static constexpr u32 WHOLE = 0xffffffffu;
+
+struct DecodeParams {
+    const bf16 *q, *keys, *values;
+    bf16* out;
+    float *partial_sums, *partial_logs;
+    const float* sink_logits; // [heads], or null
+    const DecodeChunk* chunks;
+    const Sequence* sequences;
+    Paging paging;
+    Visibility visibility;
+    u32 heads, q_stride, out_stride;
+    float score_scale;
+};
+
+template <int HEAD_DIM_, int WARPS_, int STAGES_> struct DecodeShape {
+    static constexpr int HEAD_DIM = HEAD_DIM_, WARPS = WARPS_, STAGES = STAGES_;
+    static constexpr int THREADS = 32 * WARPS, KEYS = 16, CHUNKS = HEAD_DIM / 8;
+    static constexpr int TILE = KEYS * HEAD_DIM;      // numbers of a tile of keys or of values
+    static constexpr int RING = STAGES * 2 * TILE;    // numbers of a warp's ring
+    static constexpr int SHARED_BYTES = WARPS * RING * 2;
+    // At the end the rings hold, for each warp, 16 rows of sums and their highest scores and totals.
+    static constexpr int PARTS = 16 * HEAD_DIM + 32;  // in f32
+    static_assert(PARTS * 4 <= RING * 2, "the parts lie in the ring");
+};
+
+// Copies the keys and values of positions [first, first + KEYS) to a stage of the warp's ring, in one group; zeros from `end` on.
+template <class S>
+DEVICE void copy_tile(bf16* stage, const DecodeParams& p, const u32* table, u32 kv_head, u32 first, u32 end) {
+    const u32 lane = thread_index() & 31;
+    UNROLL
+    for (int i = 0; i < S::KEYS * S::CHUNKS / 32; i++) {
+        u32 index = i * 32 + lane, row = index / S::CHUNKS, chunk = index % S::CHUNKS;
+        bool valid = first + row < end;
+        if (first >= end) continue;
+        u64 offset = kv_offset<S::HEAD_DIM>(p.paging, table, kv_head, valid ? first + row : first) + chunk * 8;
+        u32 place = swizzled<S::HEAD_DIM>(row, chunk);
+        cp_async_16(stage + place, p.keys + offset, valid);
+        cp_async_16(stage + S::TILE + place, p.values + offset, valid);
+    }
+    cp_async_commit();
+}
+
+// What a warp keeps of the 16 rows: lane l holds rows l / 4 and l / 4 + 8, and two columns of every eight.
+template <class S> struct Sums {
+    float sums[S::HEAD_DIM / 8][4], highest[2], total[2];
+};
+
+template <class S> DEVICE void add_tile(Sums<S>& s, const u32 (&q)[S::HEAD_DIM / 16][4], const bf16* keys, const DecodeParams& p,
+                                        u32 first, u32 end, u32 position) {
+    const u32 lane = thread_index() & 31;
+    const bf16* values = keys + S::TILE;
+    float scores[2][4] = {};
+    const u32 key_place = swizzled<S::HEAD_DIM>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+    const u32 value_place = swizzled<S::HEAD_DIM>(lane & 15, lane >> 4);
+    UNROLL
+    for (int k = 0; k < S::HEAD_DIM / 16; k++) {
+        u32 b[4];
+        ldmatrix_x4(b, keys + along_row(key_place, k * 16));
+        mma_bf16(scores[0], q[k], b[0], b[1]);
+        mma_bf16(scores[1], q[k], b[2], b[3]);
+    }
+    const float scale_log2 = p.score_scale * LOG2_E;
+    UNROLL
+    for (int j = 0; j < 2; j++)
+        UNROLL
+        for (int e = 0; e < 4; e++) {
+            u32 key = first + j * 8 + (lane & 3) * 2 + (e & 1);
+            if (key >= end || !sees(p.visibility, position, key)) scores[j][e] = -infinity();
+        }
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        float highest = maximum(maximum(scores[0][2 * r], scores[0][2 * r + 1]), maximum(scores[1][2 * r], scores[1][2 * r + 1]));
+        highest = maximum(highest, shuffle_xor(highest, 1));
+        highest = maximum(s.highest[r], maximum(highest, shuffle_xor(highest, 2)));
+        float base = highest == -infinity() ? 0.f : highest * scale_log2;
+        float rescale = exp2_approx(s.highest[r] * scale_log2 - base), total = 0.f;
+        s.highest[r] = highest;
+        UNROLL
+        for (int j = 0; j < 2; j++)
+            UNROLL
+            for (int e = 2 * r; e < 2 * r + 2; e++) {
+                scores[j][e] = exp2_approx(scores[j][e] * scale_log2 - base);
+                total += scores[j][e];
+            }
+        s.total[r] = s.total[r] * rescale + total;
+        UNROLL
+        for (int d = 0; d < S::HEAD_DIM / 8; d++) {
+            s.sums[d][2 * r] *= rescale;
+            s.sums[d][2 * r + 1] *= rescale;
+        }
+    }
+    const u32 a[4] = {pack_bf16(scores[0][0], scores[0][1]), pack_bf16(scores[0][2], scores[0][3]),
+                      pack_bf16(scores[1][0], scores[1][1]), pack_bf16(scores[1][2], scores[1][3])};
+    UNROLL
+    for (int d = 0; d < S::HEAD_DIM / 16; d++) {
+        u32 b[4];
+        ldmatrix_x4_trans(b, values + along_row(value_place, d * 16));
+        mma_bf16(s.sums[2 * d], a, b[0], b[1]);
+        mma_bf16(s.sums[2 * d + 1], a, b[2], b[3]);
+    }
+}
+
+// Writes a warp's sums to shared memory: 16 rows, then their highest scores (base 2, scaled), then their totals.
+template <class S> DEVICE void put_parts(Sums<S>& s, float* parts, float scale_log2) {
+    const u32 lane = thread_index() & 31;
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        u32 row = (lane >> 2) + r * 8;
+        float total = s.total[r];
+        total += shuffle_xor(total, 1);
+        total += shuffle_xor(total, 2);
+        UNROLL
+        for (int d = 0; d < S::HEAD_DIM / 8; d++)
+            UNROLL
+            for (int e = 0; e < 2; e++)
+                store_shared(parts + row * S::HEAD_DIM + d * 8 + (lane & 3) * 2 + e, s.sums[d][2 * r + e]);
+        if ((lane & 3) == 0) {
+            store_shared(parts + 16 * S::HEAD_DIM + row, s.highest[r] * scale_log2);
+            store_shared(parts + 16 * S::HEAD_DIM + 16 + row, total);
+        }
+    }
+}
+
+// One number of one head: the warps' parts added up, written as the row's result or as the chunk's part.
+template <class S> DEVICE void write_pair(const float* parts, const DecodeParams& p, const DecodeChunk& chunk, u64 row, u32 head,
+                                          u32 tile_row, u32 column) {
+    float highest = -infinity(), total = 0.f, low = 0.f, high = 0.f;
+    UNROLL
+    for (int warp = 0; warp < S::WARPS; warp++)
+        highest = maximum(highest, load_shared(parts + warp * (S::RING / 2) + 16 * S::HEAD_DIM + tile_row));
+    UNROLL
+    for (int warp = 0; warp < S::WARPS; warp++) {
+        const float* part = parts + warp * (S::RING / 2);
+        // Every chunk has a position that the row sees (plan.rs), so that `highest` is a number.
+        float scale = exp2_approx(load_shared(part + 16 * S::HEAD_DIM + tile_row) - highest);
+        total += scale * load_shared(part + 16 * S::HEAD_DIM + 16 + tile_row);
+        low += scale * load_shared(part + tile_row * S::HEAD_DIM + column);
+        high += scale * load_shared(part + tile_row * S::HEAD_DIM + column + 1);
+    }
+    if (chunk.slot == WHOLE) {
+        if (p.sink_logits) total += exp2_approx(p.sink_logits[head] * LOG2_E - highest);
+        *(u32*)(p.out + row * p.out_stride + head * S::HEAD_DIM + column) = pack_bf16(divide(low, total), divide(high, total));
+        return;
+    }
+    u64 part = (u64)chunk.slot * p.heads + head;
+    p.partial_sums[part * S::HEAD_DIM + column] = divide(low, total);
+    p.partial_sums[part * S::HEAD_DIM + column + 1] = divide(high, total);
+    if (column == 0) p.partial_logs[part] = highest + log2_approx(total);
+}
+
+template <class S> DEVICE void decode(const DecodeParams& p, u32 block, unsigned char* shared) {
+    const u32 lane = thread_index() & 31, warp = thread_index() >> 5;
+    const u32 group = p.heads / p.paging.kv_heads, head_tiles = (group + 15) / 16;
+    const u32 kv_head = block / head_tiles % p.paging.kv_heads, head_tile = block % head_tiles;
+    const DecodeChunk chunk = p.chunks[block / (head_tiles * p.paging.kv_heads)];
+    const Sequence sequence = p.sequences[chunk.sequence];
+    const u32* table = p.paging.block_tables + sequence.table_start;
+    const u32 first_head = kv_head * group + head_tile * 16, heads_left = group - head_tile * 16, heads = heads_left < 16 ? heads_left : 16;
+    bf16* ring = (bf16*)shared + warp * S::RING;
+    auto tile_begin = [&](u32 i) { return chunk.begin + (i * S::WARPS + warp) * S::KEYS; };
+
+    UNROLL
+    for (int i = 0; i < S::STAGES - 1; i++)
+        copy_tile<S>(ring + i * 2 * S::TILE, p, table, kv_head, tile_begin(i), chunk.end);
+
+    u32 q[S::HEAD_DIM / 16][4];
+    UNROLL
+    for (int k = 0; k < S::HEAD_DIM / 16; k++)
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            u32 row = (lane >> 2) + (i & 1) * 8, column = k * 16 + (lane & 3) * 2 + (i >> 1) * 8;
+            const bf16* from = p.q + (u64)sequence.first_row * p.q_stride + (first_head + row) * S::HEAD_DIM + column;
+            q[k][i] = row < heads ? *(const u32*)from : 0;
+        }
+
+    Sums<S> sums = {};
+    sums.highest[0] = sums.highest[1] = -infinity();
+    for (u32 i = 0; tile_begin(i) < chunk.end; i++) {
+        cp_async_wait<S::STAGES - 2>(); // this lane's part of tile i is here
+        warp_barrier();                 // every lane's; and tile i - 1, whose stage is filled next, has been read
+        u32 next = i + S::STAGES - 1;
+        copy_tile<S>(ring + next % S::STAGES * 2 * S::TILE, p, table, kv_head, tile_begin(next), chunk.end);
+        add_tile<S>(sums, q, ring + i % S::STAGES * 2 * S::TILE, p, tile_begin(i), chunk.end, sequence.context_tokens);
+    }
+
+    warp_barrier(); // the ring's last tile has been read
+    float* parts = (float*)shared;
+    put_parts<S>(sums, parts + warp * (S::RING / 2), p.score_scale * LOG2_E);
+    barrier();
+    for (u32 i = thread_index(); i < heads * S::HEAD_DIM / 2; i += S::THREADS)
+        write_pair<S>(parts, p, chunk, sequence.first_row, first_head + i / (S::HEAD_DIM / 2), i / (S::HEAD_DIM / 2),
+                      i % (S::HEAD_DIM / 2) * 2);
+}
+
+using Decode64 = DecodeShape<64, 4, 4>;
+using Decode128 = DecodeShape<128, 4, 3>;
+using Decode256 = DecodeShape<256, 2, 3>;
+
+#ifndef BODIES_ONLY
+KERNEL(attention_decode_64, DecodeParams, Decode64::THREADS, 3, Decode64::SHARED_BYTES) { decode<Decode64>(p, block_index(), shared_memory()); }
+KERNEL(attention_decode_128, DecodeParams, Decode128::THREADS, 2, Decode128::SHARED_BYTES) { decode<Decode128>(p, block_index(), shared_memory()); }
+KERNEL(attention_decode_256, DecodeParams, Decode256::THREADS, 2, Decode256::SHARED_BYTES) { decode<Decode256>(p, block_index(), shared_memory()); }
+#endif

@@ -1,0 +1,281 @@
+// Causal attention of many new rows over paged keys and values: flash-attention by mma.sync, for sm_80 and later.
+//
+// Algorithm: FlashAttention-2 (Dao 2023): a block keeps TILE_ROWS queries of one head in shared memory, goes over the keys in tiles of
+// TILE_KEYS, and keeps for each row the highest score, the sum of weights and the weighted values, rescaled when the highest changes.
+// Keys and values of the next tile are copied (cp.async) while this one is computed, two stages of each. Scores and sums are f32,
+// weights are rounded to bf16 for the second product. A query sees what paged.cuh says; tiles that no row sees are not visited.
+// Softmax may count one more score for each head, which has no value (gpt-oss's learned sinks).
+//
+// Shapes: q [rows, q_stride] with head h at column h · head_dim; out likewise; pool as in paged.cuh; heads a multiple of kv_heads.
+// Grid: one block for each (tile of the list, head), heads fastest, so that the heads which share keys run at the same time. The list
+// comes from the host (plan.rs), longest tiles first; a ragged batch is one list.
+//
+//   head_dim   rows × keys of a tile   warps   rows of a warp   shared memory
+//       64            128 × 64            4          32              48 KiB
+//      128            128 × 32            4          32              64 KiB (64 keys would spill registers)
+//      256             64 × 32            4          16              96 KiB
+//
+// FLOPs: 4 · head_dim for each (row, head, visible key); half of S² of them in a whole prompt of S. Bytes from memory, at least: q and
+// out once, keys and values once for each row tile of a KV head (from L2 for the other heads of the group). A prompt of 8k at
+// head_dim 128 has 2,048 FLOPs a byte: bound by the tensor cores.
+#include "paged.cuh"
+
+struct PrefillTile { u32 sequence, first_row; }; // first_row counts within the sequence
+
+struct PrefillParams {
+    const bf16 *q, *keys, *values;
+    bf16* out;
+    const float* sink_logits; // [heads], or null
+    const PrefillTile* tiles;
+    const Sequence* sequences;
+    Paging paging;
+    Visibility visibility;
+    u32 heads, q_stride, out_stride; // strides in numbers
+    float score_scale;
+};
+
+template <int HEAD_DIM_, int TILE_ROWS_, int TILE_KEYS_, int WARPS_> struct PrefillShape {
+    static constexpr int HEAD_DIM = HEAD_DIM_, TILE_ROWS = TILE_ROWS_, TILE_KEYS = TILE_KEYS_, WARPS = WARPS_;
+    static constexpr int THREADS = 32 * WARPS;
+    static constexpr int BANDS = TILE_ROWS / (16 * WARPS); // of 16 rows, for each warp
+    static constexpr int CHUNKS = HEAD_DIM / 8;            // 16-byte chunks of a row
+    static constexpr int KEY_TILE = TILE_KEYS * HEAD_DIM;  // numbers
+    static constexpr int SHARED_BYTES = (TILE_ROWS + 4 * TILE_KEYS) * HEAD_DIM * 2;
+};
+
+// Copies rows [first, first + TILE_KEYS) of keys or values; those from `end` on become zeros, since weights of zero times whatever
+// lies there would not be zero if it were NaN.
+template <class S>
+DEVICE void copy_kv(bf16* to, const bf16* pool, const Paging& paging, const u32* table, u32 kv_head, u32 first, u32 end) {
+    UNROLL
+    for (int i = 0; i < S::TILE_KEYS * S::CHUNKS / S::THREADS; i++) {
+        u32 index = i * S::THREADS + thread_index(), row = index / S::CHUNKS, chunk = index % S::CHUNKS;
+        bool valid = first + row < end;
+        u64 offset = kv_offset<S::HEAD_DIM>(paging, table, kv_head, valid ? first + row : 0);
+        cp_async_16(to + swizzled<S::HEAD_DIM>(row, chunk), pool + offset + chunk * 8, valid);
+    }
+}
+
+// Which key tiles a tile of rows needs: those that hold sinks, then those from the first row's window to the last row.
+struct KeyTiles {
+    u32 sink_tiles, first, count;
+    DEVICE u32 at(u32 i) const { return i < sink_tiles ? i : first + (i - sink_tiles); }
+};
+template <int TILE_KEYS> DEVICE KeyTiles key_tiles(const Visibility& v, u32 first_position, u32 end) {
+    u32 from = v.window && first_position + 1 > v.window ? first_position + 1 - v.window : 0;
+    u32 first = from / TILE_KEYS, last = (end + TILE_KEYS - 1) / TILE_KEYS;
+    u32 sinks = (v.sink_tokens + TILE_KEYS - 1) / TILE_KEYS;
+    u32 sink_tiles = sinks < first ? sinks : first;
+    return {sink_tiles, first, sink_tiles + last - first};
+}
+
+// What a warp keeps of its rows. Lane l holds, of each band, rows l / 4 and l / 4 + 8, and two columns of every eight.
+template <class S> struct Rows {
+    float sums[S::BANDS][S::HEAD_DIM / 8][4];  // weighted values
+    float highest[S::BANDS][2], total[S::BANDS][2]; // of scores; of weights, this lane's columns only
+
+    DEVICE void clear() {
+        UNROLL
+        for (int band = 0; band < S::BANDS; band++) {
+            highest[band][0] = highest[band][1] = -infinity();
+            total[band][0] = total[band][1] = 0.f;
+            UNROLL
+            for (int d = 0; d < S::HEAD_DIM / 8; d++)
+                UNROLL
+                for (int e = 0; e < 4; e++) sums[band][d][e] = 0.f;
+        }
+    }
+};
+
+template <class S> using Scores = float[S::BANDS][S::TILE_KEYS / 8][4];
+// bf16 in pairs: a product's result lies in the lanes as the next one's first operand must.
+template <class S> using Weights = u32[S::BANDS][S::TILE_KEYS / 16][4];
+
+template <class S> DEVICE void score(Scores<S>& scores, const bf16* queries, const bf16* keys, u32 warp_row, u32 lane) {
+    UNROLL
+    for (int band = 0; band < S::BANDS; band++)
+        UNROLL
+        for (int j = 0; j < S::TILE_KEYS / 8; j++)
+            UNROLL
+            for (int e = 0; e < 4; e++) scores[band][j][e] = 0.f;
+    const u32 query_place = swizzled<S::HEAD_DIM>(warp_row + (lane & 15), lane >> 4);
+    const u32 key_place = swizzled<S::HEAD_DIM>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+    UNROLL
+    for (int k = 0; k < S::HEAD_DIM / 16; k++) {
+        u32 a[S::BANDS][4];
+        UNROLL
+        for (int band = 0; band < S::BANDS; band++)
+            ldmatrix_x4(a[band], queries + along_row(query_place, k * 16) + band * 16 * S::HEAD_DIM);
+        UNROLL
+        for (int j = 0; j < S::TILE_KEYS / 16; j++) {
+            u32 b[4];
+            ldmatrix_x4(b, keys + along_row(key_place, k * 16) + j * 16 * S::HEAD_DIM);
+            UNROLL
+            for (int band = 0; band < S::BANDS; band++) {
+                mma_bf16(scores[band][2 * j], a[band], b[0], b[1]);
+                mma_bf16(scores[band][2 * j + 1], a[band], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Takes out what rows do not see; only for tiles where that is anything.
+template <class S>
+DEVICE void mask(Scores<S>& scores, const Visibility& v, u32 first_key, u32 warp_position, u32 lane) {
+    bool all_before = first_key + S::TILE_KEYS <= warp_position + 1;
+    bool all_in_window = v.window == 0 || first_key + v.window > warp_position + S::BANDS * 16 - 1;
+    if (all_before && all_in_window) return;
+    UNROLL
+    for (int band = 0; band < S::BANDS; band++)
+        UNROLL
+        for (int j = 0; j < S::TILE_KEYS / 8; j++)
+            UNROLL
+            for (int e = 0; e < 4; e++) {
+                u32 key = first_key + j * 8 + (lane & 3) * 2 + (e & 1);
+                u32 position = warp_position + band * 16 + (lane >> 2) + (e >> 1) * 8;
+                if (!sees(v, position, key)) scores[band][j][e] = -infinity();
+            }
+}
+
+// Turns scores into weights, and rescales what was summed before.
+template <class S> DEVICE void weigh(Weights<S>& weights, const Scores<S>& scores, Rows<S>& rows, float scale_log2) {
+    UNROLL
+    for (int band = 0; band < S::BANDS; band++)
+        UNROLL
+        for (int r = 0; r < 2; r++) {
+            float highest = rows.highest[band][r];
+            UNROLL
+            for (int j = 0; j < S::TILE_KEYS / 8; j++)
+                highest = maximum(highest, maximum(scores[band][j][2 * r], scores[band][j][2 * r + 1]));
+            highest = maximum(highest, shuffle_xor(highest, 1));
+            highest = maximum(highest, shuffle_xor(highest, 2));
+            // A row that has seen nothing yet: -inf less -inf would be no number.
+            float base = highest == -infinity() ? 0.f : highest * scale_log2;
+            float rescale = exp2_approx(rows.highest[band][r] * scale_log2 - base), total = 0.f;
+            rows.highest[band][r] = highest;
+            UNROLL
+            for (int j = 0; j < S::TILE_KEYS / 8; j++) {
+                float low = exp2_approx(scores[band][j][2 * r] * scale_log2 - base);
+                float high = exp2_approx(scores[band][j][2 * r + 1] * scale_log2 - base);
+                total += low + high;
+                weights[band][j / 2][j % 2 * 2 + r] = pack_bf16(low, high);
+            }
+            rows.total[band][r] = rows.total[band][r] * rescale + total;
+            UNROLL
+            for (int d = 0; d < S::HEAD_DIM / 8; d++) {
+                rows.sums[band][d][2 * r] *= rescale;
+                rows.sums[band][d][2 * r + 1] *= rescale;
+            }
+        }
+}
+
+template <class S> DEVICE void add_values(Rows<S>& rows, const Weights<S>& weights, const bf16* values, u32 lane) {
+    const u32 value_place = swizzled<S::HEAD_DIM>(lane & 15, lane >> 4);
+    UNROLL
+    for (int k = 0; k < S::TILE_KEYS / 16; k++) {
+        UNROLL
+        for (int d = 0; d < S::HEAD_DIM / 16; d++) {
+            u32 b[4];
+            ldmatrix_x4_trans(b, values + along_row(value_place, d * 16) + k * 16 * S::HEAD_DIM);
+            UNROLL
+            for (int band = 0; band < S::BANDS; band++) {
+                mma_bf16(rows.sums[band][2 * d], weights[band][k], b[0], b[1]);
+                mma_bf16(rows.sums[band][2 * d + 1], weights[band][k], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Divides by the total and puts a warp's rows where its queries were, which no other warp reads.
+template <class S>
+DEVICE void finish(Rows<S>& rows, bf16* staged, const float* sink_logit, float scale_log2, u32 warp_row, u32 lane) {
+    UNROLL
+    for (int band = 0; band < S::BANDS; band++)
+        UNROLL
+        for (int r = 0; r < 2; r++) {
+            float total = rows.total[band][r];
+            total += shuffle_xor(total, 1);
+            total += shuffle_xor(total, 2);
+            if (sink_logit) total += exp2_approx(*sink_logit * LOG2_E - rows.highest[band][r] * scale_log2);
+            float scale = divide(1.f, total);
+            u32 row = warp_row + band * 16 + (lane >> 2) + r * 8;
+            UNROLL
+            for (int d = 0; d < S::HEAD_DIM / 8; d++) {
+                u32* to = (u32*)(staged + swizzled<S::HEAD_DIM>(row, d) + (lane & 3) * 2);
+                store_shared(to, pack_bf16(rows.sums[band][d][2 * r] * scale, rows.sums[band][d][2 * r + 1] * scale));
+            }
+        }
+}
+
+template <class S> DEVICE void prefill(const PrefillParams& p, u32 tile_index, u32 head, unsigned char* shared) {
+    bf16 *queries = (bf16*)shared, *keys = queries + S::TILE_ROWS * S::HEAD_DIM, *values = keys + 2 * S::KEY_TILE;
+    const u32 lane = thread_index() & 31, warp_row = (thread_index() >> 5) * S::BANDS * 16;
+    const PrefillTile tile = p.tiles[tile_index];
+    const Sequence sequence = p.sequences[tile.sequence];
+    const u32* table = p.paging.block_tables + sequence.table_start;
+    const u32 kv_head = head / (p.heads / p.paging.kv_heads);
+    const u32 rows_left = sequence.rows - tile.first_row, tile_rows = rows_left < S::TILE_ROWS ? rows_left : S::TILE_ROWS;
+    const u32 first_position = sequence.context_tokens + tile.first_row, end = first_position + tile_rows;
+    const u64 first_row = sequence.first_row + tile.first_row;
+    const KeyTiles tiles = key_tiles<S::TILE_KEYS>(p.visibility, first_position, end);
+    const float scale_log2 = p.score_scale * LOG2_E;
+
+    UNROLL
+    for (int i = 0; i < S::TILE_ROWS * S::CHUNKS / S::THREADS; i++) {
+        u32 index = i * S::THREADS + thread_index(), row = index / S::CHUNKS, chunk = index % S::CHUNKS;
+        bool valid = row < tile_rows;
+        const bf16* from = p.q + (first_row + (valid ? row : 0)) * p.q_stride + head * S::HEAD_DIM + chunk * 8;
+        cp_async_16(queries + swizzled<S::HEAD_DIM>(row, chunk), from, valid);
+    }
+    copy_kv<S>(keys, p.keys, p.paging, table, kv_head, tiles.at(0) * S::TILE_KEYS, end);
+    cp_async_commit();
+    copy_kv<S>(values, p.values, p.paging, table, kv_head, tiles.at(0) * S::TILE_KEYS, end);
+    cp_async_commit();
+
+    Rows<S> rows;
+    rows.clear();
+    for (u32 i = 0; i < tiles.count; i++) {
+        const u32 first_key = tiles.at(i) * S::TILE_KEYS, stage = i & 1;
+        cp_async_wait<1>(); // these keys are here; these values may be under way
+        barrier();          // for all; and all are done with the stage that is filled next
+        if (i + 1 < tiles.count) copy_kv<S>(keys + (stage ^ 1) * S::KEY_TILE, p.keys, p.paging, table, kv_head, tiles.at(i + 1) * S::TILE_KEYS, end);
+        cp_async_commit();
+        if (i + 1 < tiles.count) copy_kv<S>(values + (stage ^ 1) * S::KEY_TILE, p.values, p.paging, table, kv_head, tiles.at(i + 1) * S::TILE_KEYS, end);
+        cp_async_commit();
+
+        Scores<S> scores;
+        score<S>(scores, queries, keys + stage * S::KEY_TILE, warp_row, lane);
+        mask<S>(scores, p.visibility, first_key, first_position + warp_row, lane);
+        Weights<S> weights;
+        weigh<S>(weights, scores, rows, scale_log2);
+        cp_async_wait<2>(); // these values are here; the next tile is under way
+        barrier();
+        add_values<S>(rows, weights, values + stage * S::KEY_TILE, lane);
+    }
+
+    // The last reading of the queries lies before the loop's last barrier.
+    finish<S>(rows, queries, p.sink_logits ? p.sink_logits + head : nullptr, scale_log2, warp_row, lane);
+    warp_barrier();
+    UNROLL
+    for (int i = 0; i < S::BANDS * 16 * S::CHUNKS / 32; i++) {
+        u32 index = i * 32 + lane, row = warp_row + index / S::CHUNKS, chunk = index % S::CHUNKS;
+        Chunk16 numbers = load_shared((const Chunk16*)(queries + swizzled<S::HEAD_DIM>(row, chunk)));
+        if (row < tile_rows) store_global_16(p.out + (first_row + row) * p.out_stride + head * S::HEAD_DIM + chunk * 8, numbers);
+    }
+}
+
+using Prefill64 = PrefillShape<64, 128, 64, 4>;
+using Prefill128 = PrefillShape<128, 128, 32, 4>;
+using Prefill256 = PrefillShape<256, 64, 32, 4>;
+
+#ifndef BODIES_ONLY
+KERNEL(attention_prefill_64, PrefillParams, Prefill64::THREADS, 2, Prefill64::SHARED_BYTES) {
+    prefill<Prefill64>(p, block_index() / p.heads, block_index() % p.heads, shared_memory());
+}
+KERNEL(attention_prefill_128, PrefillParams, Prefill128::THREADS, 2, Prefill128::SHARED_BYTES) {
+    prefill<Prefill128>(p, block_index() / p.heads, block_index() % p.heads, shared_memory());
+}
+KERNEL(attention_prefill_256, PrefillParams, Prefill256::THREADS, 2, Prefill256::SHARED_BYTES) {
+    prefill<Prefill256>(p, block_index() / p.heads, block_index() % p.heads, shared_memory());
+}
+#endif

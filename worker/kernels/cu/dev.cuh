@@ -1,0 +1,116 @@
+// The instructions the kernels are written in: all inline PTX of this directory, and nothing else from CUDA.
+//
+// Everything here exists twice: below for the GPU (sm_80 and later), and in host/shim.h for a CPU, where tests run the same
+// kernels. Kernels include this file, use no other CUDA name, and keep to the rules that let the host see their mistakes:
+// shared memory is dynamic only, and is touched by ldmatrix, cp.async and the functions named *_shared, never by a plain pointer.
+#pragma once
+#ifdef HOST_SHIM
+#include "host/shim.h"
+#else
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+
+#define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+// A kernel takes one struct by value. THREADS is the most a block has, BLOCKS how many of them should fit on a multiprocessor at once,
+// SHARED_BYTES the shared memory of each, which NAME_shared_bytes tells build_cubins.py.
+#define KERNEL(NAME, PARAMS, THREADS, BLOCKS, SHARED_BYTES) \
+    extern "C" __device__ u32 NAME##_shared_bytes = SHARED_BYTES; \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ PARAMS p)
+
+struct bf16 { u16 bits; };
+struct alignas(16) Chunk16 { u32 words[4]; }; // what one thread moves at once: 16 bytes
+
+// --- where a thread is
+DEVICE u32 thread_index() { return threadIdx.x; }
+DEVICE u32 block_index() { return blockIdx.x; }
+DEVICE u32 block_threads() { return blockDim.x; }
+
+// --- waiting for others
+DEVICE void barrier() { __syncthreads(); }
+DEVICE void warp_barrier() { __syncwarp(); }
+
+// --- shared memory
+DEVICE unsigned char* shared_memory() {
+    extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+    return dynamic_shared;
+}
+DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+template <class T> DEVICE T load_shared(const T* from) { return *from; }
+template <class T> DEVICE void store_shared(T* to, T value) { *to = value; }
+DEVICE void add_shared(u32* to, u32 value) { atomicAdd(to, value); }
+DEVICE void add_shared(u64* to, u64 value) { atomicAdd(to, value); }
+
+// Four 8x8 matrices of 16-bit numbers: lane l names row l % 8 of matrix l / 8, and gets two numbers of row l / 4 of each.
+DEVICE void ldmatrix_x4(u32 (&to)[4], const bf16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
+}
+// The same, each matrix transposed.
+DEVICE void ldmatrix_x4_trans(u32 (&to)[4], const bf16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
+}
+// sum += a · b, with a [16, 16] row-major, b [16, 8] column-major, sum [16, 8] in f32.
+DEVICE void mma_bf16(float (&sum)[4], const u32 (&a)[4], u32 b_low, u32 b_high) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+}
+
+// --- asynchronous copies to shared memory, in groups; invalid ones fill with zeros and read nothing
+DEVICE void cp_async_16(void* to, const void* from, bool valid) {
+    u32 bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+}
+DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most LEFT of this thread's groups are under way.
+template <int LEFT> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
+
+// --- global memory, 16 bytes at once
+DEVICE Chunk16 load_global_16(const void* from) { // read-only while the kernel runs
+    Chunk16 c;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3]) : "l"(from));
+    return c;
+}
+DEVICE void store_global_16(void* to, Chunk16 c) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(to), "r"(c.words[0]), "r"(c.words[1]), "r"(c.words[2]), "r"(c.words[3]) : "memory");
+}
+
+// --- among the lanes of a warp
+DEVICE float shuffle_xor(float value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE u32 shuffle_xor(u32 value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE u64 shuffle_xor(u64 value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE u64 shuffle_up(u64 value, u32 lanes) { return __shfl_up_sync(0xffffffffu, value, lanes); }
+
+// --- numbers
+DEVICE float infinity() { return __int_as_float(0x7f800000); }
+DEVICE float bits_to_float(u32 bits) { return __uint_as_float(bits); }
+DEVICE u32 float_to_bits(float number) { return __float_as_uint(number); }
+DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float log2_approx(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float square_root(float x) { return __fsqrt_rn(x); }
+DEVICE float divide(float x, float y) { return __fdiv_rn(x, y); }
+DEVICE float maximum(float x, float y) { return fmaxf(x, y); }
+DEVICE u64 multiply_high(u64 x, u64 y) { return __umul64hi(x, y); }
+DEVICE u64 ceiling(double x) { return __double2ull_ru(x); }
+// Rounded to nearest even; `low` lies at the lower address.
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+#endif
+
+// --- the same on both machines
+DEVICE float bf16_low(u32 both) { return bits_to_float(both << 16); }
+DEVICE float bf16_high(u32 both) { return bits_to_float(both & 0xffff0000u); }
+DEVICE float bf16_to_float(bf16 number) { return bits_to_float((u32)number.bits << 16); }
+DEVICE bf16 float_to_bf16(float number) { return bf16{(u16)pack_bf16(number, 0.f)}; }
+
+static constexpr float LOG2_E = 1.4426950408889634f;

@@ -1,0 +1,266 @@
+// The machine: lanes, warps and blocks, and the launch that runs them. Knows fibers and shadow, not what instructions compute.
+// Next: collectives.h computes what the lanes of a warp do together.
+#pragma once
+
+namespace host {
+
+enum class State { Running, AtCollective, AtBarrier, Done };
+enum class Op { None, Barrier, LoadMatrix, LoadMatrixTransposed, Multiply, ShuffleXor, ShuffleUp };
+enum CopyMode : u32 { LATE, EARLY, RANDOM };
+
+struct Copy { void* to; const void* from; bool valid, landed; };
+
+// One thread's copies, in groups: a wait lands the oldest.
+struct Copies {
+    std::vector<Copy> open;
+    std::vector<std::vector<Copy>> groups;
+    void commit() { groups.push_back(std::move(open)); open.clear(); }
+    void clear() { open.clear(); groups.clear(); }
+};
+
+struct Lane {
+    Fiber fiber;
+    State state;
+    u32 index, barriers, warp_barriers;
+    Op op;
+    const void* operands;
+    void* result;
+    Copies copies;
+};
+
+// SplitMix64 (Steele, Lea & Flood 2014).
+struct Random {
+    u64 state;
+    u64 next() {
+        u64 z = state += 0x9e3779b97f4a7c15ull;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        return z ^ (z >> 31);
+    }
+};
+
+// Kernels enter themselves before anything runs.
+struct Entry {
+    const char* name;
+    void (*run)(const void*);
+    size_t params_bytes;
+    u32 threads, shared_bytes;
+    const Entry* next;
+    static inline const Entry* first = nullptr;
+    Entry(const char* name, void (*run)(const void*), size_t params_bytes, u32 threads, u32 shared_bytes)
+        : name(name), run(run), params_bytes(params_bytes), threads(threads), shared_bytes(shared_bytes), next(first) {
+        first = this;
+    }
+};
+
+// Shared memory that begins at a multiple of 1024.
+struct Shared {
+    char* memory = nullptr;
+    size_t bytes = 0;
+    void resize(size_t to) {
+        free(memory);
+        memory = (char*)aligned_alloc(1024, (to + 1024) & ~size_t(1023));
+        bytes = to;
+    }
+    unsigned char* data() { return (unsigned char*)memory; }
+    // Two bf16 NaNs, or one f32 NaN.
+    void poison() { for (size_t i = 0; i + 4 <= bytes; i += 4) memcpy(memory + i, "\xff\x7f\xff\x7f", 4); }
+};
+
+void run_collective(Lane* warp);
+
+struct Machine {
+    std::vector<Lane> lanes;
+    Lane* current = nullptr;
+    void* scheduler = nullptr;
+    const Entry* entry = nullptr;
+    const void* params = nullptr;
+    u32 block = 0;
+    Shared shared;
+    Shadow shadow;
+    CopyMode copy_mode = LATE;
+    Random random{0};
+    bool failed = false;
+    char error[400];
+
+    // --- what fibers call
+    void stop(State state) {
+        current->state = state;
+        host_change_stack(&current->fiber.top, scheduler);
+    }
+    Who who() const { return {current->index, current->index / 32, current->barriers, current->warp_barriers}; }
+    size_t place(const void* pointer) { return (const char*)pointer - shared.memory; }
+    void check(const void* pointer, size_t bytes, size_t alignment, const char* what) {
+        auto at = (const char*)pointer;
+        if (at < shared.memory || at + bytes > shared.memory + shared.bytes)
+            fail("%s outside of the %zu bytes of shared memory, at %td", what, shared.bytes, at - shared.memory);
+        if ((uintptr_t)pointer % alignment) fail("%s at %zu of shared memory, no multiple of %zu", what, place(pointer), alignment);
+    }
+    void copy(void* to, const void* from, bool valid) {
+        shadow.begin_copy(place(to), who());
+        Copy copy{to, from, valid, copy_mode == EARLY || (copy_mode == RANDOM && (random.next() & 1))};
+        if (copy.landed) move(copy);
+        current->copies.open.push_back(copy);
+    }
+    void land(size_t left) {
+        auto& groups = current->copies.groups;
+        while (groups.size() > left) {
+            for (auto& copy : groups.front()) {
+                if (!copy.landed) move(copy);
+                shadow.end_copy(place(copy.to), who());
+            }
+            groups.erase(groups.begin());
+        }
+    }
+
+    // Notes the first thing that went wrong and ends the launch.
+    [[noreturn]] void fail(const char* format, ...) {
+        va_list arguments;
+        va_start(arguments, format);
+        fail_with(format, arguments);
+    }
+    [[noreturn]] void fail_with(const char* format, va_list arguments) {
+        if (!failed) {
+            int used = snprintf(error, sizeof error, "block %u, thread %u ", block, current->index);
+            vsnprintf(error + used, sizeof error - used, format, arguments);
+        }
+        failed = true;
+        stop(State::Done);
+        abort(); // nobody goes on with a fiber that failed
+    }
+
+    // --- what the launch calls
+    void prepare(const Entry* kernel, u32 threads, size_t shared_bytes) {
+        entry = kernel;
+        failed = false;
+        lanes.resize(threads);
+        for (u32 i = 0; i < threads; i++) lanes[i].index = i;
+        shared.resize(shared_bytes);
+    }
+    void run_block(u32 index, u64 seed) {
+        block = index;
+        random.state = seed;
+        shared.poison();
+        shadow.reset(shared.bytes);
+        for (auto& lane : lanes) {
+            lane.state = State::Running;
+            lane.barriers = lane.warp_barriers = 0;
+            lane.copies.clear();
+            lane.fiber.prepare(begin);
+        }
+        while (!failed && round()) {}
+    }
+
+private:
+    static void begin();
+    void move(const Copy& copy) {
+        if (copy.valid) memcpy(copy.to, copy.from, 16); else memset(copy.to, 0, 16);
+    }
+    // Every warp once, in random order; then, where all wait at the barrier, past it. False when all are done.
+    bool round() {
+        const u32 warps = lanes.size() / 32;
+        std::vector<u32> order(warps);
+        for (u32 i = 0; i < warps; i++) {
+            u32 at = random.next() % (i + 1);
+            order[i] = order[at];
+            order[at] = i;
+        }
+        for (u32 warp : order) {
+            run_warp(&lanes[warp * 32]);
+            if (failed) return false;
+        }
+        size_t done = 0;
+        for (auto& lane : lanes) done += lane.state == State::Done;
+        if (done == lanes.size()) return false;
+        if (done) return refuse("a barrier that not all threads reach");
+        for (auto& lane : lanes) {
+            lane.state = State::Running;
+            lane.barriers++;
+        }
+        return true;
+    }
+    // As far as it goes: to the barrier, or to the end.
+    void run_warp(Lane* warp) {
+        for (;;) {
+            u32 waiting = 0, first = random.next() % 32;
+            for (u32 i = 0; i < 32; i++) {
+                Lane& lane = warp[(first + i) % 32];
+                if (lane.state == State::Running) {
+                    current = &lane;
+                    host_change_stack(&scheduler, lane.fiber.top);
+                    if (failed) return;
+                }
+                waiting += lane.state == State::AtCollective;
+            }
+            current = warp;
+            if (!waiting) return;
+            if (waiting != 32) { refuse("a warp-wide instruction that not all lanes reach"); return; }
+            run_collective(warp);
+            if (failed) return;
+            for (u32 i = 0; i < 32; i++) warp[i].state = State::Running;
+        }
+    }
+
+public:
+    // The same as `fail`, from outside of any fiber.
+    bool refuse(const char* what) {
+        if (!failed) snprintf(error, sizeof error, "block %u, warp %u: %s", block, current->index / 32, what);
+        failed = true;
+        return false;
+    }
+};
+
+static Machine machine;
+
+void fail_now(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    machine.fail_with(format, arguments);
+}
+
+void Machine::begin() {
+    machine.entry->run(machine.params);
+    auto& copies = machine.current->copies;
+    if (!copies.open.empty()) machine.fail("ends with copies that it never committed");
+    machine.land(0);
+    machine.stop(State::Done);
+    abort();
+}
+
+} // namespace host
+
+// A launch as tests/cuda describes it; `blocks` names those to run, none means all.
+struct HostLaunch {
+    const char* kernel;
+    const void* params;
+    u64 params_bytes;
+    const u32* blocks;
+    u64 block_count;
+    u64 seed;
+    u32 grid, threads, shared_bytes, copy_mode;
+};
+
+// 0, or 1 with the reason in `error`.
+extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaunch* launch, char* error, u64 error_bytes) {
+    using namespace host;
+    const Entry* entry = Entry::first;
+    while (entry && strcmp(entry->name, launch->kernel)) entry = entry->next;
+    if (!entry) return snprintf(error, error_bytes, "no kernel %s here", launch->kernel), 1;
+    if (entry->params_bytes != launch->params_bytes)
+        return snprintf(error, error_bytes, "%s takes %zu bytes of parameters, not %llu", entry->name, entry->params_bytes,
+                        launch->params_bytes), 1;
+    if (launch->threads % 32 || launch->threads == 0 || launch->threads > entry->threads)
+        return snprintf(error, error_bytes, "%s runs with at most %u threads, in whole warps, not %u", entry->name, entry->threads,
+                        launch->threads), 1;
+    if (entry->shared_bytes != launch->shared_bytes)
+        return snprintf(error, error_bytes, "%s needs %u bytes of shared memory, not %u", entry->name, entry->shared_bytes,
+                        launch->shared_bytes), 1;
+    machine.prepare(entry, launch->threads, launch->shared_bytes);
+    machine.params = launch->params;
+    machine.copy_mode = (CopyMode)launch->copy_mode;
+    const u64 count = launch->block_count ? launch->block_count : launch->grid;
+    for (u64 i = 0; i < count && !machine.failed; i++)
+        machine.run_block(launch->block_count ? launch->blocks[i] : (u32)i, launch->seed + i);
+    if (machine.failed) return snprintf(error, error_bytes, "%s: %s", entry->name, machine.error), 1;
+    return 0;
+}

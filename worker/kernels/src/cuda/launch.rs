@@ -1,0 +1,201 @@
+//! With how many blocks, threads and bytes of shared memory each kernel runs.
+//!
+//! Says the same as the shapes in `cu/*.cu`: change both. Knows no device. Next: a device launches, or the host machine of the tests.
+
+use super::plan::{PREFILL_TILE_ROWS, group_tiles};
+use crate::KernelError;
+
+/// One launch; grids and blocks have one dimension.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Launch {
+    /// The kernel's name in its cubin.
+    pub kernel: &'static str,
+    /// Blocks.
+    pub grid: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+/// Most blocks of a launch.
+const MAX_GRID: u64 = (1 << 31) - 1;
+
+/// What one kernel has of each head dimension: its name, threads and shared memory.
+type ByHeadDim = [(usize, &'static str, u32, u32); 3];
+
+const PREFILL: ByHeadDim = [
+    (64, "attention_prefill_64", 128, 48 << 10),
+    (128, "attention_prefill_128", 128, 64 << 10),
+    (256, "attention_prefill_256", 128, 96 << 10),
+];
+const DECODE: ByHeadDim = [
+    (64, "attention_decode_64", 128, 64 << 10),
+    (128, "attention_decode_128", 128, 96 << 10),
+    (256, "attention_decode_256", 64, 96 << 10),
+];
+const ROPE_STORE: ByHeadDim =
+    [(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
+
+/// Head dimensions that there are kernels for.
+#[must_use]
+pub fn head_dim_is_supported(head_dim: usize) -> bool {
+    PREFILL.iter().any(|(dim, ..)| *dim == head_dim)
+}
+
+/// Rows of a prefill tile.
+///
+/// # Errors
+/// [`KernelError::Shape`] for a head dimension without a kernel.
+pub fn prefill_tile_rows(head_dim: usize) -> Result<usize, KernelError> {
+    let rows = PREFILL_TILE_ROWS.iter().find(|(dim, _)| *dim == head_dim).map(|(_, rows)| *rows);
+    rows.ok_or_else(|| unsupported("attention", head_dim))
+}
+
+/// Attention of `tiles` row tiles.
+///
+/// # Errors
+/// [`KernelError::Shape`] for a head dimension without a kernel, or more blocks than a launch has.
+pub fn prefill(head_dim: usize, tiles: usize, heads: usize) -> Result<Launch, KernelError> {
+    by_head_dim("attention", &PREFILL, head_dim, tiles as u64 * heads as u64)
+}
+
+/// Attention of `chunks` chunks of context.
+///
+/// # Errors
+/// As [`prefill`].
+pub fn decode(head_dim: usize, chunks: usize, heads: usize, kv_heads: usize) -> Result<Launch, KernelError> {
+    by_head_dim(
+        "attention",
+        &DECODE,
+        head_dim,
+        chunks as u64 * kv_heads as u64 * group_tiles(heads, kv_heads) as u64,
+    )
+}
+
+/// The sum of the parts of `merges` rows.
+///
+/// # Errors
+/// As [`prefill`].
+pub fn combine(head_dim: usize, merges: usize, heads: usize) -> Result<Launch, KernelError> {
+    if !head_dim_is_supported(head_dim) {
+        return Err(unsupported("attention", head_dim));
+    }
+    launch("attention_combine", merges as u64 * heads as u64, head_dim as u32 / 2, 0)
+}
+
+/// QK-norm, rotary embedding and store; `heads` counts queries, keys and values.
+///
+/// # Errors
+/// As [`prefill`].
+pub fn rope_store(head_dim: usize, rows: usize, heads: usize) -> Result<Launch, KernelError> {
+    let warps = rows as u64 * heads as u64;
+    by_head_dim("rope", &ROPE_STORE, head_dim, warps.div_ceil(4))
+}
+
+/// RMSNorm of `rows` rows.
+///
+/// # Errors
+/// [`KernelError::Shape`] for more blocks than a launch has.
+pub fn rms_norm(rows: usize, width: usize) -> Result<Launch, KernelError> {
+    let threads = (width.div_ceil(8).next_multiple_of(32) as u32).clamp(32, 256);
+    launch("rms_norm", rows as u64, threads, 32 * 4)
+}
+
+/// SiLU of the gate times up, `[rows, width]`.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn silu_mul(rows: usize, width: usize) -> Result<Launch, KernelError> {
+    launch("silu_mul", (rows as u64 * width as u64).div_ceil(8 * 256), 256, 0)
+}
+
+/// Rows of the embedding table.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn embed(rows: usize) -> Result<Launch, KernelError> {
+    launch("embed", rows as u64, 128, 0)
+}
+
+/// Rows of the residual stream.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn select_rows(rows: usize) -> Result<Launch, KernelError> {
+    launch("select_rows", rows as u64, 128, 0)
+}
+
+/// So many changes of logits.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn adjust_logits(changes: usize) -> Result<Launch, KernelError> {
+    launch("adjust_logits", (changes as u64).div_ceil(128), 128, 0)
+}
+
+/// A token for each of `rows` rows.
+///
+/// # Errors
+/// [`KernelError::Shape`] for a vocabulary of 2²⁴ tokens or more, or too many rows.
+pub fn sample(rows: usize, vocab: usize) -> Result<Launch, KernelError> {
+    if vocab >= 1 << 24 {
+        return Err(KernelError::Shape {
+            operation: "sample",
+            expected: "a vocabulary below 16777216".into(),
+            found: vocab.to_string(),
+        });
+    }
+    // 512 sums, what a search found, and two numbers for each warp.
+    launch("sample", rows as u64, 512, (512 + 2 + 2 * 32) * 8)
+}
+
+fn by_head_dim(
+    operation: &'static str,
+    kernels: &ByHeadDim,
+    head_dim: usize,
+    grid: u64,
+) -> Result<Launch, KernelError> {
+    let kernel = kernels.iter().find(|(dim, ..)| *dim == head_dim);
+    let (_, name, threads, shared_bytes) = *kernel.ok_or_else(|| unsupported(operation, head_dim))?;
+    launch(name, grid, threads, shared_bytes)
+}
+
+fn launch(kernel: &'static str, grid: u64, threads: u32, shared_bytes: u32) -> Result<Launch, KernelError> {
+    if grid > MAX_GRID {
+        return Err(KernelError::Shape {
+            operation: kernel,
+            expected: format!("at most {MAX_GRID} blocks"),
+            found: grid.to_string(),
+        });
+    }
+    Ok(Launch { kernel, grid: grid as u32, threads, shared_bytes })
+}
+
+fn unsupported(operation: &'static str, head_dim: usize) -> KernelError {
+    KernelError::Shape {
+        operation,
+        expected: "a head dimension of 64, 128 or 256".into(),
+        found: head_dim.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn real_sizes_fit_a_launch_and_what_does_not_is_refused() {
+        // 128k tokens at 64 heads; 500k blocks of context in chunks.
+        assert_eq!(prefill(128, 131_072 / 128, 64).unwrap().grid, 65_536);
+        assert_eq!(rope_store(128, 131_072, 64 + 16).unwrap().grid, 2_621_440);
+        assert_eq!(silu_mul(131_072, 28_672).unwrap().grid, 1_835_008);
+        assert_eq!(decode(128, 15_625, 64, 8).unwrap().grid, 125_000);
+        let error = prefill(128, 1 << 26, 64).unwrap_err().to_string();
+        assert!(error.contains("at most 2147483647 blocks"), "{error}");
+        let error = prefill(96, 1, 1).unwrap_err().to_string();
+        assert!(error.contains("64, 128 or 256"), "{error}");
+        let error = sample(1, 1 << 24).unwrap_err().to_string();
+        assert!(error.contains("below 16777216"), "{error}");
+    }
+}

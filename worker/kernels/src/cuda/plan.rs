@@ -1,0 +1,170 @@
+//! Cuts the rows of a step into what the blocks of the attention kernels do, once for all layers.
+//!
+//! Sequences with one new row decode, those with more prefill. Where a decode's context is cut depends on positions alone, so that a
+//! row's sums come in one order whatever else is in the batch. Next: [`super::launch`] and the kernels.
+
+use super::launch::prefill_tile_rows;
+use super::params::{DecodeChunk, Merge, PrefillTile, Sequence, Visibility};
+use crate::{KernelError, Span};
+
+/// Rows of a prefill tile by head dimension, as in `cu/attention_prefill.cu`.
+pub(super) const PREFILL_TILE_ROWS: [(usize, usize); 3] = [(64, 128), (128, 128), (256, 64)];
+
+/// Positions that one block of the decode kernel goes over: long enough to make up for its beginning and end, short enough that one
+/// sequence of 8k and eight KV heads keeps 128 multiprocessors busy.
+pub const CHUNK_TOKENS: u32 = 512;
+
+/// Query heads of a KV head that one block of the decode kernel takes, in tiles.
+#[must_use]
+pub fn group_tiles(heads: usize, kv_heads: usize) -> usize {
+    (heads / kv_heads.max(1)).div_ceil(16)
+}
+
+/// The attention of one step.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct AttentionPlan {
+    /// The sequences of the batch.
+    pub sequences: Vec<Sequence>,
+    /// Their blocks, one sequence behind another.
+    pub block_tables: Vec<u32>,
+    /// Row tiles of those that prefill, those with most keys first.
+    pub tiles: Vec<PrefillTile>,
+    /// Chunks of context of those that decode.
+    pub chunks: Vec<DecodeChunk>,
+    /// Rows whose chunks are more than one.
+    pub merges: Vec<Merge>,
+    /// Parts that these leave.
+    pub slots: u32,
+}
+
+impl AttentionPlan {
+    /// Plans attention over `spans`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for a head dimension without a kernel, or more rows, positions or blocks than 32 bits count.
+    pub fn new(spans: &[Span<'_>], head_dim: usize, visibility: Visibility) -> Result<Self, KernelError> {
+        let tile_rows = narrow(prefill_tile_rows(head_dim)?)?;
+        let mut plan = Self::default();
+        for (index, span) in spans.iter().enumerate() {
+            let sequence = Sequence {
+                first_row: narrow(span.first_row)?,
+                rows: narrow(span.rows)?,
+                context_tokens: narrow(span.context_tokens)?,
+                table_start: narrow(plan.block_tables.len())?,
+            };
+            narrow(span.end())?;
+            plan.sequences.push(sequence);
+            plan.block_tables.extend_from_slice(span.blocks);
+            match sequence.rows {
+                0 => {}
+                1 => plan.add_decode(index as u32, sequence, visibility),
+                rows => plan.tiles.extend(
+                    (0..rows)
+                        .step_by(tile_rows as usize)
+                        .map(|first_row| PrefillTile { sequence: index as u32, first_row }),
+                ),
+            }
+        }
+        // The longest first: what begins last should be short.
+        let sequences = &plan.sequences;
+        plan.tiles.sort_by_key(|tile| {
+            std::cmp::Reverse(sequences[tile.sequence as usize].context_tokens + tile.first_row)
+        });
+        Ok(plan)
+    }
+
+    fn add_decode(&mut self, index: u32, sequence: Sequence, visibility: Visibility) {
+        let end = sequence.context_tokens + 1;
+        let from = if visibility.window == 0 { 0 } else { end.saturating_sub(visibility.window) };
+        let seen = |chunk: u32| chunk + CHUNK_TOKENS > from || chunk < visibility.sink_tokens;
+        let first = self.chunks.len();
+        for begin in (0..end).step_by(CHUNK_TOKENS as usize).filter(|&begin| seen(begin)) {
+            let slot = self.slots + (self.chunks.len() - first) as u32;
+            let end = end.min(begin + CHUNK_TOKENS);
+            self.chunks.push(DecodeChunk { sequence: index, begin, end, slot });
+        }
+        let slots = (self.chunks.len() - first) as u32;
+        if slots == 1 {
+            self.chunks[first].slot = DecodeChunk::WHOLE;
+        } else {
+            self.merges.push(Merge { row: sequence.first_row, first_slot: self.slots, slots });
+            self.slots += slots;
+        }
+    }
+}
+
+fn narrow(number: usize) -> Result<u32, KernelError> {
+    // One below: the highest number stands for "none" in the kernels.
+    u32::try_from(number).ok().filter(|&number| number < u32::MAX / 2).ok_or_else(|| KernelError::Shape {
+        operation: "attention",
+        expected: format!("fewer than {} rows, positions and blocks", u32::MAX / 2),
+        found: number.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ALL: Visibility = Visibility { window: 0, sink_tokens: 0 };
+
+    fn span(first_row: usize, rows: usize, context_tokens: usize, blocks: &[u32]) -> Span<'_> {
+        Span { first_row, rows, context_tokens, blocks }
+    }
+
+    #[test]
+    fn one_row_decodes_and_more_prefill() {
+        let spans = [span(0, 1, 9, &[4]), span(1, 0, 5, &[5]), span(1, 130, 0, &[6, 7])];
+        let plan = AttentionPlan::new(&spans, 128, ALL).unwrap();
+        assert_eq!(plan.block_tables, [4, 5, 6, 7]);
+        assert_eq!(plan.chunks, [DecodeChunk { sequence: 0, begin: 0, end: 10, slot: DecodeChunk::WHOLE }]);
+        let tile = |first_row| PrefillTile { sequence: 2, first_row };
+        assert_eq!(plan.tiles, [tile(128), tile(0)], "the longest first");
+        assert!(plan.merges.is_empty() && plan.slots == 0);
+    }
+
+    #[test]
+    fn chunks_that_no_window_reaches_are_left_out() {
+        let visibility = Visibility { window: 512, sink_tokens: 4 };
+        let plan = AttentionPlan::new(&[span(0, 1, 5 * 512, &[])], 64, visibility).unwrap();
+        let begins: Vec<u32> = plan.chunks.iter().map(|chunk| chunk.begin).collect();
+        assert_eq!(begins, [0, 4 * 512, 5 * 512]);
+        assert_eq!(plan.merges, [Merge { row: 0, first_slot: 0, slots: 3 }]);
+    }
+
+    proptest! {
+        /// Every visible position lies in exactly one chunk, every chunk has one, and parts have slots of their own.
+        #[test]
+        fn chunks_cover_what_a_row_sees(
+            contexts in prop::collection::vec(0usize..3000, 1..5),
+            window in prop_oneof![Just(0u32), 1u32..2000],
+            sink_tokens in 0u32..700,
+        ) {
+            let spans: Vec<_> = contexts.iter().enumerate().map(|(row, &context)| span(row, 1, context, &[])).collect();
+            let plan = AttentionPlan::new(&spans, 64, Visibility { window, sink_tokens }).unwrap();
+            for (index, &context) in contexts.iter().enumerate() {
+                let chunks: Vec<_> = plan.chunks.iter().filter(|chunk| chunk.sequence == index as u32).collect();
+                let seen = |key: u32| window == 0 || key + window > context as u32 || key < sink_tokens;
+                for key in (0..=context as u32).filter(|&key| seen(key)) {
+                    prop_assert_eq!(chunks.iter().filter(|c| (c.begin..c.end).contains(&key)).count(), 1);
+                }
+                for chunk in &chunks {
+                    prop_assert!((chunk.begin..chunk.end).any(seen), "{:?} sees nothing", chunk);
+                    prop_assert_eq!(chunk.slot == DecodeChunk::WHOLE, chunks.len() == 1);
+                }
+            }
+            let mut slots: Vec<u32> =
+                plan.chunks.iter().map(|chunk| chunk.slot).filter(|&slot| slot != DecodeChunk::WHOLE).collect();
+            slots.sort_unstable();
+            prop_assert_eq!(slots, (0..plan.slots).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_32_bits_do_not_count_is_refused() {
+        let error = AttentionPlan::new(&[span(0, 1, 1 << 31, &[])], 64, ALL).unwrap_err().to_string();
+        assert!(error.contains("fewer than 2147483647"), "{error}");
+    }
+}

@@ -1,0 +1,455 @@
+//! Paged attention: prefill, decode and combine, against softmax in f64.
+
+use half::bf16;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use worker_kernels::Span;
+use worker_kernels::cuda::launch;
+use worker_kernels::cuda::params::{
+    CombineParams, DecodeChunk, DecodeParams, Merge, Paging, PrefillParams, PrefillTile, Visibility,
+};
+use worker_kernels::cuda::plan::AttentionPlan;
+
+use crate::machine::{Buffer, POISON, Run, launch as run_launch};
+
+/// One call: its shape, and `(context, rows)` of each sequence.
+#[derive(Clone, Debug)]
+struct Case {
+    head_dim: usize,
+    heads: usize,
+    kv_heads: usize,
+    block_tokens: usize,
+    visibility: Visibility,
+    sinks: Sinks,
+    sequences: Vec<(usize, usize)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Sinks {
+    None,
+    Learned,
+}
+
+const ALL: Visibility = Visibility { window: 0, sink_tokens: 0 };
+
+impl Case {
+    fn new(head_dim: usize, heads: usize, kv_heads: usize, sequences: &[(usize, usize)]) -> Self {
+        let sequences = sequences.to_vec();
+        Self { head_dim, heads, kv_heads, block_tokens: 16, visibility: ALL, sinks: Sinks::None, sequences }
+    }
+
+    fn with_window(self, window: u32, sink_tokens: u32) -> Self {
+        Self { visibility: Visibility { window, sink_tokens }, ..self }
+    }
+
+    fn with_blocks_of(self, block_tokens: usize) -> Self {
+        Self { block_tokens, ..self }
+    }
+
+    fn with_learned_sinks(self) -> Self {
+        Self { sinks: Sinks::Learned, ..self }
+    }
+
+    fn rows(&self) -> usize {
+        self.sequences.iter().map(|(_, rows)| rows).sum()
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+}
+
+/// A case's numbers. Rows of q and out have more columns than heads, as in the model; what the rows do not fill is poison.
+struct Data {
+    q: Vec<bf16>,
+    keys: Vec<bf16>,
+    values: Vec<bf16>,
+    sink_logits: Vec<f32>,
+    blocks: Vec<Vec<u32>>,
+    q_stride: usize,
+    out_stride: usize,
+}
+
+impl Data {
+    fn new(case: &Case, seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let needed = |&(context, rows): &(usize, usize)| (context + rows).div_ceil(case.block_tokens);
+        let total: usize = case.sequences.iter().map(needed).sum::<usize>() + 3;
+        let mut free: Vec<u32> = (0..total as u32).collect();
+        let blocks: Vec<Vec<u32>> = case
+            .sequences
+            .iter()
+            .map(|sequence| {
+                (0..needed(sequence)).map(|_| free.swap_remove(rng.random_range(0..free.len()))).collect()
+            })
+            .collect();
+        let pool = total * case.kv_heads * case.block_tokens * case.head_dim;
+        let poison = bf16::from_bits(POISON);
+        let (q_stride, out_stride) = ((case.heads + 2) * case.head_dim, (case.heads + 1) * case.head_dim);
+        let mut data = Self {
+            q: vec![poison; case.rows() * q_stride],
+            keys: vec![poison; pool],
+            values: vec![poison; pool],
+            sink_logits: (0..case.heads).map(|_| rng.random_range(-2.0..3.0)).collect(),
+            blocks,
+            q_stride,
+            out_stride,
+        };
+        for row in 0..case.rows() {
+            // Sharp scores, so that one position more or less shows.
+            data.q[row * q_stride..][..case.heads * case.head_dim]
+                .fill_with(|| bf16::from_f32(rng.random_range(-3.0..3.0)));
+        }
+        for (sequence, &(context, rows)) in case.sequences.iter().enumerate() {
+            for position in 0..context + rows {
+                for head in 0..case.kv_heads {
+                    let at = data.offset(case, sequence, head, position);
+                    data.keys[at..][..case.head_dim]
+                        .fill_with(|| bf16::from_f32(rng.random_range(-1.0..1.0)));
+                    data.values[at..][..case.head_dim]
+                        .fill_with(|| bf16::from_f32(rng.random_range(-1.0..1.0)));
+                }
+            }
+        }
+        data
+    }
+
+    fn offset(&self, case: &Case, sequence: usize, kv_head: usize, position: usize) -> usize {
+        let block = self.blocks[sequence][position / case.block_tokens] as usize;
+        ((block * case.kv_heads + kv_head) * case.block_tokens + position % case.block_tokens) * case.head_dim
+    }
+
+    fn spans(&self, case: &Case) -> Vec<(usize, usize, usize, &[u32])> {
+        let mut first_row = 0;
+        let span = |(blocks, &(context, rows)): (_, &(usize, usize))| {
+            first_row += rows;
+            (first_row - rows, rows, context, blocks)
+        };
+        self.blocks.iter().map(Vec::as_slice).zip(&case.sequences).map(span).collect()
+    }
+}
+
+/// How far a result may be off: bf16 weights and a bf16 result, in the worst case.
+fn tolerance(want: f64, weighted_values: f64) -> f64 {
+    (want.abs() + weighted_values) / 256.0 + 1e-6
+}
+
+/// One row of one head in f64: its numbers, and for the tolerance the sums of weights times absolute values.
+fn reference(
+    case: &Case,
+    data: &Data,
+    sequence: usize,
+    row: usize,
+    position: usize,
+    head: usize,
+) -> Vec<(f64, f64)> {
+    let (dim, kv_head) = (case.head_dim, head / (case.heads / case.kv_heads));
+    let q = &data.q[row * data.q_stride + head * dim..][..dim];
+    let Visibility { window, sink_tokens } = case.visibility;
+    let seen = |key: usize| window == 0 || key + window as usize > position || key < sink_tokens as usize;
+    let keys: Vec<usize> = (0..=position).filter(|&key| seen(key)).collect();
+    let score = |&key: &usize| {
+        let key = &data.keys[data.offset(case, sequence, kv_head, key)..][..dim];
+        q.iter().zip(key).map(|(a, b)| a.to_f64() * b.to_f64()).sum::<f64>() * f64::from(case.scale())
+    };
+    let scores: Vec<f64> = keys.iter().map(score).collect();
+    let sink = (case.sinks == Sinks::Learned).then(|| f64::from(data.sink_logits[head]));
+    let highest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = scores.iter().copied().chain(sink).map(|score| (score - highest).exp()).sum();
+    let mut out = vec![(0.0, 0.0); dim];
+    for (key, score) in keys.iter().zip(&scores) {
+        let weight = (score - highest).exp() / total;
+        let value = &data.values[data.offset(case, sequence, kv_head, *key)..][..dim];
+        for (out, value) in out.iter_mut().zip(value) {
+            out.0 += weight * value.to_f64();
+            out.1 += weight * value.to_f64().abs();
+        }
+    }
+    out
+}
+
+/// Runs a case as a step does, and returns `out`.
+fn compute(case: &Case, data: &Data, run: Run) -> Vec<bf16> {
+    compute_planned(case, data, run, |_| {})
+}
+
+/// The same, with a plan that `change` has gone over.
+fn compute_planned(case: &Case, data: &Data, run: Run, change: fn(&mut AttentionPlan)) -> Vec<bf16> {
+    let spans = data.spans(case);
+    let spans: Vec<Span<'_>> = spans
+        .iter()
+        .map(|&(first_row, rows, context_tokens, blocks)| Span { first_row, rows, context_tokens, blocks })
+        .collect();
+    let mut plan = AttentionPlan::new(&spans, case.head_dim, case.visibility).unwrap();
+    change(&mut plan);
+    let device = Device::new(case, data, &plan);
+    device.prefill(case, &plan.tiles, run);
+    device.decode(case, &plan, run);
+    device.out.read_bf16()
+}
+
+/// A case in device memory.
+struct Device {
+    q: Buffer,
+    keys: Buffer,
+    values: Buffer,
+    out: Buffer,
+    sink_logits: Option<Buffer>,
+    sequences: Buffer,
+    block_tables: Buffer,
+    q_stride: u32,
+    out_stride: u32,
+}
+
+impl Device {
+    fn new(case: &Case, data: &Data, plan: &AttentionPlan) -> Self {
+        Self {
+            q: Buffer::of_bf16(&data.q),
+            keys: Buffer::of_bf16(&data.keys),
+            values: Buffer::of_bf16(&data.values),
+            out: Buffer::poisoned::<u16>(case.rows() * data.out_stride),
+            sink_logits: (case.sinks == Sinks::Learned).then(|| Buffer::of(&data.sink_logits)),
+            sequences: Buffer::of(&plan.sequences),
+            block_tables: Buffer::of(&plan.block_tables),
+            q_stride: data.q_stride as u32,
+            out_stride: data.out_stride as u32,
+        }
+    }
+
+    fn paging(&self, case: &Case) -> Paging {
+        Paging {
+            block_tables: self.block_tables.address(),
+            kv_heads: case.kv_heads as u32,
+            block_shift: case.block_tokens.ilog2(),
+        }
+    }
+
+    fn sinks(&self) -> u64 {
+        self.sink_logits.as_ref().map_or(0, Buffer::address)
+    }
+
+    fn prefill(&self, case: &Case, tiles: &[PrefillTile], run: Run) {
+        let list = Buffer::of(tiles);
+        let params = PrefillParams {
+            q: self.q.address(),
+            keys: self.keys.address(),
+            values: self.values.address(),
+            out: self.out.address(),
+            sink_logits: self.sinks(),
+            tiles: list.address(),
+            sequences: self.sequences.address(),
+            paging: self.paging(case),
+            visibility: case.visibility,
+            heads: case.heads as u32,
+            q_stride: self.q_stride,
+            out_stride: self.out_stride,
+            score_scale: case.scale(),
+        };
+        run_launch(launch::prefill(case.head_dim, tiles.len(), case.heads).unwrap(), &params, run).unwrap();
+    }
+
+    fn decode(&self, case: &Case, plan: &AttentionPlan, run: Run) {
+        let chunks = Buffer::of(&plan.chunks);
+        let parts = plan.slots as usize * case.heads;
+        let partial_sums = Buffer::poisoned::<f32>(parts * case.head_dim);
+        let partial_logs = Buffer::poisoned::<f32>(parts);
+        let params = DecodeParams {
+            q: self.q.address(),
+            keys: self.keys.address(),
+            values: self.values.address(),
+            out: self.out.address(),
+            partial_sums: partial_sums.address(),
+            partial_logs: partial_logs.address(),
+            sink_logits: self.sinks(),
+            chunks: chunks.address(),
+            sequences: self.sequences.address(),
+            paging: self.paging(case),
+            visibility: case.visibility,
+            heads: case.heads as u32,
+            q_stride: self.q_stride,
+            out_stride: self.out_stride,
+            score_scale: case.scale(),
+        };
+        let decode = launch::decode(case.head_dim, plan.chunks.len(), case.heads, case.kv_heads).unwrap();
+        run_launch(decode, &params, run).unwrap();
+        let merges = Buffer::of(&plan.merges);
+        let params = CombineParams {
+            partial_sums: partial_sums.address(),
+            partial_logs: partial_logs.address(),
+            sink_logits: self.sinks(),
+            merges: merges.address(),
+            out: self.out.address(),
+            heads: case.heads as u32,
+            out_stride: self.out_stride,
+        };
+        let combine = launch::combine(case.head_dim, plan.merges.len(), case.heads).unwrap();
+        run_launch(combine, &params, run).unwrap();
+    }
+}
+
+/// Every number is near the reference, and nothing else was written.
+fn check(case: &Case, seed: u64, run: Run) {
+    let data = Data::new(case, seed);
+    check_out(case, &data, run, &compute(case, &data, run));
+}
+
+fn check_out(case: &Case, data: &Data, run: Run, out: &[bf16]) {
+    let mut row = 0;
+    for (sequence, &(context, rows)) in case.sequences.iter().enumerate() {
+        for i in 0..rows {
+            let (numbers, rest) =
+                out[row * data.out_stride..][..data.out_stride].split_at(case.heads * case.head_dim);
+            for head in 0..case.heads {
+                let want = reference(case, data, sequence, row, context + i, head);
+                for (d, (want, spread)) in want.into_iter().enumerate() {
+                    let got = numbers[head * case.head_dim + d].to_f64();
+                    assert!(
+                        (got - want).abs() <= tolerance(want, spread),
+                        "{case:?}, {run:?}: sequence {sequence}, row {i}, head {head}, number {d} is {got}, not {want}"
+                    );
+                }
+            }
+            assert!(rest.iter().all(|number| number.to_bits() == POISON), "wrote beside row {row}");
+            row += 1;
+        }
+    }
+}
+
+fn check_all(cases: impl IntoIterator<Item = Case>) {
+    for (number, case) in cases.into_iter().enumerate() {
+        check(&case, number as u64, Run::number(number));
+    }
+}
+
+#[test]
+fn prefill_agrees_around_the_edges_of_rows_and_keys() {
+    let edges = [2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129];
+    let contexts = [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65];
+    check_all(edges.iter().map(|&rows| Case::new(64, 1, 1, &[(0, rows)])));
+    check_all(contexts.iter().map(|&context| Case::new(128, 1, 1, &[(context, 5)])));
+    check_all([31, 32, 33, 64, 65].map(|rows| Case::new(256, 1, 1, &[(rows / 2, rows)])));
+    check_all([127, 128, 129].map(|rows| Case::new(128, 1, 1, &[(3, rows)])));
+}
+
+#[test]
+fn prefill_takes_ragged_batches_of_grouped_heads() {
+    check_all([
+        Case::new(64, 6, 2, &[(0, 40), (37, 2), (5, 0), (64, 70)]),
+        Case::new(128, 4, 2, &[(100, 3), (0, 33), (16, 16)]),
+        Case::new(256, 4, 1, &[(7, 9), (0, 66)]),
+    ]);
+}
+
+#[test]
+fn prefill_takes_blocks_of_every_size() {
+    check_all(
+        [1, 2, 8, 32, 64, 256].map(|size| Case::new(64, 2, 1, &[(50, 30), (3, 20)]).with_blocks_of(size)),
+    );
+}
+
+#[test]
+fn prefill_sees_windows_and_sinks() {
+    check_all([
+        Case::new(64, 2, 1, &[(0, 150)]).with_window(1, 0),
+        Case::new(64, 2, 1, &[(200, 70)]).with_window(64, 0),
+        Case::new(64, 2, 1, &[(200, 70)]).with_window(65, 0),
+        // The window begins at the last key of a tile, and at the first of one for the last row of a warp.
+        Case::new(64, 1, 1, &[(200, 70)]).with_window(74, 0),
+        Case::new(64, 1, 1, &[(200, 70)]).with_window(39, 0),
+        Case::new(64, 2, 1, &[(300, 40)]).with_window(33, 4),
+        Case::new(64, 2, 1, &[(300, 10)]).with_window(20, 64),
+        Case::new(64, 2, 1, &[(300, 10)]).with_window(20, 65),
+        Case::new(64, 2, 1, &[(130, 10)]).with_window(20, 120),
+        Case::new(128, 2, 2, &[(90, 40)]).with_window(31, 1).with_learned_sinks(),
+        Case::new(256, 2, 1, &[(90, 20)]).with_window(33, 33),
+        Case::new(64, 4, 2, &[(0, 20), (3, 2)]).with_learned_sinks(),
+    ]);
+}
+
+/// The same bits whatever the order of warps and the landing of copies.
+#[test]
+fn no_order_of_events_changes_a_bit() {
+    for head_dim in [64, 128, 256] {
+        let case = Case::new(head_dim, 2, 1, &[(75, 70), (600, 1)]).with_window(500, 2);
+        let data = Data::new(&case, 77);
+        let runs: Vec<Vec<bf16>> = (0..6).map(|number| compute(&case, &data, Run::number(number))).collect();
+        assert!(
+            runs.iter().all(|out| out.iter().map(|x| x.to_bits()).eq(runs[0].iter().map(|x| x.to_bits())))
+        );
+        check(&case, 77, Run::number(3));
+    }
+}
+
+#[test]
+fn decode_agrees_around_the_edges_of_tiles_and_chunks() {
+    let contexts = [0, 1, 14, 15, 16, 17, 62, 63, 64, 65, 127, 128, 255, 510, 511, 512, 513, 1023, 1024];
+    check_all(contexts.iter().map(|&context| Case::new(64, 2, 1, &[(context, 1)])));
+    check_all([0, 15, 16, 300, 600].map(|context| Case::new(128, 3, 1, &[(context, 1)])));
+    check_all([0, 15, 31, 32, 600].map(|context| Case::new(256, 2, 1, &[(context, 1)])));
+}
+
+#[test]
+fn decode_takes_ragged_batches_and_groups_of_any_size() {
+    check_all([
+        Case::new(64, 8, 2, &[(5, 1), (700, 1), (0, 1), (90, 0), (1100, 1)]),
+        Case::new(128, 16, 1, &[(40, 1), (530, 1)]),
+        Case::new(64, 17, 1, &[(40, 1)]),
+        Case::new(128, 40, 2, &[(33, 1), (520, 1)]),
+        Case::new(64, 4, 4, &[(20, 1), (31, 1)]).with_blocks_of(1),
+        Case::new(64, 4, 1, &[(200, 1), (31, 1)]).with_blocks_of(128),
+    ]);
+}
+
+/// The kernel does not rely on where the plan cuts.
+#[test]
+fn chunks_may_end_within_a_tile() {
+    for head_dim in [64, 128, 256] {
+        let case = Case::new(head_dim, 2, 1, &[(99, 1)]);
+        let (data, run) = (Data::new(&case, 8), Run::number(head_dim));
+        let cut = |plan: &mut AttentionPlan| {
+            let ends = [13, 29, 30, 96, 100];
+            let begins = [0, 13, 29, 30, 96];
+            let chunk = |(slot, (begin, end))| DecodeChunk { sequence: 0, begin, end, slot };
+            plan.chunks = (0..).zip(begins.into_iter().zip(ends)).map(chunk).collect();
+            plan.merges = vec![Merge { row: 0, first_slot: 0, slots: 5 }];
+            plan.slots = 5;
+        };
+        check_out(&case, &data, run, &compute_planned(&case, &data, run, cut));
+    }
+}
+
+#[test]
+fn decode_sees_windows_and_sinks() {
+    check_all([
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(1, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(17, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(188, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(189, 0),
+        Case::new(64, 2, 1, &[(700, 1), (20, 1)]).with_window(200, 3),
+        Case::new(128, 2, 1, &[(1300, 1)]).with_window(30, 5).with_learned_sinks(),
+        Case::new(256, 4, 2, &[(90, 1), (600, 1)]).with_learned_sinks(),
+    ]);
+}
+
+#[test]
+fn prefill_and_decode_go_in_one_batch() {
+    check_all([
+        Case::new(64, 4, 2, &[(30, 1), (10, 50), (600, 1), (0, 2)]),
+        Case::new(128, 4, 2, &[(0, 33), (515, 1)]).with_learned_sinks(),
+    ]);
+}
+
+/// Scores far beyond what e^x holds: only differences count.
+#[test]
+fn huge_scores_do_not_overflow() {
+    for rows in [1, 20] {
+        let case = Case::new(64, 1, 1, &[(40, rows)]);
+        let mut data = Data::new(&case, 4);
+        for number in &mut data.q[..] {
+            *number = bf16::from_f32(number.to_f32() * 1e4);
+        }
+        let out = compute(&case, &data, Run::number(0));
+        let mut rows = out.chunks(data.out_stride);
+        assert!(rows.all(|row| row[..case.head_dim].iter().all(|number| number.is_finite())));
+    }
+}

@@ -1,0 +1,283 @@
+//! A machine that runs kernels: buffers with guard pages, the kernels' files compiled by g++, launches.
+//!
+//! `ROUNDHOUSE_KERNEL_SOURCES` names another directory than `cu/`: the mutation test's.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
+
+use half::bf16;
+use worker_kernels::cuda::launch::Launch;
+use worker_kernels::cuda::params::{Address, DeviceValue};
+
+/// When a copy to shared memory lands that a kernel has begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CopyMode {
+    /// When it is waited for.
+    Late = 0,
+    /// At once.
+    Early = 1,
+    /// By chance.
+    Random = 2,
+}
+
+pub(crate) const COPY_MODES: [CopyMode; 3] = [CopyMode::Late, CopyMode::Early, CopyMode::Random];
+
+/// How a launch is run: nothing of it may change what comes out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) copies: CopyMode,
+    pub(crate) seed: u64,
+}
+
+impl Run {
+    /// One of many: the copies' mode follows from the number.
+    pub(crate) fn number(number: usize) -> Self {
+        Self { copies: COPY_MODES[number % 3], seed: 0x5eed + number as u64 * 7919 }
+    }
+}
+
+const PAGE: usize = 4096;
+const READ_WRITE: c_int = 3;
+const PRIVATE_ANONYMOUS: c_int = 0x22;
+const NO_RESERVE: c_int = 0x4000;
+const NOW: c_int = 2;
+
+unsafe extern "C" {
+    fn mmap(
+        at: *mut c_void,
+        bytes: usize,
+        access: c_int,
+        flags: c_int,
+        file: c_int,
+        offset: i64,
+    ) -> *mut c_void;
+    fn munmap(at: *mut c_void, bytes: usize) -> c_int;
+    fn mprotect(at: *mut c_void, bytes: usize, access: c_int) -> c_int;
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn dlerror() -> *const c_char;
+}
+
+/// Device memory: it ends where an unmapped page begins, and another lies before it.
+pub(crate) struct Buffer {
+    mapping: *mut c_void,
+    mapped_bytes: usize,
+    address: *mut u8,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// Zeros, backed by memory where they are touched.
+    pub(crate) fn zeroed(bytes: usize) -> Self {
+        // The kernels rely on 16-byte alignment, as cuMemAlloc gives.
+        let data_bytes = bytes.next_multiple_of(16).next_multiple_of(PAGE).max(PAGE);
+        let mapped_bytes = data_bytes + 2 * PAGE;
+        // SAFETY: a new mapping, of which two pages are taken back from use before anybody knows it.
+        unsafe {
+            let mapping =
+                mmap(std::ptr::null_mut(), mapped_bytes, READ_WRITE, PRIVATE_ANONYMOUS | NO_RESERVE, -1, 0);
+            assert!(mapping as isize != -1, "no {mapped_bytes} bytes of address space");
+            assert_eq!(mprotect(mapping, PAGE, 0), 0);
+            assert_eq!(mprotect(mapping.byte_add(PAGE + data_bytes), PAGE, 0), 0);
+            let address = mapping.byte_add(PAGE + data_bytes - bytes.next_multiple_of(16)).cast();
+            Self { mapping, mapped_bytes, address, bytes }
+        }
+    }
+
+    pub(crate) fn of<T: DeviceValue>(values: &[T]) -> Self {
+        let buffer = Self::zeroed(size_of_val(values));
+        // SAFETY: so many bytes are there, and values are plain.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), buffer.address, buffer.bytes) };
+        buffer
+    }
+
+    pub(crate) fn of_bf16(numbers: &[bf16]) -> Self {
+        Self::of(&numbers.iter().map(|number| number.to_bits()).collect::<Vec<u16>>())
+    }
+
+    /// So many values that show when nobody wrote them: a NaN as bf16 and as f32.
+    pub(crate) fn poisoned<T: DeviceValue>(count: usize) -> Self {
+        Self::of(&vec![POISON; count * size_of::<T>() / 2])
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.address as Address
+    }
+
+    pub(crate) fn read<T: DeviceValue>(&self) -> Vec<T> {
+        let count = self.bytes / size_of::<T>();
+        // SAFETY: so many values are there; every bit pattern is one.
+        (0..count).map(|index| unsafe { self.address.cast::<T>().add(index).read_unaligned() }).collect()
+    }
+
+    pub(crate) fn read_bf16(&self) -> Vec<bf16> {
+        self.read::<u16>().into_iter().map(bf16::from_bits).collect()
+    }
+
+    /// Writes `values` at byte `offset`.
+    pub(crate) fn write<T: DeviceValue>(&self, offset: usize, values: &[T]) {
+        assert!(offset + size_of_val(values) <= self.bytes);
+        // SAFETY: so many bytes are there.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                values.as_ptr().cast(),
+                self.address.add(offset),
+                size_of_val(values),
+            );
+        }
+    }
+
+    /// Reads `count` values at byte `offset`.
+    pub(crate) fn read_at<T: DeviceValue>(&self, offset: usize, count: usize) -> Vec<T> {
+        assert!(offset + count * size_of::<T>() <= self.bytes);
+        // SAFETY: so many values are there; every bit pattern is one.
+        (0..count)
+            .map(|index| unsafe { self.address.add(offset).cast::<T>().add(index).read_unaligned() })
+            .collect()
+    }
+}
+
+pub(crate) const POISON: u16 = 0x7fff;
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, to which nothing refers any more.
+        unsafe { munmap(self.mapping, self.mapped_bytes) };
+    }
+}
+
+/// The struct of the same name in `cu/host/machine.h`.
+#[repr(C)]
+struct HostLaunch {
+    kernel: *const c_char,
+    params: *const c_void,
+    params_bytes: u64,
+    blocks: *const u32,
+    block_count: u64,
+    seed: u64,
+    grid: u32,
+    threads: u32,
+    shared_bytes: u32,
+    copy_mode: u32,
+}
+
+type HostLaunchFn = unsafe extern "C" fn(*const HostLaunch, *mut c_char, u64) -> c_int;
+
+/// Runs all blocks of a launch.
+pub(crate) fn launch<P: DeviceValue>(launch: Launch, params: &P, run: Run) -> Result<(), String> {
+    launch_blocks(launch, params, run, &[])
+}
+
+/// Runs some blocks of a launch; none means all.
+pub(crate) fn launch_blocks<P: DeviceValue>(
+    launch: Launch,
+    params: &P,
+    run: Run,
+    blocks: &[u32],
+) -> Result<(), String> {
+    assert!(blocks.iter().all(|&block| block < launch.grid));
+    let kernel = CString::new(launch.kernel).unwrap();
+    let description = HostLaunch {
+        kernel: kernel.as_ptr(),
+        params: std::ptr::from_ref(params).cast(),
+        params_bytes: size_of::<P>() as u64,
+        blocks: blocks.as_ptr(),
+        block_count: blocks.len() as u64,
+        seed: run.seed,
+        grid: launch.grid,
+        threads: launch.threads,
+        shared_bytes: launch.shared_bytes,
+        copy_mode: run.copies as u32,
+    };
+    let mut error = [0; 512];
+    let library = library(&source_of(launch.kernel));
+    let host_launch = library.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // SAFETY: the function has this signature; what it is given lives until it returns. What the kernel does is what is tested.
+    let failed = unsafe { host_launch(&raw const description, error.as_mut_ptr(), error.len() as u64) };
+    // SAFETY: terminated by snprintf.
+    let message = unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned();
+    if failed == 0 { Ok(()) } else { Err(format!("{message} ({run:?})")) }
+}
+
+/// The file a kernel is in.
+fn source_of(kernel: &str) -> String {
+    match kernel {
+        "embed" | "select_rows" => "gather.cu".into(),
+        _ => format!("{}.cu", kernel.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_')),
+    }
+}
+
+type Library = OnceLock<Mutex<HostLaunchFn>>;
+
+/// A file's kernels, compiled once a process; one launch at a time.
+fn library(source: &str) -> &'static Mutex<HostLaunchFn> {
+    static LIBRARIES: Mutex<BTreeMap<String, &'static Library>> = Mutex::new(BTreeMap::new());
+    let mut libraries = LIBRARIES.lock().unwrap();
+    let library: &'static Library =
+        libraries.entry(source.to_owned()).or_insert_with(|| Box::leak(Box::default()));
+    // Others may compile while this one does.
+    drop(libraries);
+    library.get_or_init(|| Mutex::new(load(&compile(source))))
+}
+
+fn load(library: &Path) -> HostLaunchFn {
+    let path = CString::new(library.to_str().unwrap()).unwrap();
+    // SAFETY: the library is ours; its constructors only enter kernels in a list. `host_launch` has the signature it is given.
+    unsafe {
+        let handle = dlopen(path.as_ptr(), NOW);
+        assert!(!handle.is_null(), "{}", CStr::from_ptr(dlerror()).to_string_lossy());
+        let function = dlsym(handle, c"host_launch".as_ptr());
+        assert!(!function.is_null(), "{} has no host_launch", library.display());
+        std::mem::transmute::<*mut c_void, HostLaunchFn>(function)
+    }
+}
+
+const OTHER_SOURCES: &str = "ROUNDHOUSE_KERNEL_SOURCES";
+
+/// Of each library its own kernels and its own machine: nothing is shared between them.
+const COMPILER_FLAGS: &str = "-x c++ -std=c++17 -O2 -Wall -DHOST_SHIM -shared -fPIC -fvisibility=hidden \
+    -fno-gnu-unique -fno-exceptions -fno-rtti -fno-strict-aliasing";
+
+/// Compiles a kernel's file, unless that was done before with the same sources.
+fn compile(source: &str) -> PathBuf {
+    let sources = std::env::var(OTHER_SOURCES)
+        .map_or_else(|_| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"), PathBuf::from);
+    let library =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{:016x}.so", digest(&sources, source)));
+    if library.exists() {
+        return library;
+    }
+    let unfinished = library.with_extension(format!("{}.part", std::process::id()));
+    let output = Command::new("g++")
+        .args(COMPILER_FLAGS.split_whitespace())
+        // A mutant may leave a variable unused.
+        .arg(if std::env::var_os(OTHER_SOURCES).is_some() { "-w" } else { "-Werror" })
+        .arg("-o")
+        .arg(&unfinished)
+        .arg(sources.join(source))
+        .output()
+        .expect("g++ is needed to run the CUDA kernels on this machine; Debian's package is g++");
+    assert!(output.status.success(), "g++ refuses {source}:\n{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&unfinished, &library).unwrap();
+    library
+}
+
+/// Of a file and all headers.
+fn digest(sources: &Path, source: &str) -> u64 {
+    let mut files: Vec<PathBuf> = [sources.to_owned(), sources.join("host")]
+        .iter()
+        .flat_map(|directory| std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "h" || extension == "cuh"))
+        .collect();
+    files.push(sources.join(source));
+    files.sort();
+    let mut hasher = DefaultHasher::new();
+    for file in files {
+        std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display())).hash(&mut hasher);
+    }
+    hasher.finish()
+}

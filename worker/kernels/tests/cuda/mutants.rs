@@ -1,0 +1,153 @@
+//! Do the tests notice? Each mutant is one change to one kernel that makes it wrong; the tests must fail.
+//!
+//! Takes minutes, so it runs when asked for, and writes its table to `MUTANTS.md`:
+//! `cargo test --manifest-path worker/kernels/Cargo.toml --test cuda -- --ignored mutants`
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+mod list;
+
+/// Longer than the tests take by far; a mutant may run for ever.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// One change.
+struct Mutant {
+    file: &'static str,
+    what: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+/// How a mutant was noticed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Refused,
+    WrongResult,
+    Crashed,
+    RanForEver,
+    Survived,
+}
+
+impl Verdict {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Refused => "refused by the host machine",
+            Self::WrongResult => "wrong result",
+            Self::Crashed => "access outside of a buffer",
+            Self::RanForEver => "did not end",
+            Self::Survived => "**survived**",
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes minutes; run it when kernels or their tests change"]
+fn mutants_are_caught() {
+    let mut verdicts = Vec::new();
+    for (number, mutant) in list::MUTANTS.iter().enumerate() {
+        let verdict = try_out(mutant, number);
+        println!("{} | {} | {}", mutant.file, mutant.what, verdict.words());
+        verdicts.push(verdict);
+    }
+    let caught = verdicts.iter().filter(|verdict| **verdict != Verdict::Survived).count();
+    std::fs::write(crate_directory().join("MUTANTS.md"), table(&verdicts, caught)).unwrap();
+    assert!(caught * 100 >= verdicts.len() * 95, "{caught} of {} mutants were caught", verdicts.len());
+}
+
+fn crate_directory() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn table(verdicts: &[Verdict], caught: usize) -> String {
+    let mut table = format!(
+        "# Mutants of the CUDA kernels\n\nWritten by `cargo test --manifest-path worker/kernels/Cargo.toml --test cuda -- \
+         --ignored mutants`: each line is one change that makes a\nkernel wrong, and how its tests noticed. {caught} of {} \
+         were caught.\n\n| file | change | noticed as |\n|---|---|---|\n",
+        verdicts.len(),
+    );
+    for (mutant, verdict) in list::MUTANTS.iter().zip(verdicts) {
+        writeln!(table, "| {} | {} | {} |", mutant.file, mutant.what, verdict.words()).unwrap();
+    }
+    table
+}
+
+/// Runs the tests of the mutant's file in a process of their own, against a copy of the sources with the change.
+fn try_out(mutant: &Mutant, number: usize) -> Verdict {
+    let sources = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mutant-{number}"));
+    copy_directory(&crate_directory().join("cu"), &sources);
+    let path = sources.join(mutant.file);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text.matches(mutant.from).count(), 1, "{}: not there once: {}", mutant.file, mutant.from);
+    std::fs::write(&path, text.replace(mutant.from, mutant.to)).unwrap();
+    let log = sources.join("log");
+    let verdict = wait(start(mutant, &sources, &log), &log);
+    std::fs::remove_dir_all(&sources).unwrap();
+    verdict
+}
+
+fn start(mutant: &Mutant, sources: &Path, log: &Path) -> Child {
+    let log = std::fs::File::create(log).unwrap();
+    Command::new(std::env::current_exe().unwrap())
+        .args(tests_of(mutant.file))
+        .args(["--test-threads", "2"])
+        .env("ROUNDHOUSE_KERNEL_SOURCES", sources)
+        .env("RUST_BACKTRACE", "0")
+        .stdout(log.try_clone().unwrap())
+        .stderr(Stdio::from(log))
+        .spawn()
+        .unwrap()
+}
+
+fn tests_of(file: &str) -> &'static [&'static str] {
+    match file {
+        "attention_prefill.cu" | "attention_decode.cu" | "attention_combine.cu" => {
+            &["attention::", "sizes::"]
+        }
+        "adjust_logits.cu" | "sample.cu" => &["sampling::"],
+        "paged.cuh" => &["attention::", "rowwise::", "sizes::"],
+        _ => &["rowwise::", "sizes::"],
+    }
+}
+
+fn wait(mut tests: Child, log: &Path) -> Verdict {
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = tests.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > PATIENCE {
+            tests.kill().unwrap();
+            tests.wait().unwrap();
+            return Verdict::RanForEver;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(
+        !log.contains("g++ refuses") && !log.contains("running 0 tests"),
+        "the mutant was not run:\n{log}"
+    );
+    match status.code() {
+        Some(0) => Verdict::Survived,
+        None => Verdict::Crashed,
+        // What the shim says begins with the kernel's name and the block.
+        Some(_) if log.contains(": block ") => Verdict::Refused,
+        Some(_) => Verdict::WrongResult,
+    }
+}
+
+fn copy_directory(from: &Path, to: &PathBuf) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_directory(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
