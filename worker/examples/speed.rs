@@ -12,7 +12,7 @@ use worker_core::sampling::SamplingParams;
 use worker_core::step::{Backend, Batch, BlockId, KvCapacity, SampleRequest, SequenceId, SequenceStep};
 
 const BLOCK_TOKENS: usize = 16;
-const SEQUENCES: usize = 8;
+const SEQUENCES: usize = 32;
 /// Positions of each sequence at most.
 const CONTEXT_TOKENS: usize = 4096;
 /// Tokens of a prefill step, as the engine chunks them.
@@ -36,7 +36,7 @@ fn main() -> anyhow::Result<()> {
             println!("prefill {tokens:5} tokens: {:8.1} tok/s", tokens as f64 / took.as_secs_f64());
         }
     }
-    for (sequences, at) in [(1, 16), (1, 1024), (2, 16), (4, 16), (8, 16), (8, 1024)] {
+    for (sequences, at) in [(1, 16), (1, 1024), (2, 16), (4, 16), (8, 16), (32, 16), (8, 1024), (32, 1024)] {
         if at + 64 <= context {
             let took = speed.best_of(3, |speed| speed.decode(sequences, at, 32))?;
             let rate = (sequences * 32) as f64 / took.as_secs_f64();

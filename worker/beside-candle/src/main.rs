@@ -42,7 +42,9 @@ fn main() -> anyhow::Result<()> {
     let candle = Candle::open(Path::new(&directory))?;
     println!("{directory}, {threads} threads, {ROUNDS} rounds, tokens a second: median (best)\n");
     agree(&mut ours, &candle)?;
-    println!("| | ours | candle f32 | ours ÷ candle, median of rounds | best ÷ best |\n|---|---|---|---|---|");
+    println!(
+        "| | ours | candle f32 | ours ÷ candle, median of rounds | best ÷ best |\n|---|---|---|---|---|"
+    );
     for tokens in [64, 512, 1_024] {
         row(&format!("prefill {tokens}"), tokens, || ours.prefill(tokens), || candle.prefill(tokens))?;
     }
@@ -74,7 +76,9 @@ fn side_by_side(ours: &mut Ours) -> anyhow::Result<()> {
             rates.push((sequences * DECODE_STEPS) as f64 / ours.decode(*sequences, 64)?);
         }
     }
-    println!("\n| ours, side by side at 64 | together | ÷ one, median of rounds | best ÷ best |\n|---|---|---|---|");
+    println!(
+        "\n| ours, side by side at 64 | together | ÷ one, median of rounds | best ÷ best |\n|---|---|---|---|"
+    );
     for (sequences, of_many) in SIDE_BY_SIDE.iter().zip(&rates) {
         let together = Rates::of(of_many.clone());
         let (median, best) = against(of_many, &rates[0]);
@@ -148,7 +152,11 @@ impl Ours {
             tokens: (context_tokens..context_tokens + tokens).map(token).collect(),
             context_tokens,
             block_table: (0..blocks).map(|block| BlockId((sequence * blocks + block) as u32)).collect(),
-            sample: Some(SampleRequest { params: Arc::new(SamplingParams::greedy()), generated_tokens: 0, history: None }),
+            sample: Some(SampleRequest {
+                params: Arc::new(SamplingParams::greedy()),
+                generated_tokens: 0,
+                history: None,
+            }),
         }
     }
 

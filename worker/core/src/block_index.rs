@@ -33,10 +33,8 @@ impl Bucket {
 
     /// Blocks whose hashes may be the one with `tag`.
     fn candidates(&self, tag: u32) -> impl Iterator<Item = u32> {
-        // All slots at once, and no branch for each.
-        let same = self.tags.iter().enumerate().fold(0u32, |same, (slot, other)| {
-            same | (u32::from(*other == tag && self.blocks[slot] != NONE) << slot)
-        });
+        let free = places(&self.blocks, NONE);
+        let same = places(&self.tags, tag) & !free;
         let blocks = self.blocks;
         std::iter::successors(Some(same), |same| Some(same & same.wrapping_sub(1)))
             .take_while(|same| *same != 0)
@@ -44,8 +42,15 @@ impl Bucket {
     }
 
     fn slot_of(&self, block: u32) -> Option<usize> {
-        self.blocks.iter().position(|other| *other == block)
+        let found = places(&self.blocks, block);
+        (found != 0).then_some(found.trailing_zeros() as usize)
     }
+}
+
+/// A bit for each slot that has `wanted`. All of them at once: a branch for each would have to wait for the line, and the
+/// next line's loading with it.
+fn places(slots: &[u32; SLOTS], wanted: u32) -> u32 {
+    slots.iter().enumerate().fold(0, |found, (slot, other)| found | (u32::from(*other == wanted) << slot))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -165,7 +170,7 @@ mod tests {
         /// The model: a map. Few places to begin at, so that buckets are full and pass on, and few tags.
         #[test]
         fn finds_what_a_map_finds(operations in prop::collection::vec((any::<bool>(), 0u32..40, 0u64..60), 0..300)) {
-            let name = |number: u64| BlockHash((number % 4) << 62 | (number / 4 % 3) << 40 | number / 12);
+            let name = |number: u64| BlockHash(((number % 4) << 62) | ((number / 4 % 3) << 40) | (number / 12));
             let mut index = BlockIndex::new(40);
             let mut model: HashMap<u64, u32> = HashMap::new();
             for (insert, block, hash) in operations {

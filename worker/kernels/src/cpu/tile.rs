@@ -78,7 +78,8 @@ pub(crate) trait TileJob {
     unsafe fn tile<V: Simd, const R: usize, const P: usize>(&mut self, row: usize, panel: usize);
 }
 
-/// Covers `rows` × `panels` with tiles: panels outside, so that each is read from memory once.
+/// Covers `rows` × `panels` with tiles: panels outside, so that each is read from memory once. Tiles are about equally
+/// high, since a tile of one or two rows takes as long as one of four: it has too few sums to wait for one with another.
 ///
 /// # Safety
 /// The machine has `V`'s instructions, and rows and panels lie within the job's operands.
@@ -88,17 +89,19 @@ pub(crate) unsafe fn sweep<V: Simd, J: TileJob>(
     rows: std::ops::Range<usize>,
     panels: std::ops::Range<usize>,
 ) {
-    let few = rows.len().clamp(1, TILE_ROWS);
-    let wide = V::PANELS[few - 1];
+    let tiles = rows.len().div_ceil(TILE_ROWS).max(1);
+    let highest = rows.len().div_ceil(tiles).max(1);
+    let wide = V::PANELS[highest - 1];
     let mut panel = panels.start;
     while panel < panels.end {
         let take = if panel + wide <= panels.end { wide } else { 1 };
         let mut row = rows.start;
-        while row < rows.end {
-            let height = TILE_ROWS.min(rows.end - row);
+        for tiles_left in (1..=tiles).rev() {
+            let height = (rows.end - row).div_ceil(tiles_left);
             // SAFETY: the tile lies within both ranges, for which the caller vouches.
             unsafe {
                 match height {
+                    0 => break,
                     1 => tile_row::<V, J, 1>(job, row, panel, take),
                     2 => tile_row::<V, J, 2>(job, row, panel, take),
                     3 => tile_row::<V, J, 3>(job, row, panel, take),
