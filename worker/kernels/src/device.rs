@@ -83,6 +83,14 @@ pub trait Kernels: Device {
         out: &mut Self::Buffer,
     ) -> Result<(), KernelError>;
 
+    /// The same, for the logits of rows that sample: as exact as the device has them.
+    ///
+    /// # Errors
+    /// As [`Kernels::linear_into`].
+    fn logits(&self, x: &Self::Buffer, w: &Self::Linear, out: &mut Self::Buffer) -> Result<(), KernelError> {
+        self.linear_into(x, w, out)
+    }
+
     /// `out += x · wᵀ (+ bias)`: the way back into the residual stream.
     ///
     /// # Errors
@@ -214,6 +222,33 @@ pub struct KvLayout {
     pub block_tokens: usize,
     /// Blocks in the pool.
     pub blocks: usize,
+}
+
+impl KvLayout {
+    /// Refuses spans that do not cover `rows` one behind another, or name a layer or blocks that are not there.
+    pub(crate) fn check(&self, spans: &[Span<'_>], rows: usize, layer: usize) -> Result<(), KernelError> {
+        let refuse = |expected: String, found: usize| {
+            Err(KernelError::Shape { operation: "kv", expected, found: found.to_string() })
+        };
+        if layer >= self.layers {
+            return refuse(format!("a layer below {}", self.layers), layer);
+        }
+        let mut next_row = 0;
+        for span in spans {
+            if span.first_row != next_row {
+                return refuse(format!("a span from row {next_row}"), span.first_row);
+            }
+            next_row += span.rows;
+            let needed = span.end().div_ceil(self.block_tokens);
+            if span.blocks.len() < needed {
+                return refuse(format!("{needed} blocks"), span.blocks.len());
+            }
+            if let Some(&block) = span.blocks.iter().find(|&&block| block as usize >= self.blocks) {
+                return refuse(format!("blocks below {}", self.blocks), block as usize);
+            }
+        }
+        if next_row == rows { Ok(()) } else { refuse(format!("spans over {rows} rows"), next_row) }
+    }
 }
 
 /// Why an operation could not be computed.

@@ -146,6 +146,6 @@ impl<'a, K: Kernels> Transformer<'a, K> {
             self.config.rms_norm_eps,
             &mut work.normed,
         )?;
-        self.kernels.linear_into(&work.normed, self.weights.head(), &mut work.logits)
+        self.kernels.logits(&work.normed, self.weights.head(), &mut work.logits)
     }
 }

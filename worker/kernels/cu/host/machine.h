@@ -240,6 +240,13 @@ struct HostLaunch {
     u32 grid, threads, shared_bytes, copy_mode;
 };
 
+// 0 for a kernel that is not here.
+extern "C" __attribute__((visibility("default"))) u64 host_params_bytes(const char* kernel) {
+    const host::Entry* entry = host::Entry::first;
+    while (entry && strcmp(entry->name, kernel)) entry = entry->next;
+    return entry ? entry->params_bytes : 0;
+}
+
 // 0, or 1 with the reason in `error`.
 extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaunch* launch, char* error, u64 error_bytes) {
     using namespace host;

@@ -37,6 +37,15 @@ const DECODE: ByHeadDim = [
 const ROPE_STORE: ByHeadDim =
     [(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
 
+/// Kernels that need more shared memory than `plain_bytes`, and how much.
+pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'static str, u32)> {
+    PREFILL
+        .into_iter()
+        .chain(DECODE)
+        .map(|(_, kernel, _, bytes)| (kernel, bytes))
+        .filter(move |(_, bytes)| *bytes > plain_bytes)
+}
+
 /// Head dimensions that there are kernels for.
 #[must_use]
 pub fn head_dim_is_supported(head_dim: usize) -> bool {

@@ -1,9 +1,23 @@
-//! The operations on NVIDIA GPUs: what the kernels of `cu/` are given, and how they are launched.
+//! The operations on NVIDIA GPUs: kernels of `cu/`, compiled ahead (`build_cubins.py`), and the driver that runs them.
 //!
-//! [`params`] mirrors their parameters, [`plan`] cuts a batch into their work lists, [`launch`] says with how many blocks, threads and
-//! bytes each of them runs. Plain values, so that all of it is tested on a machine without a GPU (`tests/cuda`). What is compiled from
-//! `cu/` lies in `cubins/`, made by `build_cubins.py`.
+//! Plain values, tested on any machine: [`params`] mirrors the kernels' parameters, [`plan`] cuts a batch into their work lists,
+//! [`launch`] says with how many blocks, threads and bytes each runs. Then what a GPU is needed for: `driver` and `blas` are C libraries
+//! found at run time, [`gpu`] one device with its memory, [`kernels`] the operations. A machine without a GPU gets a
+//! [`CudaError`] that says what is missing; nothing here is linked.
 
+mod blas;
+mod buffer;
+mod driver;
+mod error;
+pub mod gpu;
+pub mod kernels;
 pub mod launch;
+mod library;
+mod modules;
 pub mod params;
 pub mod plan;
+
+pub use buffer::{CudaBuffer, CudaKvPool, CudaLinear};
+pub use error::CudaError;
+pub use gpu::{Gpu, Libraries};
+pub use kernels::CudaKernels;

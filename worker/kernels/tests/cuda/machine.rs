@@ -57,8 +57,8 @@ unsafe extern "C" {
     ) -> *mut c_void;
     fn munmap(at: *mut c_void, bytes: usize) -> c_int;
     fn mprotect(at: *mut c_void, bytes: usize, access: c_int) -> c_int;
-    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
-    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    pub(crate) fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    pub(crate) fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
     fn dlerror() -> *const c_char;
 }
 
@@ -243,7 +243,7 @@ const COMPILER_FLAGS: &str = "-x c++ -std=c++17 -O2 -Wall -DHOST_SHIM -shared -f
     -fno-gnu-unique -fno-exceptions -fno-rtti -fno-strict-aliasing";
 
 /// Compiles a kernel's file, unless that was done before with the same sources.
-fn compile(source: &str) -> PathBuf {
+pub(crate) fn compile(source: &str) -> PathBuf {
     let sources = std::env::var(OTHER_SOURCES)
         .map_or_else(|_| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"), PathBuf::from);
     let library =

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod attention;
+mod gpu;
 mod machine;
 mod mutants;
 mod rowwise;

@@ -1,0 +1,79 @@
+//! Why a GPU cannot be used, or failed: what an operator reads.
+
+use std::path::PathBuf;
+
+use crate::KernelError;
+
+/// Why there is no GPU to compute on, or what it refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CudaError {
+    /// No driver.
+    #[error("no NVIDIA driver: {} cannot be loaded", .0.display())]
+    NoDriver(PathBuf),
+    /// A driver from before a function that is needed.
+    #[error("the NVIDIA driver has no {0}; one of the 580 series (CUDA 13.0) or later is needed")]
+    MissingFunction(&'static str),
+    /// A driver that does not load this machine code.
+    #[error(
+        "the NVIDIA driver is for CUDA {major}.{minor}; one of the 580 series (CUDA 13.0) or later is needed"
+    )]
+    OldDriver {
+        /// Of the CUDA it is for.
+        major: i32,
+        /// Likewise.
+        minor: i32,
+    },
+    /// No GPU.
+    #[error("the NVIDIA driver finds no GPU")]
+    NoDevice,
+    /// Not so many GPUs.
+    #[error("there is no GPU {asked}: the driver finds {found}, counted from 0")]
+    NoSuchDevice {
+        /// Which was asked for.
+        asked: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// A GPU without what the kernels are made of.
+    #[error("{name} has compute capability {major}.{minor}; 8.0 or later is needed")]
+    OldDevice {
+        /// Its name.
+        name: String,
+        /// Of its compute capability.
+        major: i32,
+        /// Likewise.
+        minor: i32,
+    },
+    /// No cuBLASLt.
+    #[error("no cuBLASLt: {} cannot be loaded or lacks functions; it is part of CUDA 13", .0.display())]
+    NoBlas(PathBuf),
+    /// A call that failed.
+    #[error("{call} failed with {code}{}", .message.as_ref().map(|message| format!(": {message}")).unwrap_or_default())]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        code: i32,
+        /// What the driver says of that.
+        message: Option<String>,
+    },
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;
+
+impl CudaError {
+    /// The error of an operation that wanted `bytes`.
+    pub(super) fn of_allocation(self, bytes: usize) -> KernelError {
+        match self {
+            Self::Call { code: OUT_OF_MEMORY, .. } => KernelError::OutOfMemory { bytes },
+            other => other.into(),
+        }
+    }
+}
+
+impl From<CudaError> for KernelError {
+    fn from(error: CudaError) -> Self {
+        Self::Device(error.to_string())
+    }
+}

@@ -1,0 +1,433 @@
+//! The operations on a GPU, one launch each; nothing waits but [`Device::read`].
+//!
+//! The residual stream, angles and logits are f32, all else bf16. Unlike on the CPU, a row's bits may depend on how many rows a dense
+//! product has, since cuBLASLt chooses by shape; attention and the rest keep to one order. Caller: the model's forward pass.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::blas::{Blas, Output, Product};
+use super::buffer::{CudaBuffer, CudaKvPool, CudaLinear, Kind};
+use super::error::CudaError;
+use super::gpu::{Gpu, Libraries, Memory};
+use super::launch;
+use super::params::{
+    CombineParams, DecodeParams, GatherParams, PrefillParams, RmsNormParams, RopeStoreParams, SiluMulParams,
+    Visibility,
+};
+use super::plan::AttentionPlan;
+use crate::{AttentionShape, Device, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView};
+
+/// The kernels on one GPU.
+pub struct CudaKernels {
+    gpu: Arc<Gpu>,
+    blas: Blas,
+}
+
+impl CudaKernels {
+    /// Opens GPU `ordinal`, counted from 0.
+    ///
+    /// # Errors
+    /// [`CudaError`], which says what this machine lacks.
+    pub fn open(libraries: &Libraries, ordinal: usize) -> Result<Self, CudaError> {
+        let gpu = Gpu::open(libraries, ordinal)?;
+        let blas = Blas::open(&gpu, &libraries.blas)?;
+        Ok(Self { gpu, blas })
+    }
+
+    /// The GPU.
+    #[must_use]
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    fn multiply(
+        &self,
+        x: &CudaBuffer,
+        w: &CudaLinear,
+        out: &CudaBuffer,
+        output: Output,
+    ) -> Result<(), KernelError> {
+        let bias = w.bias.as_ref().map_or(0, |bias| match output {
+            Output::Bf16 => bias.bf16.address(),
+            Output::F32 | Output::AddToF32 => bias.f32.address(),
+        });
+        let product = Product {
+            x: x.address(),
+            w: w.weights.address(),
+            bias,
+            out: out.address(),
+            rows: x.rows(),
+            inputs: w.inputs,
+            outputs: w.outputs,
+            output,
+        };
+        // SAFETY: the callers have compared widths and rows, and buffers are as large as these say.
+        Ok(unsafe { self.blas.multiply(product) }?)
+    }
+
+    fn turn_or_norm(
+        &self,
+        x: &CudaBuffer,
+        heads: HeadSpan,
+        change: impl FnOnce(&mut RopeStoreParams),
+    ) -> Result<(), KernelError> {
+        x.expect("heads", Kind::Bf16)?;
+        if heads.first_column + heads.heads * heads.head_dim > x.width()
+            || !heads.first_column.is_multiple_of(8)
+        {
+            return Err(mismatch(
+                "heads",
+                format!("heads within {} columns", x.width()),
+                format!("{heads:?}"),
+            ));
+        }
+        let mut params = RopeStoreParams {
+            qkv: x.address() + 2 * heads.first_column as u64,
+            rows: x.rows() as u32,
+            heads: heads.heads as u32,
+            qkv_stride: x.width() as u32,
+            ..Default::default()
+        };
+        change(&mut params);
+        let launch = launch::rope_store(heads.head_dim, x.rows(), heads.heads)?;
+        // SAFETY: the heads lie in the buffer; without slots nothing else is written.
+        Ok(unsafe { self.gpu.launch(launch, &params) }?)
+    }
+
+    fn gather(
+        &self,
+        from: u64,
+        rows: &[u32],
+        width: usize,
+        out: &mut CudaBuffer,
+        launch: launch::Launch,
+    ) -> Result<(), KernelError> {
+        out.reset(&self.gpu, rows.len(), width, Kind::F32)?;
+        let indices = Memory::passing(&self.gpu, rows)?;
+        let params = GatherParams {
+            from,
+            indices: indices.address(),
+            out: out.address(),
+            width: width as u32,
+            reserved: 0,
+        };
+        // SAFETY: the callers have checked the indices against what they index.
+        Ok(unsafe { self.gpu.launch(launch, &params) }?)
+    }
+}
+
+impl Device for CudaKernels {
+    type Buffer = CudaBuffer;
+    type Linear = CudaLinear;
+    type Vector = Memory;
+    type KvPool = CudaKvPool;
+
+    fn buffer(&self) -> CudaBuffer {
+        CudaBuffer::default()
+    }
+
+    fn write(&self, rows: &[f32], width: usize, buffer: &mut CudaBuffer) -> Result<(), KernelError> {
+        if width == 0 || !rows.len().is_multiple_of(width) {
+            return Err(mismatch(
+                "write",
+                format!("whole rows of {width}"),
+                format!("{} numbers", rows.len()),
+            ));
+        }
+        buffer.reset(&self.gpu, rows.len() / width, width, Kind::F32)?;
+        Ok(buffer.memory()?.write(rows)?)
+    }
+
+    fn read<'a>(&self, buffer: &'a CudaBuffer) -> Result<Cow<'a, [f32]>, KernelError> {
+        let (memory, count) = (buffer.memory()?, buffer.rows() * buffer.width());
+        Ok(Cow::Owned(match buffer.kind() {
+            Kind::F32 => memory.read::<f32>(count)?,
+            Kind::Bf16 => {
+                memory.read::<u16>(count)?.into_iter().map(|bits| bf16::from_bits(bits).to_f32()).collect()
+            }
+        }))
+    }
+
+    fn linear(&self, parts: &[WeightView<'_>], bias: &[WeightView<'_>]) -> Result<CudaLinear, KernelError> {
+        CudaLinear::upload(&self.gpu, parts, bias)
+    }
+
+    fn vector(&self, weight: WeightView<'_>) -> Result<Memory, KernelError> {
+        let mut numbers = vec![0.0; weight.rows() * weight.columns()];
+        for (row, to) in numbers.chunks_exact_mut(weight.columns().max(1)).enumerate() {
+            weight.read_row(row, to);
+        }
+        let memory = Memory::kept(&self.gpu, 4 * numbers.len())
+            .map_err(|error| error.of_allocation(4 * numbers.len()))?;
+        memory.write(&numbers)?;
+        Ok(memory)
+    }
+
+    fn kv_pool(&self, layout: KvLayout) -> Result<CudaKvPool, KernelError> {
+        CudaKvPool::allocate(&self.gpu, layout)
+    }
+}
+
+impl Kernels for CudaKernels {
+    fn embed(&self, table: &CudaLinear, tokens: &[u32], out: &mut CudaBuffer) -> Result<(), KernelError> {
+        expect_eights("embed", table.inputs)?;
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= table.outputs) {
+            return Err(mismatch("embed", format!("tokens below {}", table.outputs), token.to_string()));
+        }
+        self.gather(table.weights.address(), tokens, table.inputs, out, launch::embed(tokens.len())?)
+    }
+
+    fn rms_norm(
+        &self,
+        x: &CudaBuffer,
+        weight: &Memory,
+        eps: f32,
+        out: &mut CudaBuffer,
+    ) -> Result<(), KernelError> {
+        x.expect("rms_norm", Kind::F32)?;
+        expect_eights("rms_norm", x.width())?;
+        expect_width("rms_norm", x, weight.bytes() / 4)?;
+        out.reset(&self.gpu, x.rows(), x.width(), Kind::Bf16)?;
+        let params = RmsNormParams {
+            x: x.address(),
+            addend: 0,
+            weight: weight.address(),
+            out: out.address(),
+            width: x.width() as u32,
+            eps,
+        };
+        // SAFETY: x, weight and out are of one width; without an addend x is only read.
+        Ok(unsafe { self.gpu.launch(launch::rms_norm(x.rows(), x.width())?, &params) }?)
+    }
+
+    fn linear_into(&self, x: &CudaBuffer, w: &CudaLinear, out: &mut CudaBuffer) -> Result<(), KernelError> {
+        x.expect("linear", Kind::Bf16)?;
+        expect_width("linear", x, w.inputs)?;
+        out.reset(&self.gpu, x.rows(), w.outputs, Kind::Bf16)?;
+        self.multiply(x, w, out, Output::Bf16)
+    }
+
+    fn logits(&self, x: &CudaBuffer, w: &CudaLinear, out: &mut CudaBuffer) -> Result<(), KernelError> {
+        x.expect("logits", Kind::Bf16)?;
+        expect_width("logits", x, w.inputs)?;
+        out.reset(&self.gpu, x.rows(), w.outputs, Kind::F32)?;
+        self.multiply(x, w, out, Output::F32)
+    }
+
+    fn linear_add(&self, x: &CudaBuffer, w: &CudaLinear, out: &mut CudaBuffer) -> Result<(), KernelError> {
+        x.expect("linear", Kind::Bf16)?;
+        out.expect("linear", Kind::F32)?;
+        expect_width("linear", x, w.inputs)?;
+        expect_width("linear", out, w.outputs)?;
+        if out.rows() != x.rows() {
+            return Err(mismatch("linear", format!("{} rows to add to", x.rows()), out.rows().to_string()));
+        }
+        self.multiply(x, w, out, Output::AddToF32)
+    }
+
+    fn head_norm(
+        &self,
+        x: &mut CudaBuffer,
+        heads: HeadSpan,
+        weight: &Memory,
+        eps: f32,
+    ) -> Result<(), KernelError> {
+        if weight.bytes() != 4 * heads.head_dim {
+            let found = format!("{} numbers", weight.bytes() / 4);
+            return Err(mismatch("head_norm", format!("a weight of {}", heads.head_dim), found));
+        }
+        self.turn_or_norm(x, heads, |params| (params.query_norm, params.eps) = (weight.address(), eps))
+    }
+
+    fn rope(&self, x: &mut CudaBuffer, angles: &CudaBuffer, heads: HeadSpan) -> Result<(), KernelError> {
+        angles.expect("rope", Kind::F32)?;
+        expect_width("rope", angles, heads.head_dim)?;
+        if angles.rows() != x.rows() {
+            return Err(mismatch("rope", format!("{} rows of angles", x.rows()), angles.rows().to_string()));
+        }
+        self.turn_or_norm(x, heads, |params| params.angles = angles.address())
+    }
+
+    fn store_kv(
+        &self,
+        qkv: &CudaBuffer,
+        spans: &[Span<'_>],
+        layer: usize,
+        pool: &mut CudaKvPool,
+    ) -> Result<(), KernelError> {
+        qkv.expect("store_kv", Kind::Bf16)?;
+        let layout = pool.layout();
+        let kv_width = layout.kv_heads * layout.head_dim;
+        let first_column = qkv.width().checked_sub(2 * kv_width).ok_or_else(|| {
+            mismatch("store_kv", format!("rows of at least {}", 2 * kv_width), qkv.width().to_string())
+        })?;
+        let slots = Memory::passing(&self.gpu, &pool.slots(spans, qkv.rows(), layer)?)?;
+        let (keys, values) = pool.layer(layer);
+        let params = RopeStoreParams {
+            qkv: qkv.address() + 2 * first_column as u64,
+            keys,
+            values,
+            slots: slots.address(),
+            paging: pool.paging(0),
+            rows: qkv.rows() as u32,
+            qkv_stride: qkv.width() as u32,
+            ..Default::default()
+        };
+        let launch = launch::rope_store(layout.head_dim, qkv.rows(), 2 * layout.kv_heads)?;
+        // SAFETY: keys and values end each row; `slots` are within the pool.
+        Ok(unsafe { self.gpu.launch(launch, &params) }?)
+    }
+
+    fn attention(
+        &self,
+        qkv: &CudaBuffer,
+        pool: &CudaKvPool,
+        shape: AttentionShape<'_>,
+        out: &mut CudaBuffer,
+    ) -> Result<(), KernelError> {
+        qkv.expect("attention", Kind::Bf16)?;
+        let layout = pool.layout();
+        let width = shape.heads * layout.head_dim;
+        if !shape.heads.is_multiple_of(layout.kv_heads) || width > qkv.width() {
+            let expected = format!("a multiple of {} heads within {} columns", layout.kv_heads, qkv.width());
+            return Err(mismatch("attention", expected, shape.heads.to_string()));
+        }
+        pool.check(shape.spans, qkv.rows(), shape.layer)?;
+        out.reset(&self.gpu, qkv.rows(), width, Kind::Bf16)?;
+        let plan = AttentionPlan::new(shape.spans, layout.head_dim, Visibility::default())?;
+        Attention { kernels: self, qkv, pool, shape, plan: &plan, out }.run()
+    }
+
+    fn silu_mul(&self, gate_up: &CudaBuffer, out: &mut CudaBuffer) -> Result<(), KernelError> {
+        gate_up.expect("silu_mul", Kind::Bf16)?;
+        let width = gate_up.width() / 2;
+        expect_eights("silu_mul", width)?;
+        expect_width("silu_mul", gate_up, 2 * width)?;
+        out.reset(&self.gpu, gate_up.rows(), width, Kind::Bf16)?;
+        let params = SiluMulParams {
+            gate_up: gate_up.address(),
+            out: out.address(),
+            rows: gate_up.rows() as u32,
+            width: width as u32,
+        };
+        // SAFETY: both buffers have these rows.
+        Ok(unsafe { self.gpu.launch(launch::silu_mul(gate_up.rows(), width)?, &params) }?)
+    }
+
+    fn select_rows(&self, x: &CudaBuffer, rows: &[usize], out: &mut CudaBuffer) -> Result<(), KernelError> {
+        x.expect("select_rows", Kind::F32)?;
+        expect_eights("select_rows", x.width())?;
+        if let Some(row) = rows.iter().find(|&&row| row >= x.rows()) {
+            return Err(mismatch("select_rows", format!("rows below {}", x.rows()), row.to_string()));
+        }
+        let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+        self.gather(x.address(), &rows, x.width(), out, launch::select_rows(rows.len())?)
+    }
+}
+
+/// One layer's attention: prefill and decode of the same rows, then the sum of what was split.
+struct Attention<'a> {
+    kernels: &'a CudaKernels,
+    qkv: &'a CudaBuffer,
+    pool: &'a CudaKvPool,
+    shape: AttentionShape<'a>,
+    plan: &'a AttentionPlan,
+    out: &'a CudaBuffer,
+}
+
+impl Attention<'_> {
+    fn run(self) -> Result<(), KernelError> {
+        let gpu = &self.kernels.gpu;
+        let sequences = Memory::passing(gpu, &self.plan.sequences)?;
+        let block_tables = Memory::passing(gpu, &self.plan.block_tables)?;
+        self.prefill(&sequences, &block_tables)?;
+        self.decode(&sequences, &block_tables)
+    }
+
+    fn prefill(&self, sequences: &Memory, block_tables: &Memory) -> Result<(), KernelError> {
+        let (gpu, (keys, values)) = (&self.kernels.gpu, self.pool.layer(self.shape.layer));
+        let tiles = Memory::passing(gpu, &self.plan.tiles)?;
+        let params = PrefillParams {
+            q: self.qkv.address(),
+            keys,
+            values,
+            out: self.out.address(),
+            sink_logits: 0,
+            tiles: tiles.address(),
+            sequences: sequences.address(),
+            paging: self.pool.paging(block_tables.address()),
+            visibility: Visibility::default(),
+            heads: self.shape.heads as u32,
+            q_stride: self.qkv.width() as u32,
+            out_stride: self.out.width() as u32,
+            score_scale: self.shape.scale,
+        };
+        let launch = launch::prefill(self.pool.layout().head_dim, self.plan.tiles.len(), self.shape.heads)?;
+        // SAFETY: the spans, from which the plan is, lie in the buffers and the pool.
+        Ok(unsafe { gpu.launch(launch, &params) }?)
+    }
+
+    fn decode(&self, sequences: &Memory, block_tables: &Memory) -> Result<(), KernelError> {
+        let (gpu, (keys, values)) = (&self.kernels.gpu, self.pool.layer(self.shape.layer));
+        let KvLayout { kv_heads, head_dim, .. } = self.pool.layout();
+        let parts = self.plan.slots as usize * self.shape.heads;
+        let partial_sums = Memory::passing_bytes(gpu, parts * head_dim * 4)?;
+        let partial_logs = Memory::passing_bytes(gpu, parts * 4)?;
+        let chunks = Memory::passing(gpu, &self.plan.chunks)?;
+        let params = DecodeParams {
+            q: self.qkv.address(),
+            keys,
+            values,
+            out: self.out.address(),
+            partial_sums: partial_sums.address(),
+            partial_logs: partial_logs.address(),
+            sink_logits: 0,
+            chunks: chunks.address(),
+            sequences: sequences.address(),
+            paging: self.pool.paging(block_tables.address()),
+            visibility: Visibility::default(),
+            heads: self.shape.heads as u32,
+            q_stride: self.qkv.width() as u32,
+            out_stride: self.out.width() as u32,
+            score_scale: self.shape.scale,
+        };
+        let launch = launch::decode(head_dim, self.plan.chunks.len(), self.shape.heads, kv_heads)?;
+        // SAFETY: as for prefill; the parts have a slot for each chunk that leaves one.
+        unsafe { gpu.launch(launch, &params) }?;
+        let merges = Memory::passing(gpu, &self.plan.merges)?;
+        let params = CombineParams {
+            partial_sums: partial_sums.address(),
+            partial_logs: partial_logs.address(),
+            sink_logits: 0,
+            merges: merges.address(),
+            out: self.out.address(),
+            heads: self.shape.heads as u32,
+            out_stride: self.out.width() as u32,
+        };
+        let launch = launch::combine(head_dim, self.plan.merges.len(), self.shape.heads)?;
+        // SAFETY: merges name slots and rows of this plan.
+        Ok(unsafe { gpu.launch(launch, &params) }?)
+    }
+}
+
+fn expect_width(operation: &'static str, x: &CudaBuffer, width: usize) -> Result<(), KernelError> {
+    if x.width() == width {
+        return Ok(());
+    }
+    Err(mismatch(operation, format!("rows of {width}"), x.width().to_string()))
+}
+
+/// What the kernels that move 16 bytes at once need.
+fn expect_eights(operation: &'static str, width: usize) -> Result<(), KernelError> {
+    if width.is_multiple_of(8) {
+        return Ok(());
+    }
+    Err(mismatch(operation, "rows of a multiple of 8".into(), width.to_string()))
+}
+
+pub(super) fn mismatch(operation: &'static str, expected: String, found: String) -> KernelError {
+    KernelError::Shape { operation, expected, found }
+}

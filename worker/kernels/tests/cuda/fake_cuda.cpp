@@ -1,0 +1,278 @@
+// A driver and a cuBLASLt for a machine without a GPU: what is asked of a stream waits in a queue until somebody synchronises, and
+// then runs on this CPU, kernels through cu/host. Refuses what the real ones would: calls without a context, memory that is not
+// theirs, more shared memory than was asked for, layouts that do not fit. Built by tests/cuda/gpu.rs, with the macros below changed to
+// make machines on which something is missing.
+#include <dlfcn.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#ifndef VERSION
+#define VERSION 13000
+#endif
+#ifndef DEVICES
+#define DEVICES 1
+#endif
+#ifndef CAPABILITY_MAJOR
+#define CAPABILITY_MAJOR 9
+#endif
+#ifndef INIT_STATUS
+#define INIT_STATUS 0
+#endif
+
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int Status;
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+
+struct HostLaunch { // as in cu/host/machine.h
+    const char* kernel;
+    const void* params;
+    u64 params_bytes;
+    const u32* blocks;
+    u64 block_count;
+    u64 seed;
+    u32 grid, threads, shared_bytes, copy_mode;
+};
+typedef int (*LaunchKernel)(const HostLaunch*, char*, u64);
+struct Kernel { std::string name; LaunchKernel launch; u64 params_bytes; u32 most_shared_bytes; };
+
+static std::vector<void*> libraries;
+static std::map<std::string, Kernel> kernels;
+static std::map<u64, size_t> allocations;
+static std::deque<std::function<bool()>> queue;
+static size_t allocated = 0, most_bytes = size_t(1) << 30;
+static u64 launches = 0;
+static int the_context, the_stream;
+static thread_local void* current = nullptr;
+static bool broken = false;
+
+static bool ours(u64 address, size_t bytes) {
+    auto after = allocations.upper_bound(address);
+    if (after == allocations.begin()) return false;
+    auto found = std::prev(after);
+    return address + bytes <= found->first + found->second;
+}
+#define NEED_CONTEXT if (current != &the_context) return INVALID_CONTEXT
+
+extern "C" {
+// For the tests: kernels of a library that they compiled; what is still allocated; how much there is.
+int fake_add_library(const char* path) {
+    void* library = dlopen(path, RTLD_NOW);
+    if (library) libraries.push_back(library);
+    return library ? 0 : 1;
+}
+u64 fake_allocated() { return allocated; }
+void fake_set_memory(u64 bytes) { most_bytes = bytes; }
+
+Status cuInit(u32) { return INIT_STATUS; }
+Status cuDriverGetVersion(int* version) { return *version = VERSION, 0; }
+Status cuGetErrorString(int status, const char** text) {
+    *text = status == OUT_OF_MEMORY ? "out of memory" : status == LAUNCH_FAILED ? "unspecified launch failure" : nullptr;
+    return *text ? 0 : INVALID_VALUE;
+}
+Status cuDeviceGetCount(int* count) { return *count = DEVICES, 0; }
+Status cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < DEVICES ? 0 : INVALID_VALUE; }
+Status cuDeviceGetName(char* name, int length, int) { return snprintf(name, length, "Fake GPU"), 0; }
+Status cuDeviceGetAttribute(int* value, int attribute, int) {
+    return *value = attribute == 75 ? CAPABILITY_MAJOR : attribute == 76 ? 0 : -1, *value < 0 ? INVALID_VALUE : 0;
+}
+Status cuDevicePrimaryCtxRetain(void** context, int) { return *context = &the_context, 0; }
+Status cuCtxSetCurrent(void* context) { return current = context, 0; }
+Status cuMemGetInfo_v2(size_t* free, size_t* total) {
+    NEED_CONTEXT;
+    return *total = most_bytes, *free = most_bytes - allocated, 0;
+}
+Status cuStreamCreate(void** stream, u32) {
+    NEED_CONTEXT;
+    return *stream = &the_stream, 0;
+}
+Status cuStreamSynchronize(void*) {
+    NEED_CONTEXT;
+    while (!queue.empty()) {
+        auto work = std::move(queue.front());
+        queue.pop_front();
+        if (!broken && !work()) broken = true;
+    }
+    return broken ? LAUNCH_FAILED : 0;
+}
+
+Status cuModuleLoadData(void** module, const void* image) {
+    NEED_CONTEXT;
+    const bool known = !memcmp(image, "\x7f" "ELF", 4) || !memcmp(image, "//", 2);
+    return *module = (void*)image, known ? 0 : INVALID_VALUE;
+}
+Status cuModuleGetFunction(void** function, void* module, const char* name) {
+    NEED_CONTEXT;
+    (void)module;
+    for (void* library : libraries) {
+        auto params_bytes = (u64(*)(const char*))dlsym(library, "host_params_bytes");
+        if (u64 bytes = params_bytes(name)) {
+            kernels[name] = {name, (LaunchKernel)dlsym(library, "host_launch"), bytes, 48 << 10};
+            return *function = &kernels[name], 0;
+        }
+    }
+    return NOT_FOUND;
+}
+Status cuFuncSetAttribute(void* function, int attribute, int value) {
+    NEED_CONTEXT;
+    if (attribute != 8 || value > 227 << 10) return INVALID_VALUE;
+    return ((Kernel*)function)->most_shared_bytes = value, 0;
+}
+Status cuLaunchKernel(void* function, u32 grid, u32 y, u32 z, u32 threads, u32 thread_y, u32 thread_z, u32 shared_bytes,
+                      void* stream, void** params, void** extra) {
+    NEED_CONTEXT;
+    auto kernel = (Kernel*)function;
+    if (!grid || y * z * thread_y * thread_z != 1 || threads > 1024 || shared_bytes > kernel->most_shared_bytes || extra ||
+        stream != &the_stream)
+        return INVALID_VALUE;
+    std::string copy((const char*)params[0], kernel->params_bytes);
+    u64 seed = ++launches;
+    queue.push_back([=] {
+        char error[512];
+        HostLaunch launch = {kernel->name.c_str(), copy.data(), copy.size(), nullptr, 0, seed, grid, threads, shared_bytes, u32(seed % 3)};
+        if (!kernel->launch(&launch, error, sizeof error)) return true;
+        fprintf(stderr, "fake GPU: %s\n", error);
+        return false;
+    });
+    return 0;
+}
+
+Status cuMemAlloc_v2(u64* address, size_t bytes) {
+    NEED_CONTEXT;
+    if (!bytes) return INVALID_VALUE;
+    if (allocated + bytes > most_bytes) return OUT_OF_MEMORY;
+    size_t whole = (bytes + 255) / 256 * 256;
+    auto memory = (uint16_t*)aligned_alloc(256, whole);
+    for (size_t i = 0; i < whole / 2; i++) memory[i] = 0x7fff; // NaN
+    allocations[(u64)memory] = bytes;
+    allocated += bytes;
+    return *address = (u64)memory, 0;
+}
+static bool release(u64 address) {
+    auto found = allocations.find(address);
+    if (found == allocations.end()) return false;
+    allocated -= found->second;
+    allocations.erase(found);
+    free((void*)address);
+    return true;
+}
+Status cuMemFree_v2(u64 address) {
+    NEED_CONTEXT;
+    cuStreamSynchronize(&the_stream); // as the real one waits
+    return release(address) ? 0 : INVALID_VALUE;
+}
+#ifndef OLD
+Status cuMemAllocAsync(u64* address, size_t bytes, void*) { return cuMemAlloc_v2(address, bytes); }
+#endif
+Status cuMemFreeAsync(u64 address, void*) {
+    NEED_CONTEXT;
+    if (!ours(address, 1)) return INVALID_VALUE;
+    queue.push_back([=] { return release(address); });
+    return 0;
+}
+Status cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void*) {
+    NEED_CONTEXT;
+    if (!ours(to, bytes)) return INVALID_VALUE;
+    std::string copy((const char*)from, bytes); // pageable memory is read at once
+    queue.push_back([=] { return memcpy((void*)to, copy.data(), copy.size()), true; });
+    return 0;
+}
+Status cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) {
+    NEED_CONTEXT;
+    if (!ours(from, bytes)) return INVALID_VALUE;
+    queue.push_back([=] { return memcpy(to, (void*)from, bytes), true; });
+    return 0;
+}
+
+// --- cuBLASLt: matrices by columns, bf16 operands, sums in f32
+struct Layout { int type; u64 rows, columns; int64_t leading; };
+struct Product { int transposed_a = 0, transposed_b = 0; u32 epilogue = 1; u64 bias = 0; };
+enum { BLAS_INVALID = 7, BLAS_NOT_SUPPORTED = 15, F32 = 0, BF16 = 14 };
+static const u64 COOKIE = 0xa190;
+
+Status cublasLtCreate(void** handle) { return *handle = &the_stream, current == &the_context ? 0 : 1; }
+Status cublasLtMatmulDescCreate(void** product, int compute, int scale) {
+    return *product = new Product, compute == 68 && scale == F32 ? 0 : BLAS_NOT_SUPPORTED;
+}
+Status cublasLtMatmulDescSetAttribute(void* product, int attribute, const void* value, size_t bytes) {
+    auto p = (Product*)product;
+    if (attribute == 3 && bytes == 4) return memcpy(&p->transposed_a, value, 4), 0;
+    if (attribute == 4 && bytes == 4) return memcpy(&p->transposed_b, value, 4), 0;
+    if (attribute == 7 && bytes == 4) return memcpy(&p->epilogue, value, 4), 0;
+    if (attribute == 8 && bytes == 8) return memcpy(&p->bias, value, 8), 0;
+    return BLAS_INVALID;
+}
+Status cublasLtMatmulDescDestroy(void* product) { return delete (Product*)product, 0; }
+Status cublasLtMatrixLayoutCreate(void** layout, int type, u64 rows, u64 columns, int64_t leading) {
+    return *layout = new Layout{type, rows, columns, leading}, leading >= (int64_t)rows ? 0 : BLAS_INVALID;
+}
+Status cublasLtMatrixLayoutDestroy(void* layout) { return delete (Layout*)layout, 0; }
+Status cublasLtMatmulPreferenceCreate(void** preference) { return *preference = &the_stream, 0; }
+Status cublasLtMatmulPreferenceSetAttribute(void*, int attribute, const void*, size_t bytes) {
+    return attribute == 1 && bytes == 8 ? 0 : BLAS_INVALID;
+}
+Status cublasLtMatmulPreferenceDestroy(void*) { return 0; }
+
+struct Found { u64 algorithm[8]; size_t workspace; int status; float waves; int reserved[4]; };
+static bool fits(const Product* p, const Layout* a, const Layout* b, const Layout* d) {
+    u64 m = p->transposed_a ? a->columns : a->rows, k = p->transposed_a ? a->rows : a->columns;
+    u64 n = p->transposed_b ? b->rows : b->columns, other_k = p->transposed_b ? b->columns : b->rows;
+    return a->type == BF16 && b->type == BF16 && (d->type == BF16 || d->type == F32) && k == other_k && d->rows == m && d->columns == n;
+}
+Status cublasLtMatmulAlgoGetHeuristic(void*, void* product, void* a, void* b, void* c, void* d, void*, int wanted, Found* found, int* count) {
+    if (!fits((Product*)product, (Layout*)a, (Layout*)b, (Layout*)d) || memcmp(c, d, sizeof(Layout)) || wanted < 1) return BLAS_INVALID;
+    *found = {{COOKIE}, 0, 0, 1.f, {}};
+    return *count = 1, 0;
+}
+static float number(u64 at, int type, u64 index) {
+    float f;
+    if (type == F32) return memcpy(&f, (char*)at + 4 * index, 4), f;
+    uint16_t half;
+    memcpy(&half, (char*)at + 2 * index, 2);
+    u32 bits = (u32)half << 16;
+    return memcpy(&f, &bits, 4), f;
+}
+static void put(u64 at, int type, u64 index, float f) {
+    if (type == F32) { memcpy((char*)at + 4 * index, &f, 4); return; }
+    u32 bits;
+    memcpy(&bits, &f, 4);
+    uint16_t half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    memcpy((char*)at + 2 * index, &half, 2);
+}
+Status cublasLtMatmul(void*, void* product, const float* alpha, u64 a, void* a_layout, u64 b, void* b_layout, const float* beta, u64 c,
+                      void*, u64 d, void* d_layout, const u64* algorithm, void* workspace, size_t workspace_bytes, void* stream) {
+    NEED_CONTEXT;
+    Product p = *(Product*)product;
+    Layout la = *(Layout*)a_layout, lb = *(Layout*)b_layout, ld = *(Layout*)d_layout;
+    float by = *alpha, keep = *beta;
+    auto bytes = [](const Layout& l) { return l.leading * l.columns * (l.type == F32 ? 4 : 2); };
+    if (!fits(&p, &la, &lb, &ld) || algorithm[0] != COOKIE || c != d || stream != &the_stream || !ours((u64)workspace, workspace_bytes) ||
+        !ours(a, bytes(la)) || !ours(b, bytes(lb)) || !ours(d, bytes(ld)) || (p.epilogue == 4 && !ours(p.bias, ld.rows * (ld.type == F32 ? 4 : 2))))
+        return BLAS_INVALID;
+    queue.push_back([=] {
+        const u64 inner = p.transposed_a ? la.rows : la.columns;
+        for (u64 column = 0; column < ld.columns; column++)
+            for (u64 row = 0; row < ld.rows; row++) {
+                float sum = 0;
+                for (u64 k = 0; k < inner; k++)
+                    sum += number(a, la.type, p.transposed_a ? row * la.leading + k : k * la.leading + row) *
+                           number(b, lb.type, p.transposed_b ? k * lb.leading + column : column * lb.leading + k);
+                const u64 place = column * ld.leading + row;
+                float result = by * sum + (keep != 0.f ? keep * number(d, ld.type, place) : 0.f);
+                if (p.epilogue == 4) result += number(p.bias, ld.type, row);
+                put(d, ld.type, place, result);
+            }
+        return true;
+    });
+    return 0;
+}
+}
