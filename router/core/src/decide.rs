@@ -1,6 +1,6 @@
 //! From a request to a reserved worker, in one step under one lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -11,13 +11,14 @@ use crate::fleet::FleetSnapshot;
 use crate::health::{Standing, Trial};
 use crate::ledger::{Booking, Lease, ReportedLoad};
 use crate::policy::{Candidate, Choice, PickError, Policy};
-use crate::prefix::PrefixIndex;
 use crate::prefix::feed::CacheChange;
 use crate::prefix::index::{Basis, Comparison};
 use crate::prefix::tree::TreeLimits;
+use crate::prefix::{PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{PrefillSpeed, Speeds};
+use crate::sync::{Mutex, MutexGuard, PoisonError};
 use crate::worker::{Worker, WorkerSlot};
 
 /// Makes decisions. Pick, reservation and the entry in the tree happen together, so that of two requests at once the
@@ -136,8 +137,9 @@ impl Decider {
             let mut candidates = Candidates::gather(fleet, request, among, now, draw)?;
             let mut state = self.lock();
             let State { index, speeds, picks, rng } = &mut *state;
+            index.catch_up();
             speeds.arrival(now);
-            self.look_up(index, request, &mut candidates);
+            let hits = self.look_up(index, request, &mut candidates);
             candidates.read_load(now);
             self.foresee(speeds, request, &mut candidates.list, now);
             learn(&mut candidates.list, &speeds.prefill());
@@ -155,7 +157,7 @@ impl Decider {
             let Candidate { slot, hit_tokens, .. } = candidates.list[at];
             let worker = Arc::clone(candidates.workers[at]);
             let (basis, in_flight) = if self.reads_prefixes() {
-                index.enter(slot, request.path(), bound(&worker.reports, request))
+                index.enter(slot, (request.path(), &hits), bound(&worker.reports, request))
             } else {
                 (Basis::default(), None)
             };
@@ -258,9 +260,14 @@ impl Decider {
         self.lock().index.tree().held_blocks()
     }
 
-    fn look_up(&self, index: &PrefixIndex, request: &RequestView<'_>, candidates: &mut Candidates<'_>) {
+    fn look_up(
+        &self,
+        index: &PrefixIndex,
+        request: &RequestView<'_>,
+        candidates: &mut Candidates<'_>,
+    ) -> PrefixHits {
         if !self.reads_prefixes() {
-            return;
+            return PrefixHits::default();
         }
         let hits = index.hits(request.blocks);
         for (slot, blocks) in hits.iter() {
@@ -279,6 +286,7 @@ impl Decider {
         for candidate in &mut candidates.list {
             candidate.tree_blocks = index.tree().worker_blocks(candidate.slot);
         }
+        hits
     }
 
     /// A worker's first token for a request has come `now`: its prefill is no longer owed, and what it took is learned from.

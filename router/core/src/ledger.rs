@@ -3,12 +3,13 @@
 //! Policies hold no counts: they are given these. A [`Lease`] is made under the decider's lock, together with the pick,
 //! so that a burst of equal requests does not all see the same empty worker; dropping it gives everything back.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::prefix::index::InFlight;
 use crate::speed::{Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Mutex, PoisonError};
 
 /// Counters of one worker. Only leases change them.
 #[derive(Debug, Default)]

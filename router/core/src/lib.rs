@@ -14,6 +14,7 @@ pub mod reports;
 pub mod request;
 pub mod retry_budget;
 pub mod speed;
+mod sync;
 pub mod token_ratio;
 pub mod window;
 pub mod worker;

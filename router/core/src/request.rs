@@ -58,11 +58,14 @@ impl<'a> RequestView<'a> {
         Path { hashes: self.blocks, cut: self.block_tokens.map_or(Cut::Bytes(self.tools), Cut::Tokens) }
     }
 
-    /// What `tokens` of the prompt are in the unit of its path's sizes: bytes, or tokens where it was cut from these.
+    /// What `tokens` are in the unit of the path's sizes: bytes, at the most that this prompt can have for each of its tokens, whose
+    /// number is rounded up, or tokens where it was cut from these.
     #[must_use]
     pub fn size_of(&self, tokens: usize) -> u64 {
         let tokens = tokens as u64;
-        let bytes = |bytes: u64| bytes.saturating_mul(tokens).checked_div(self.prompt_tokens as u64);
+        let bytes = |bytes: u64| {
+            bytes.saturating_mul(tokens).checked_div(self.prompt_tokens.saturating_sub(1) as u64)
+        };
         match self.block_tokens {
             Some(_) => tokens,
             None => bytes(self.prompt_bytes as u64).unwrap_or(u64::MAX),

@@ -303,3 +303,49 @@ fn hot_prompts_keep_their_homes_although_the_tree_thinks_that_all_hold_them() {
     let ours = hits_in_small_caches("prefix_aware", 4_000);
     assert!(ours > 2_000, "{ours} of 4,000");
 }
+
+#[test]
+fn what_a_worker_has_room_for_bounds_what_the_tree_holds_of_it() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    let worker = &fleet.workers()[0];
+    worker.reports.set_kv_capacity(Some(1_000));
+    let decide = |text: &str| {
+        let prompt = hashed(&text.repeat(200));
+        drop(decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap());
+        decider.explain(&fleet, &view(&prompt), NOW).unwrap().candidates[0].1.hit_tokens
+    };
+    for text in ["abcdefghij", "bcdefghijk", "cdefghijkl"] {
+        assert_eq!(decide(text), 1_984 / 4);
+    }
+    // Four bytes a token: two prompts of 500 tokens, and what is pinned.
+    assert!(decider.tree_blocks() <= 3 * 31);
+    decide("d");
+    assert!(decider.tree_blocks() <= 2 * 31 + 4, "{}", decider.tree_blocks());
+    // One that tells what it evicts is not bounded by us.
+    worker.reports.set_trust(CacheTrust::Exact);
+    for text in ["efghijklmn", "fghijklmno", "ghijklmnop"] {
+        decide(text);
+    }
+    assert!(decider.tree_blocks() >= 4 * 31);
+}
+
+#[test]
+fn reports_of_workers_reach_the_policy() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let load = roundhouse_types::WorkerLoad {
+        running_requests: 3,
+        waiting_requests: 4,
+        waiting_uncached_tokens: 5,
+        kv_used_tokens: 25,
+        kv_free_tokens: 75,
+        ..Default::default()
+    };
+    fleet.workers()[1].reports.set_load(&load, NOW);
+    let later = NOW + Duration::from_millis(40);
+    let explained = decider.explain(&fleet, &RequestView::default(), later).unwrap();
+    let [(_, silent, _), (_, speaks, _)] = &explained.candidates[..] else { panic!("two workers") };
+    assert_eq!((silent.report, silent.reported), (None, None));
+    let report = speaks.report.unwrap();
+    assert_eq!((report.waiting_uncached_tokens, report.age_ms), (5, 40));
+    assert_eq!(speaks.reported, Some(ReportedLoad { running: 3, waiting: 4, kv_usage: 0.25 }));
+}

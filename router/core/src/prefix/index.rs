@@ -6,12 +6,13 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use roundhouse_types::BlockHash;
 
 use super::blocks::Path;
 use super::tree::{Inserted, Pin, PrefixHits, PrefixTree, TreeLimits};
+use crate::sync::{Mutex, PoisonError};
 use crate::worker::WorkerSlot;
 
 /// The prefix tree as a router uses it.
@@ -159,19 +160,24 @@ impl PrefixIndex {
         self.tree.hits(path)
     }
 
-    /// A request goes to `worker`, whose cache has room for `capacity`, if that is known, in the unit of the path's sizes.
+    /// Takes in what requests in flight have had to say; before [`PrefixIndex::hits`], since paths that ended may be evicted.
+    pub fn catch_up(&mut self) {
+        self.take_notices();
+    }
+
+    /// A request goes to `worker`; `hits` are those of its path, of this moment. The worker's cache has room for `capacity`, if that
+    /// is known, in the unit of the path's sizes.
     pub fn enter(
         &mut self,
         worker: WorkerSlot,
-        path: Path<'_>,
+        (path, hits): (Path<'_>, &PrefixHits),
         capacity: Option<u64>,
     ) -> (Basis, Option<InFlight>) {
-        self.take_notices();
         if !self.notes(worker).accuracy.caches() {
             return (Basis::default(), None);
         }
         self.tree.set_capacity(worker, capacity);
-        let (Inserted { known, used }, pin) = self.tree.insert_pinned(worker, path);
+        let (Inserted { known, used }, pin) = self.tree.insert_pinned(worker, path, hits);
         let clock = self.tree.clock();
         let notices = Arc::clone(&self.notices);
         let unsettled = &mut self.notes(worker).unsettled;

@@ -53,6 +53,12 @@ impl PrefixHits {
         self.0.iter().find(|(slot, _)| *slot == worker).map_or(0, |(_, blocks)| *blocks)
     }
 
+    /// Blocks of the prompt that anybody holds.
+    #[must_use]
+    pub fn deepest(&self) -> usize {
+        self.0.first().map_or(0, |(_, blocks)| *blocks)
+    }
+
     /// All workers with a hit, deepest first.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerSlot, usize)> + '_ {
         self.0.iter().copied()
@@ -155,16 +161,21 @@ impl PrefixTree {
         PrefixHits(found)
     }
 
-    /// Says that `worker` holds all of `path` and has just used it.
-    pub fn insert(&mut self, worker: WorkerSlot, path: Path<'_>) -> Inserted {
-        let (inserted, _) = self.enter(worker, path);
+    /// Says that `worker` holds all of `path` and has just used it. `hits` are those of this path, of this moment.
+    pub fn insert(&mut self, worker: WorkerSlot, path: Path<'_>, hits: &PrefixHits) -> Inserted {
+        let (inserted, _) = self.enter(worker, path, hits);
         self.evict(worker);
         inserted
     }
 
     /// The same, and a pin for the path, if it has a block.
-    pub fn insert_pinned(&mut self, worker: WorkerSlot, path: Path<'_>) -> (Inserted, Option<Pin>) {
-        let (inserted, deepest) = self.enter(worker, path);
+    pub fn insert_pinned(
+        &mut self,
+        worker: WorkerSlot,
+        path: Path<'_>,
+        hits: &PrefixHits,
+    ) -> (Inserted, Option<Pin>) {
+        let (inserted, deepest) = self.enter(worker, path, hits);
         let pin = deepest.map(|holding| {
             // What is above it is kept by what is below.
             self.holdings[holding].ties += 1;
@@ -185,18 +196,23 @@ impl PrefixTree {
     }
 
     /// Enters a path as the newest of `worker`, and says under which number its last block is held.
-    fn enter(&mut self, worker: WorkerSlot, path: Path<'_>) -> (Inserted, Option<u32>) {
+    fn enter(&mut self, worker: WorkerSlot, path: Path<'_>, hits: &PrefixHits) -> (Inserted, Option<u32>) {
         let hashes = &path.hashes[..path.hashes.len().min(self.limits.worker_blocks)];
         self.clock = self.clock.wrapping_add(1);
         self.list(worker);
         // What a worker holds is closed under prefixes, so the blocks it has are the first ones.
-        let known = hashes.partition_point(|hash| self.nodes.held_by(*hash, worker).is_some());
+        let holds = |hash: &BlockHash| self.nodes.held_by(*hash, worker).is_some();
+        debug_assert_eq!(hits.blocks(worker), path.hashes.partition_point(holds));
+        let known = hits.blocks(worker).min(hashes.len());
         let deepest = known.checked_sub(1).and_then(|at| self.nodes.held_by(hashes[at], worker));
         let used = deepest.map(|(_, holding)| self.holdings[holding].used);
         let (mut parent, mut above) = deepest.unwrap_or((NONE, NONE));
         let mut new: SmallVec<[u32; 32]> = SmallVec::new();
         for (at, hash) in hashes.iter().enumerate().skip(known) {
-            parent = self.nodes.find_or_make(*hash, parent);
+            // Beyond what anybody holds there is nothing to be found, and a look at it would be a wait for memory.
+            let is_new = at >= hits.deepest();
+            let found = if is_new { None } else { self.nodes.find(*hash) };
+            parent = found.unwrap_or_else(|| self.nodes.make(*hash, parent));
             above = self.add_holding((parent, worker), above, path.cut.size(at));
             new.push(above);
         }

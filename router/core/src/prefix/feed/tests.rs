@@ -162,7 +162,8 @@ impl Followed {
 
     fn dispatch(&mut self, prompt: &[u8], id: &str) {
         let path = followed(prompt);
-        self.tree.insert(WORKER, Path { hashes: &path.hashes, cut: path.cut });
+        let hits = self.tree.hits(&path.hashes);
+        self.tree.insert(WORKER, Path { hashes: &path.hashes, cut: path.cut }, &hits);
         self.feed.dispatched(id.into(), path);
     }
 

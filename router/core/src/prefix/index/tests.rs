@@ -22,7 +22,17 @@ fn path(hashes: &[BlockHash]) -> Path<'_> {
 }
 
 fn enter(index: &mut PrefixIndex, number: u32) -> (Basis, Option<InFlight>) {
-    index.enter(WORKER, path(&hashes(number)), None)
+    enter_path(index, &hashes(number), None)
+}
+
+fn enter_path(
+    index: &mut PrefixIndex,
+    hashes: &[BlockHash],
+    capacity: Option<u64>,
+) -> (Basis, Option<InFlight>) {
+    index.catch_up();
+    let hits = index.hits(hashes);
+    index.enter(WORKER, (path(hashes), &hits), capacity)
 }
 
 /// A request from beginning to end.
@@ -41,15 +51,15 @@ const fn found(predicted_tokens: usize, cached_tokens: usize) -> Comparison {
 #[test]
 fn a_path_is_pinned_until_its_request_is_over() {
     let mut index = index();
-    let (_, in_flight) = index.enter(WORKER, path(&hashes(0)), Some(1_500));
+    let (_, in_flight) = enter_path(&mut index, &hashes(0), Some(1_500));
     for number in 1..5 {
-        index.enter(WORKER, path(&hashes(number)), Some(1_500));
+        enter_path(&mut index, &hashes(number), Some(1_500));
         assert_eq!((depth(&index, 0), depth(&index, number)), (10, 10), "of all that runs nothing goes");
     }
     assert_eq!(index.tree().worker_size(WORKER), 2_000);
     drop(in_flight);
-    index.enter(WORKER, path(&hashes(5)), Some(1_500));
-    index.enter(WORKER, path(&hashes(6)), Some(1_500));
+    enter_path(&mut index, &hashes(5), Some(1_500));
+    enter_path(&mut index, &hashes(6), Some(1_500));
     assert_eq!((depth(&index, 0), depth(&index, 6)), (0, 10));
 }
 
@@ -58,7 +68,7 @@ fn a_failed_request_takes_its_own_entry_back_and_no_others() {
     let mut index = index();
     let (_, other) = enter(&mut index, 0);
     let longer: Vec<_> = hashes(0).into_iter().chain(hashes(1)).collect();
-    let (basis, in_flight) = index.enter(WORKER, path(&longer), None);
+    let (basis, in_flight) = enter_path(&mut index, &longer, None);
     index.take_back(in_flight, WORKER, &longer, basis.known_blocks);
     assert_eq!(index.hits(&longer).blocks(WORKER), 10);
     let (basis, in_flight) = enter(&mut index, 0);

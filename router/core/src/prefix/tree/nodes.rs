@@ -25,27 +25,40 @@ struct Node {
     holder: Holder,
 }
 
+/// Tables that the map consists of: each grows by itself, so that no insertion waits for all of them to be moved.
+const TABLES: usize = 256;
+
 /// All blocks, by their number and by their hash.
-#[derive(Default)]
 pub(super) struct Nodes {
     /// Numbers by hash, which only the node itself keeps.
-    map: HashTable<u32>,
+    map: Vec<HashTable<u32>>,
     nodes: Arena<Node>,
     /// Holders of blocks that have several, sorted by worker.
     lists: Arena<Vec<Holder>>,
+    /// Nodes that nobody holds any more, which are still in the map: see [`Nodes::sweep`].
+    dead: Vec<u32>,
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        let map = (0..TABLES).map(|_| HashTable::new()).collect();
+        Self { map, nodes: Arena::default(), lists: Arena::default(), dead: Vec::new() }
+    }
+}
+
+/// Which table a hash is in: by bits that the table itself does not go by, which takes the highest and the lowest.
+fn table_of(hash: BlockHash) -> usize {
+    usize::try_from(hash.0 >> 40 & (TABLES as u64 - 1)).expect("it is below the number of tables")
 }
 
 impl Nodes {
     pub(super) fn find(&self, hash: BlockHash) -> Option<u32> {
         // Block hashes are random already; hashing them again would be waste.
-        self.map.find(hash.0, |node| self.nodes[*node].hash == hash).copied()
+        self.map[table_of(hash)].find(hash.0, |node| self.nodes[*node].hash == hash).copied()
     }
 
-    /// The node of `hash`; made below `parent` if there is none.
-    pub(super) fn find_or_make(&mut self, hash: BlockHash, parent: u32) -> u32 {
-        if let Some(node) = self.find(hash) {
-            return node;
-        }
+    /// Makes the node of `hash`, of which there is none, below `parent`.
+    pub(super) fn make(&mut self, hash: BlockHash, parent: u32) -> u32 {
         let mut new = Node {
             hash,
             parent,
@@ -65,7 +78,7 @@ impl Nodes {
         if next != NONE {
             self.nodes[next].previous_sibling = node;
         }
-        self.map.insert_unique(hash.0, node, |node| self.nodes[*node].hash.0);
+        self.map[table_of(hash)].insert_unique(hash.0, node, |node| self.nodes[*node].hash.0);
         node
     }
 
@@ -142,7 +155,7 @@ impl Nodes {
     }
 
     fn remove(&mut self, node: u32) {
-        let Node { hash, parent, first_child, next_sibling, previous_sibling, .. } = self.nodes[node];
+        let Node { parent, first_child, next_sibling, previous_sibling, .. } = self.nodes[node];
         debug_assert_eq!(first_child, NONE, "who holds a block holds its parent");
         if previous_sibling != NONE {
             self.nodes[previous_sibling].next_sibling = next_sibling;
@@ -152,15 +165,27 @@ impl Nodes {
         if next_sibling != NONE {
             self.nodes[next_sibling].previous_sibling = previous_sibling;
         }
-        if let Ok(entry) = self.map.find_entry(hash.0, |at| *at == node) {
-            entry.remove();
+        self.dead.push(node);
+    }
+
+    /// Takes nodes that nobody holds out of the map; before anything is looked up again. Apart from all else that a removal does,
+    /// since each place in a large map is a wait for memory, and in a loop this short they wait together.
+    pub(super) fn sweep(&mut self) {
+        for node in &self.dead {
+            let hash = self.nodes[*node].hash;
+            if let Ok(entry) = self.map[table_of(hash)].find_entry(hash.0, |at| at == node) {
+                entry.remove();
+            }
         }
-        self.nodes.free(node);
+        for node in self.dead.drain(..) {
+            self.nodes.free(node);
+        }
     }
 
     #[cfg(test)]
     pub(super) fn check(&self) -> usize {
-        for node in &self.map {
+        assert!(self.dead.is_empty());
+        for node in self.map.iter().flatten() {
             let holders = self.holders(*node);
             assert!(!holders.is_empty());
             assert!(holders.is_sorted_by_key(|(worker, _)| *worker));
@@ -172,6 +197,6 @@ impl Nodes {
             let parent = self.nodes[*node].parent;
             assert!(parent == NONE || self.children(parent).any(|child| child == *node));
         }
-        self.map.iter().map(|node| self.holders(*node).len()).sum()
+        self.map.iter().flatten().map(|node| self.holders(*node).len()).sum()
     }
 }

@@ -111,7 +111,7 @@ impl PrefixTree {
         while self.held > self.limits.total_blocks && most_looks > 0 {
             let age = |list: &&WorkerList| self.clock.wrapping_sub(self.holdings[list.oldest].used);
             let lists = self.workers.iter().filter(|list| list.oldest != NONE);
-            let Some(list) = lists.max_by_key(age) else { return };
+            let Some(list) = lists.max_by_key(age) else { break };
             let victim = self.holdings[list.oldest].worker;
             let over = self.held - self.limits.total_blocks;
             let batch = over.max(BATCH_BLOCKS.min(self.limits.total_blocks / 256));
@@ -119,10 +119,11 @@ impl PrefixTree {
             // All that it has is pinned, and counts as just used now: the next look finds another.
             most_looks -= usize::from(evicted == 0);
         }
+        self.nodes.sweep();
     }
 
     /// Evicts the block that `worker` has not used for longest, of those that nothing ties. A block with others below it, or
-    /// one that is pinned, is in use, whatever the order says, and goes to the front. Returns whether there was one.
+    /// one that is pinned, is in use, whatever the order says, and goes to the front. Returns whether there was one. To be swept.
     pub(super) fn evict_oldest(&mut self, worker: WorkerSlot) -> bool {
         for _ in 0..self.workers[worker.index()].blocks {
             let oldest = self.workers[worker.index()].oldest;

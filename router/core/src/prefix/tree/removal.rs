@@ -12,10 +12,11 @@ impl PrefixTree {
         for hash in path.iter().skip(keep).rev() {
             let Some((_, holding)) = self.nodes.held_by(*hash, worker) else { continue };
             if self.holdings[holding].ties > 0 {
-                return;
+                break;
             }
             self.remove(holding);
         }
+        self.nodes.sweep();
     }
 
     /// `worker` does not hold the block of `hash` any more, and so nothing below it. What requests that run there are pinned
@@ -36,6 +37,7 @@ impl PrefixTree {
                 self.remove(holding);
             }
         }
+        self.nodes.sweep();
     }
 
     /// `worker` holds nothing any more but what requests that run there are pinned to.
@@ -50,6 +52,7 @@ impl PrefixTree {
                 next = (parent != NONE).then(|| self.nodes.holding(parent, worker)).flatten();
             }
         }
+        self.nodes.sweep();
     }
 
     /// Forgets all that `worker` holds, pinned or not, in time proportional to that.
@@ -92,6 +95,7 @@ impl PrefixTree {
         {
             forgotten += 1;
         }
+        self.nodes.sweep();
         forgotten
     }
 
@@ -101,6 +105,7 @@ impl PrefixTree {
         std::iter::successors(first, move |holding| some(self.holdings[*holding].newer))
     }
 
+    /// To be swept.
     pub(super) fn remove(&mut self, holding: u32) {
         self.unlink(holding);
         let Holding { node, worker, .. } = self.holdings[holding];

@@ -126,6 +126,12 @@ fn of(hashes: &[BlockHash]) -> Path<'_> {
     Path { hashes, cut: Cut::Tokens(1) }
 }
 
+/// Enters a path of which nothing was looked up.
+fn insert(tree: &mut PrefixTree, worker: WorkerSlot, path: Path<'_>) -> usize {
+    let hits = tree.hits(path.hashes);
+    tree.insert(worker, path, &hits).known
+}
+
 fn limits(total_blocks: usize) -> TreeLimits {
     TreeLimits { total_blocks, worker_blocks: total_blocks }
 }
@@ -182,13 +188,14 @@ impl Both {
         match operation {
             Operation::Insert(worker, steps) => {
                 let naive = &mut self.naive[worker as usize];
-                let known = self.tree.insert(WorkerSlot(worker), of(&path(&steps))).known;
+                let known = insert(&mut self.tree, WorkerSlot(worker), of(&path(&steps)));
                 assert_eq!(known, naive.insert(&steps));
                 naive.evict();
             }
             Operation::Pin(worker, steps) => {
                 let naive = &mut self.naive[worker as usize];
-                let (inserted, pin) = self.tree.insert_pinned(WorkerSlot(worker), of(&path(&steps)));
+                let hits = self.tree.hits(&path(&steps));
+                let (inserted, pin) = self.tree.insert_pinned(WorkerSlot(worker), of(&path(&steps)), &hits);
                 assert_eq!((inserted.known, pin.is_some()), (naive.insert(&steps), !steps.is_empty()));
                 naive.pins.extend((!steps.is_empty()).then(|| steps.clone()));
                 naive.evict();
@@ -222,7 +229,7 @@ impl Both {
             Operation::TakeBack(worker, steps) => {
                 let (slot, path) = (WorkerSlot(worker), path(&steps));
                 let naive = &mut self.naive[worker as usize];
-                let before = self.tree.insert(slot, of(&path)).known;
+                let before = insert(&mut self.tree, slot, of(&path));
                 naive.insert(&steps);
                 naive.evict();
                 self.tree.take_back(slot, &path, before);
@@ -287,7 +294,7 @@ proptest! {
     fn stays_within_the_common_bound(inserts in prop::collection::vec((0u32..5, steps()), 0..60), limit in 1usize..12) {
         let mut tree = PrefixTree::new(limits(limit));
         for (worker, steps) in inserts {
-            tree.insert(WorkerSlot(worker), of(&path(&steps)));
+            insert(&mut tree, WorkerSlot(worker), of(&path(&steps)));
             tree.check_invariants();
             prop_assert!(tree.held_blocks() <= limit);
         }
@@ -298,8 +305,8 @@ proptest! {
 fn evicts_leaf_before_parent_and_the_longest_unused_first() {
     let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100, worker_blocks: 4 });
     let worker = WorkerSlot(0);
-    tree.insert(worker, of(&path(&[0, 1, 2])));
-    tree.insert(worker, of(&path(&[0, 2, 2])));
+    insert(&mut tree, worker, of(&path(&[0, 1, 2])));
+    insert(&mut tree, worker, of(&path(&[0, 2, 2])));
     assert_eq!(tree.hits(&path(&[0, 1, 2])).blocks(worker), 2, "the leaf of the older path went");
     assert_eq!(tree.hits(&path(&[0, 2, 2])).blocks(worker), 3);
 }
@@ -309,15 +316,15 @@ fn what_runs_is_not_evicted_for_what_comes_later() {
     let mut tree = PrefixTree::new(limits(100));
     let worker = WorkerSlot(0);
     tree.set_capacity(worker, Some(4));
-    let (_, pin) = tree.insert_pinned(worker, of(&path(&[0, 0, 0])));
+    let (_, pin) = tree.insert_pinned(worker, of(&path(&[0, 0, 0])), &PrefixHits::default());
     for step in 1..3 {
-        tree.insert(worker, of(&path(&[step, 0, 0])));
+        insert(&mut tree, worker, of(&path(&[step, 0, 0])));
         assert_eq!(tree.hits(&path(&[0, 0, 0])).blocks(worker), 3);
         assert_eq!(tree.worker_size(worker), 4);
     }
     tree.unpin(pin.unwrap());
-    tree.insert(worker, of(&path(&[1, 1, 1])));
-    tree.insert(worker, of(&path(&[2, 1, 1])));
+    insert(&mut tree, worker, of(&path(&[1, 1, 1])));
+    insert(&mut tree, worker, of(&path(&[2, 1, 1])));
     assert_eq!(tree.hits(&path(&[0, 0, 0])).blocks(worker), 0);
 }
 
@@ -327,16 +334,16 @@ fn capacity_is_in_the_unit_of_the_cut() {
     let worker = WorkerSlot(0);
     tree.set_capacity(worker, Some(1_000));
     let hashes = path(&[0; 40]);
-    tree.insert(worker, Path { hashes: &hashes, cut: Cut::Bytes(Default::default()) });
+    insert(&mut tree, worker, Path { hashes: &hashes, cut: Cut::Bytes(Default::default()) });
     assert_eq!((tree.worker_blocks(worker), tree.worker_size(worker)), (15, 960), "64 bytes each");
-    tree.insert(worker, Path { hashes: &path(&[1; 40]), cut: Cut::Tokens(100) });
+    insert(&mut tree, worker, Path { hashes: &path(&[1; 40]), cut: Cut::Tokens(100) });
     assert_eq!((tree.worker_blocks(worker), tree.worker_size(worker)), (10, 1_000));
 }
 
 #[test]
 fn a_prompt_longer_than_a_worker_keeps_its_beginning() {
     let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100, worker_blocks: 2 });
-    tree.insert(WorkerSlot(3), of(&path(&[0, 1, 2, 0, 1])));
+    insert(&mut tree, WorkerSlot(3), of(&path(&[0, 1, 2, 0, 1])));
     assert_eq!(tree.hits(&path(&[0, 1, 2, 0, 1])).blocks(WorkerSlot(3)), 2);
 }
 
@@ -344,8 +351,8 @@ fn a_prompt_longer_than_a_worker_keeps_its_beginning() {
 fn taking_back_leaves_what_another_request_built_upon() {
     let mut tree = PrefixTree::new(limits(100));
     let worker = WorkerSlot(0);
-    let known = tree.insert(worker, of(&path(&[0, 1]))).known;
-    tree.insert(worker, of(&path(&[0, 1, 2])));
+    let known = insert(&mut tree, worker, of(&path(&[0, 1])));
+    insert(&mut tree, worker, of(&path(&[0, 1, 2])));
     tree.take_back(worker, &path(&[0, 1]), known);
     assert_eq!(tree.hits(&path(&[0, 1, 2])).blocks(worker), 3);
     tree.check_invariants();
@@ -354,10 +361,10 @@ fn taking_back_leaves_what_another_request_built_upon() {
 #[test]
 fn forgets_what_was_not_used_since_a_reading_of_its_clock() {
     let mut tree = PrefixTree::new(limits(100));
-    tree.insert(WorkerSlot(0), of(&path(&[0, 1, 2])));
-    tree.insert(WorkerSlot(1), of(&path(&[0, 1, 2])));
+    insert(&mut tree, WorkerSlot(0), of(&path(&[0, 1, 2])));
+    insert(&mut tree, WorkerSlot(1), of(&path(&[0, 1, 2])));
     let reading = tree.clock();
-    tree.insert(WorkerSlot(0), of(&path(&[0, 1])));
+    insert(&mut tree, WorkerSlot(0), of(&path(&[0, 1])));
     tree.forget_unused_since(reading);
     let hits = tree.hits(&path(&[0, 1, 2]));
     assert_eq!((hits.blocks(WorkerSlot(0)), hits.blocks(WorkerSlot(1))), (2, 0));
@@ -372,8 +379,8 @@ fn ten_thousand_workers_hold_what_they_were_given_and_leave_one_by_one() {
     let depth = |worker: u32| 1 + worker as usize % whole.len();
     for worker in 0..WORKERS {
         let slot = WorkerSlot(worker);
-        tree.insert(slot, of(&path(&whole[..depth(worker)])));
-        tree.insert(slot, of(&path(&[2, (worker % 251) as u8, (worker / 251) as u8])));
+        insert(&mut tree, slot, of(&path(&whole[..depth(worker)])));
+        insert(&mut tree, slot, of(&path(&[2, (worker % 251) as u8, (worker / 251) as u8])));
     }
     let blocks: usize = (0..WORKERS).map(|worker| depth(worker) + 3).sum();
     assert_eq!(tree.held_blocks(), blocks);
@@ -405,7 +412,7 @@ fn a_large_tree_stays_closed_and_keeps_what_is_used_all_the_time() {
         let mut chain = chain;
         let own = (0..5u32).map(|step| chain.push_bytes(&(number * 8 + step).to_le_bytes()));
         let whole: Vec<BlockHash> = hot.iter().copied().chain(own).collect();
-        assert_eq!(tree.insert(worker, of(&whole)).known, if number == 0 { 0 } else { hot.len() });
+        assert_eq!(insert(&mut tree, worker, of(&whole)), if number == 0 { 0 } else { hot.len() });
     }
     assert_eq!(tree.worker_blocks(worker), 3_000, "some two insertions are a moment here");
     tree.check_invariants();
