@@ -64,8 +64,7 @@ DEVICE Totals totals(const Row& row, Histogram* shared) {
     t = {0, 0};
     for (u32 warp = 0; warp < block_threads() / 32; warp++)
         t.count += load_shared(&shared->scratch[warp][0]), t.sum += load_shared(&shared->scratch[warp][1]);
-    barrier();
-    return t;
+    return t; // a search, with barriers of its own, comes before the next totals
 }
 
 // One warp: the first bin at which the running sum passes the target, and the sum before it.
@@ -113,7 +112,6 @@ template <Order ORDER, Measure MEASURE> DEVICE u64 find(const Row& row, Histogra
         prefix = prefix << DIGIT_BITS | load_shared(&shared->chosen_bin);
         sum_before = load_shared(&shared->sum_before);
     }
-    barrier(); // all have read before the next search writes
     return prefix;
 }
 

@@ -121,7 +121,7 @@ impl Gpu {
     ///
     /// # Safety
     /// `params` is the struct of this kernel, and what it points to is as large as the kernel takes it to be.
-    pub(super) unsafe fn launch<P: DeviceValue>(&self, launch: Launch, params: &P) -> Result<(), CudaError> {
+    pub unsafe fn launch<P: DeviceValue>(&self, launch: Launch, params: &P) -> Result<(), CudaError> {
         if launch.grid == 0 {
             return Ok(());
         }
@@ -221,6 +221,15 @@ fn load_functions(
     Ok(functions)
 }
 
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu")
+            .field("name", &self.name)
+            .field("capability", &self.capability)
+            .finish_non_exhaustive()
+    }
+}
+
 /// How memory is handed out and taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lifetime {
@@ -240,7 +249,10 @@ pub struct Memory {
 
 impl Memory {
     /// Memory that is kept. Its contents are whatever was there.
-    pub(super) fn kept(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn kept(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
         Self::allocate(gpu, bytes, Lifetime::Long)
     }
 
@@ -288,9 +300,12 @@ impl Memory {
 
     /// Writes values at the beginning.
     ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    ///
     /// # Panics
     /// When they are larger than the memory.
-    pub(super) fn write<T: DeviceValue>(&self, values: &[T]) -> Result<(), CudaError> {
+    pub fn write<T: DeviceValue>(&self, values: &[T]) -> Result<(), CudaError> {
         let bytes = size_of_val(values);
         assert!(bytes <= self.bytes, "{bytes} bytes into {}", self.bytes);
         if bytes == 0 {
@@ -306,9 +321,12 @@ impl Memory {
 
     /// Waits for all work, and reads `count` values from the beginning.
     ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    ///
     /// # Panics
     /// When there are not so many.
-    pub(super) fn read<T: DeviceValue + Default>(&self, count: usize) -> Result<Vec<T>, CudaError> {
+    pub fn read<T: DeviceValue + Default>(&self, count: usize) -> Result<Vec<T>, CudaError> {
         let mut values = vec![T::default(); count];
         let bytes = size_of_val(values.as_slice());
         assert!(bytes <= self.bytes, "{bytes} bytes out of {}", self.bytes);

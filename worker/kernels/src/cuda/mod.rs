@@ -19,5 +19,5 @@ pub mod plan;
 
 pub use buffer::{CudaBuffer, CudaKvPool, CudaLinear};
 pub use error::CudaError;
-pub use gpu::{Gpu, Libraries};
+pub use gpu::{Gpu, Libraries, Memory};
 pub use kernels::CudaKernels;

@@ -1,8 +1,7 @@
 //! Paged attention: prefill, decode and combine, against softmax in f64.
 
 use half::bf16;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::RngExt;
 use worker_kernels::Span;
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::params::{
@@ -10,7 +9,7 @@ use worker_kernels::cuda::params::{
 };
 use worker_kernels::cuda::plan::AttentionPlan;
 
-use crate::machine::{Buffer, POISON, Run, launch as run_launch};
+use crate::machine::{Buffer, POISON, Run, launch as run_launch, rng};
 
 /// One call: its shape, and `(context, rows)` of each sequence.
 #[derive(Clone, Debug)]
@@ -72,7 +71,7 @@ struct Data {
 
 impl Data {
     fn new(case: &Case, seed: u64) -> Self {
-        let mut rng = StdRng::seed_from_u64(seed);
+        let mut rng = rng(seed);
         let needed = |&(context, rows): &(usize, usize)| (context + rows).div_ceil(case.block_tokens);
         let total: usize = case.sequences.iter().map(needed).sum::<usize>() + 3;
         let mut free: Vec<u32> = (0..total as u32).collect();

@@ -8,14 +8,13 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use half::bf16;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::RngExt;
 use worker_kernels::cuda::{CudaError, CudaKernels, Gpu, Libraries};
 use worker_kernels::{
     AttentionShape, CpuKernels, Device, Dtype, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView,
 };
 
-use crate::machine::{compile, dlopen, dlsym};
+use crate::machine::{compile, dlopen, dlsym, gpu_libraries, rng};
 
 /// One test at a time: the fake is one machine.
 static FAKE: Mutex<()> = Mutex::new(());
@@ -127,7 +126,7 @@ struct Layer {
 
 /// Numbers that bf16 holds, so that both devices have the same weights.
 fn weight_bytes(count: usize, seed: u64) -> Vec<u8> {
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = rng(seed);
     (0..count).flat_map(|_| bf16::from_f32(rng.random_range(-0.25f32..0.25)).to_le_bytes()).collect()
 }
 
@@ -209,20 +208,11 @@ impl Layer {
     }
 }
 
-#[test]
-fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
-    let _one = FAKE.lock().unwrap();
-    let libraries = whole("parity", &[]);
-    let allocated = extra(&libraries, "fake_allocated");
-    // SAFETY: the function's type in fake_cuda.cpp.
-    let allocated: unsafe extern "C" fn() -> u64 = unsafe { std::mem::transmute(allocated) };
-    let kernels = CudaKernels::open(&libraries, 0).unwrap();
-    // SAFETY: reads a number, while nothing else uses the fake.
-    let before = unsafe { allocated() };
+fn compare_layers(kernels: &CudaKernels) {
     for head_dim in [64, 128, 256] {
         let layer = Layer::new(head_dim);
         let want = layer.run(&CpuKernels::new("test", 1).unwrap()).unwrap();
-        let got = layer.run(&kernels).unwrap();
+        let got = layer.run(kernels).unwrap();
         for (step, (got, want)) in got.iter().zip(&want).enumerate() {
             let spread = want.iter().map(|logit| logit.abs()).fold(0.0, f32::max);
             assert_eq!(got.len(), want.len());
@@ -232,6 +222,22 @@ fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
             }
         }
     }
+}
+
+#[test]
+fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
+    let _one = FAKE.lock().unwrap();
+    if let Some(libraries) = gpu_libraries() {
+        return compare_layers(&CudaKernels::open(&libraries, 0).unwrap());
+    }
+    let libraries = whole("parity", &[]);
+    let allocated = extra(&libraries, "fake_allocated");
+    // SAFETY: the function's type in fake_cuda.cpp.
+    let allocated: unsafe extern "C" fn() -> u64 = unsafe { std::mem::transmute(allocated) };
+    let kernels = CudaKernels::open(&libraries, 0).unwrap();
+    // SAFETY: reads a number, while nothing else uses the fake.
+    let before = unsafe { allocated() };
+    compare_layers(&kernels);
     kernels.gpu().synchronize().unwrap();
     // SAFETY: as above.
     assert_eq!(unsafe { allocated() }, before);

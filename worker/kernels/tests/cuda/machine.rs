@@ -1,17 +1,22 @@
-//! A machine that runs kernels: buffers with guard pages, the kernels' files compiled by g++, launches.
+//! A machine that runs kernels: buffers with guard pages, the kernels' files compiled by g++, launches; or a GPU, when
+//! `ROUNDHOUSE_GPU` names one.
 //!
 //! `ROUNDHOUSE_KERNEL_SOURCES` names another directory than `cu/`: the mutation test's.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use half::bf16;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 use worker_kernels::cuda::launch::Launch;
 use worker_kernels::cuda::params::{Address, DeviceValue};
+use worker_kernels::cuda::{Gpu, Libraries, Memory};
 
 /// When a copy to shared memory lands that a kernel has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +45,26 @@ impl Run {
     }
 }
 
+/// The GPU that tests run on when `ROUNDHOUSE_GPU` names one: `system`, or a library that stands for driver and cuBLASLt.
+pub(crate) fn gpu() -> Option<&'static Arc<Gpu>> {
+    static GPU: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
+    GPU.get_or_init(|| Some(Gpu::open(&gpu_libraries()?, 0).unwrap())).as_ref()
+}
+
+pub(crate) fn gpu_libraries() -> Option<Libraries> {
+    match std::env::var("ROUNDHOUSE_GPU").ok()?.as_str() {
+        "system" => Some(Libraries::system()),
+        path => Some(Libraries { driver: path.into(), blas: path.into() }),
+    }
+}
+
+/// Random numbers of a test; `ROUNDHOUSE_SEED` gives fresh ones.
+pub(crate) fn rng(seed: u64) -> StdRng {
+    let fresh: u64 =
+        std::env::var("ROUNDHOUSE_SEED").map_or(0, |seed| seed.parse().expect("a seed is a number"));
+    StdRng::seed_from_u64(seed ^ fresh << 32)
+}
+
 const PAGE: usize = 4096;
 const READ_WRITE: c_int = 3;
 const PRIVATE_ANONYMOUS: c_int = 0x22;
@@ -62,37 +87,46 @@ unsafe extern "C" {
     fn dlerror() -> *const c_char;
 }
 
-/// Device memory: it ends where an unmapped page begins, and another lies before it.
+/// Device memory. On the host it ends where an unmapped page begins, and another lies before it.
 pub(crate) struct Buffer {
-    mapping: *mut c_void,
-    mapped_bytes: usize,
-    address: *mut u8,
+    place: Place,
+    address: Address,
     bytes: usize,
 }
 
+enum Place {
+    Host { mapping: *mut c_void, mapped_bytes: usize },
+    Gpu(Memory),
+}
+
 impl Buffer {
-    /// Zeros, backed by memory where they are touched.
+    /// Zeros on the host, backed by memory where they are touched.
     pub(crate) fn zeroed(bytes: usize) -> Self {
         // The kernels rely on 16-byte alignment, as cuMemAlloc gives.
         let data_bytes = bytes.next_multiple_of(16).next_multiple_of(PAGE).max(PAGE);
         let mapped_bytes = data_bytes + 2 * PAGE;
         // SAFETY: a new mapping, of which two pages are taken back from use before anybody knows it.
         unsafe {
-            let mapping =
-                mmap(std::ptr::null_mut(), mapped_bytes, READ_WRITE, PRIVATE_ANONYMOUS | NO_RESERVE, -1, 0);
+            let flags = PRIVATE_ANONYMOUS | NO_RESERVE;
+            let mapping = mmap(std::ptr::null_mut(), mapped_bytes, READ_WRITE, flags, -1, 0);
             assert!(mapping as isize != -1, "no {mapped_bytes} bytes of address space");
             assert_eq!(mprotect(mapping, PAGE, 0), 0);
             assert_eq!(mprotect(mapping.byte_add(PAGE + data_bytes), PAGE, 0), 0);
-            let address = mapping.byte_add(PAGE + data_bytes - bytes.next_multiple_of(16)).cast();
-            Self { mapping, mapped_bytes, address, bytes }
+            let address = mapping.byte_add(PAGE + data_bytes - bytes.next_multiple_of(16)) as Address;
+            Self { place: Place::Host { mapping, mapped_bytes }, address, bytes }
         }
     }
 
     pub(crate) fn of<T: DeviceValue>(values: &[T]) -> Self {
-        let buffer = Self::zeroed(size_of_val(values));
-        // SAFETY: so many bytes are there, and values are plain.
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), buffer.address, buffer.bytes) };
-        buffer
+        let bytes = size_of_val(values);
+        let Some(gpu) = gpu() else {
+            let buffer = Self::zeroed(bytes);
+            buffer.write(0, values);
+            return buffer;
+        };
+        let memory = Memory::kept(gpu, bytes).unwrap();
+        memory.write(values).unwrap();
+        Self { address: memory.address(), place: Place::Gpu(memory), bytes }
     }
 
     pub(crate) fn of_bf16(numbers: &[bf16]) -> Self {
@@ -105,39 +139,35 @@ impl Buffer {
     }
 
     pub(crate) fn address(&self) -> Address {
-        self.address as Address
+        self.address
     }
 
-    pub(crate) fn read<T: DeviceValue>(&self) -> Vec<T> {
+    pub(crate) fn read<T: DeviceValue + Default>(&self) -> Vec<T> {
         let count = self.bytes / size_of::<T>();
-        // SAFETY: so many values are there; every bit pattern is one.
-        (0..count).map(|index| unsafe { self.address.cast::<T>().add(index).read_unaligned() }).collect()
+        match &self.place {
+            Place::Host { .. } => self.read_at(0, count),
+            Place::Gpu(memory) => memory.read(count).unwrap(),
+        }
     }
 
     pub(crate) fn read_bf16(&self) -> Vec<bf16> {
         self.read::<u16>().into_iter().map(bf16::from_bits).collect()
     }
 
-    /// Writes `values` at byte `offset`.
+    /// Writes `values` at byte `offset` of a buffer on the host.
     pub(crate) fn write<T: DeviceValue>(&self, offset: usize, values: &[T]) {
-        assert!(offset + size_of_val(values) <= self.bytes);
-        // SAFETY: so many bytes are there.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                values.as_ptr().cast(),
-                self.address.add(offset),
-                size_of_val(values),
-            );
-        }
+        assert!(matches!(self.place, Place::Host { .. }) && offset + size_of_val(values) <= self.bytes);
+        let to = (self.address + offset as u64) as *mut u8;
+        // SAFETY: so many bytes are there, and values are plain.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), to, size_of_val(values)) }
     }
 
-    /// Reads `count` values at byte `offset`.
+    /// Reads `count` values at byte `offset` of a buffer on the host.
     pub(crate) fn read_at<T: DeviceValue>(&self, offset: usize, count: usize) -> Vec<T> {
-        assert!(offset + count * size_of::<T>() <= self.bytes);
+        assert!(matches!(self.place, Place::Host { .. }) && offset + count * size_of::<T>() <= self.bytes);
+        let from = (self.address + offset as u64) as *const T;
         // SAFETY: so many values are there; every bit pattern is one.
-        (0..count)
-            .map(|index| unsafe { self.address.add(offset).cast::<T>().add(index).read_unaligned() })
-            .collect()
+        (0..count).map(|index| unsafe { from.add(index).read_unaligned() }).collect()
     }
 }
 
@@ -145,8 +175,10 @@ pub(crate) const POISON: u16 = 0x7fff;
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, to which nothing refers any more.
-        unsafe { munmap(self.mapping, self.mapped_bytes) };
+        if let Place::Host { mapping, mapped_bytes } = self.place {
+            // SAFETY: our own mapping, to which nothing refers any more.
+            unsafe { munmap(mapping, mapped_bytes) };
+        }
     }
 }
 
@@ -180,6 +212,12 @@ pub(crate) fn launch_blocks<P: DeviceValue>(
     blocks: &[u32],
 ) -> Result<(), String> {
     assert!(blocks.iter().all(|&block| block < launch.grid));
+    if let Some(gpu) = gpu() {
+        // SAFETY: the tests give each kernel its own parameters.
+        return unsafe { gpu.launch(launch, params) }
+            .and_then(|()| gpu.synchronize())
+            .map_err(|error| error.to_string());
+    }
     let kernel = CString::new(launch.kernel).unwrap();
     let description = HostLaunch {
         kernel: kernel.as_ptr(),
@@ -242,10 +280,21 @@ const OTHER_SOURCES: &str = "ROUNDHOUSE_KERNEL_SOURCES";
 const COMPILER_FLAGS: &str = "-x c++ -std=c++17 -O2 -Wall -DHOST_SHIM -shared -fPIC -fvisibility=hidden \
     -fno-gnu-unique -fno-exceptions -fno-rtti -fno-strict-aliasing";
 
+/// Of a mutant one failure is enough: the process ends with it, and what it says is not kept from the log.
+fn end_at_the_first_failure() {
+    std::panic::set_hook(Box::new(|failure| {
+        let _ = writeln!(std::io::stderr(), "{failure}");
+        std::process::exit(101);
+    }));
+}
+
 /// Compiles a kernel's file, unless that was done before with the same sources.
 pub(crate) fn compile(source: &str) -> PathBuf {
-    let sources = std::env::var(OTHER_SOURCES)
-        .map_or_else(|_| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"), PathBuf::from);
+    let other = std::env::var_os(OTHER_SOURCES).map(PathBuf::from);
+    if other.is_some() {
+        end_at_the_first_failure();
+    }
+    let sources = other.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"));
     let library =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{:016x}.so", digest(&sources, source)));
     if library.exists() {

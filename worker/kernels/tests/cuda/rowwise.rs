@@ -1,12 +1,12 @@
 //! Norms, rotary embedding and store, the gate, rows by number: against f64, at widths around the edges of warps.
 
 use half::bf16;
+use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::params::{GatherParams, Paging, RmsNormParams, RopeStoreParams, SiluMulParams};
 
-use crate::machine::{Buffer, POISON, Run, launch as run_launch};
+use crate::machine::{Buffer, POISON, Run, launch as run_launch, rng};
 
 fn floats(rng: &mut StdRng, count: usize) -> Vec<f32> {
     (0..count).map(|_| rng.random_range(-2.0f32..2.0)).collect()
@@ -29,7 +29,7 @@ fn assert_near(got: &[bf16], want: &[f64], what: &str) {
 fn rms_norm_takes_an_addend_in_and_normalises() {
     for (number, width) in [8, 64, 248, 256, 264, 2040, 2048, 2056, 5120].into_iter().enumerate() {
         for with_addend in [true, false] {
-            let mut rng = StdRng::seed_from_u64(number as u64);
+            let mut rng = rng(number as u64);
             let (rows, eps) = (3, 1e-2);
             let x: Vec<f32> = (0..rows)
                 .flat_map(|row| floats(&mut rng, width).into_iter().map(move |x| x * 0.1 * (1 + row) as f32))
@@ -111,7 +111,7 @@ fn rope_store_does_each_of_its_steps_alone_and_together() {
 
 fn check_rope(case: RopeCase, number: usize) {
     let RopeCase { head_dim, heads, kv_heads, block_tokens, rows, .. } = case;
-    let mut rng = StdRng::seed_from_u64(number as u64);
+    let mut rng = rng(number as u64);
     let (all_heads, blocks) = (heads + 2 * kv_heads, rows.div_ceil(block_tokens) + 2);
     let stride = (all_heads + 1) * head_dim;
     let qkv: Vec<bf16> = (0..rows)
@@ -216,7 +216,7 @@ fn turned(case: RopeCase, from: &[bf16], norm: &[f32], eps: f32, angles: &[f32])
 #[test]
 fn silu_mul_agrees_with_its_definition() {
     for (number, (rows, width)) in [(1, 8), (3, 24), (5, 2048), (2, 2056), (300, 8)].into_iter().enumerate() {
-        let mut rng = StdRng::seed_from_u64(number as u64);
+        let mut rng = rng(number as u64);
         let mut gate_up = brains(&mut rng, rows * 2 * width);
         // What would overflow if e^x were computed of the wrong sign.
         gate_up[0] = bf16::from_f32(-200.0);
@@ -245,7 +245,7 @@ fn silu_mul_agrees_with_its_definition() {
 #[test]
 fn rows_are_gathered_bit_for_bit() {
     for (number, width) in [8, 1016, 1024, 1032, 5120].into_iter().enumerate() {
-        let mut rng = StdRng::seed_from_u64(number as u64);
+        let mut rng = rng(number as u64);
         let (table, stream) = (brains(&mut rng, 9 * width), floats(&mut rng, 9 * width));
         let indices: Vec<u32> = vec![8, 0, 3, 3];
         let picked = |from: &dyn Fn(usize) -> f32| -> Vec<f32> {

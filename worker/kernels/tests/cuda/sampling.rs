@@ -1,11 +1,10 @@
 //! Adjusting logits and drawing tokens, against the rules of `worker_core::sampling` in f64.
 
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::RngExt;
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::params::{AdjustParams, Draw, LogitChange, Penalties, SampleParams};
 
-use crate::machine::{Buffer, Run, launch as run_launch};
+use crate::machine::{Buffer, Run, launch as run_launch, rng};
 
 /// SplitMix64 over seed and position, as `worker/src/backend/sample.rs` has it.
 fn uniform(draw: &Draw) -> f64 {
@@ -96,7 +95,7 @@ fn draws() -> Vec<Draw> {
 #[test]
 fn tokens_are_those_that_f64_draws() {
     for (number, vocab) in [1, 2, 31, 511, 512, 513, 3000].into_iter().enumerate() {
-        let mut rng = StdRng::seed_from_u64(number as u64);
+        let mut rng = rng(number as u64);
         let draws = draws();
         let logits: Vec<f32> = (0..vocab * draws.len()).map(|_| rng.random_range(-4.0f32..4.0)).collect();
         let tokens = sample(&logits, &draws, Run::number(number));
@@ -151,7 +150,7 @@ fn zeros_of_both_signs_are_one_number() {
 #[test]
 fn logits_change_in_order_bias_penalties_withheld() {
     let (rows, vocab) = (3, 150);
-    let mut rng = StdRng::seed_from_u64(3);
+    let mut rng = rng(3);
     let logits: Vec<f32> = (0..rows * vocab).map(|_| rng.random_range(-4.0f32..4.0)).collect();
     let penalties: Vec<Penalties> = (0..rows)
         .map(|row| Penalties {
