@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use roundhouse_types::ChainHasher;
+use router_core::WorkerSlot;
 use router_core::prefix::blocks::covered_bytes;
 use router_core::prefix::tree::TreeLimits;
 use router_core::prefix::{Cut, Path, PrefixTree};
-use router_core::WorkerSlot;
 
 use crate::contestants::hashed;
 use crate::prompts::text;
@@ -38,7 +38,8 @@ fn shares(kilobytes: usize) -> (f64, f64) {
         let depth = hits.deepest();
         tree.insert(WorkerSlot(0), path, &hits);
         let mut chain = ChainHasher::new(3);
-        let hashes: Vec<_> = prompt.as_bytes().chunks_exact(64).map(|block| chain.push_bytes(block).0).collect();
+        let hashes: Vec<_> =
+            prompt.as_bytes().chunks_exact(64).map(|block| chain.push_bytes(block).0).collect();
         let found = hashes.iter().take_while(|hash| plain.contains(hash)).count() * 64;
         plain.extend(&hashes);
         if number > 0 {

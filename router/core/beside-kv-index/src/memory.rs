@@ -13,7 +13,8 @@ pub fn table() {
     let this = std::env::current_exe().expect("this program has a path");
     for name in all(1).iter().map(|contestant| contestant.name()) {
         let cell = |kilobytes: usize| {
-            let out = std::process::Command::new(&this).args(["memory", name, &kilobytes.to_string()]).output();
+            let out =
+                std::process::Command::new(&this).args(["memory", name, &kilobytes.to_string()]).output();
             String::from_utf8_lossy(&out.expect("it runs").stdout).trim().to_owned()
         };
         println!("| {name} | {} |", [1, 16, 200].map(cell).join(" | "));

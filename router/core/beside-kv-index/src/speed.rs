@@ -44,10 +44,12 @@ fn column(mut contestants: Vec<Box<dyn Contestant>>, kilobytes: usize) -> Vec<(&
     }
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); contestants.len()];
     for _ in 0..ROUNDS {
-        let prompts: Vec<_> = (0..count).map(|_| {
-            number += 1;
-            (shared(kilobytes, number), worker(number))
-        }).collect();
+        let prompts: Vec<_> = (0..count)
+            .map(|_| {
+                number += 1;
+                (shared(kilobytes, number), worker(number))
+            })
+            .collect();
         for (contestant, times) in contestants.iter_mut().zip(&mut times) {
             let began_s = cpu_s();
             for (prompt, worker) in &prompts {

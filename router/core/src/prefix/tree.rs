@@ -186,6 +186,7 @@ impl PrefixTree {
     }
 
     /// The request that a path was pinned for does not run any more.
+    #[expect(clippy::needless_pass_by_value, reason = "a pin is given back, and is none after that")]
     pub fn unpin(&mut self, pin: Pin) {
         let Pin { holding, worker, forgotten } = pin;
         // Else the holding is gone, and its number maybe another's.
