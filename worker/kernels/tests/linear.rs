@@ -140,6 +140,27 @@ proptest! {
     }
 }
 
+/// Many rows take the inputs piece by piece, a single row takes them in one go.
+#[test]
+fn pieces_of_many_inputs_change_no_bits() {
+    for inputs in [319, 320, 321, 640, 641, 1_000] {
+        let many = case(5, (31, inputs, 40), Dtype::Bf16, true);
+        let want = reference(&many);
+        for isa in Isa::available() {
+            let one = kernels(isa, 1);
+            let together = run(&one, &many, None);
+            for (got, want) in together.iter().zip(&want) {
+                assert!((f64::from(*got) - want).abs() < 1e-6 * (inputs as f64 + 4.0), "{isa:?}, {inputs}");
+            }
+            for (row, together) in together.chunks_exact(many.outputs).enumerate() {
+                let x = many.x[row * inputs..][..inputs].to_vec();
+                let alone = run(&one, &Case { rows: 1, x, ..many.clone() }, None);
+                assert!(alone == together, "{isa:?}, {inputs} inputs, row {row}");
+            }
+        }
+    }
+}
+
 /// Large enough that it is cut into tasks for every number of threads.
 #[test]
 fn threads_do_not_change_bits() {

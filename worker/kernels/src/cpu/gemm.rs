@@ -1,7 +1,7 @@
 //! `out = x · wᵀ`: packed weights against any number of rows, every output summed over k in one order.
 //!
-//! Few rows read bf16 weights as they are (decode is bound by memory); many rows widen each panel once into a scratch
-//! that stays in the cache (prefill is bound by arithmetic). Both give the same bits.
+//! Few rows read bf16 weights as they are (decode is bound by memory); many rows widen each panel once, piece by piece, into a
+//! scratch that stays in the cache (prefill is bound by arithmetic). Both give the same bits.
 
 use half::bf16;
 
@@ -15,6 +15,8 @@ use super::tile::{Columns, PANEL_STRIDE, Rows, Sums, TILE_ROWS, TileJob, sweep};
 
 /// From so many rows on, widening a panel first pays.
 const WIDEN_ROWS: usize = 4 * TILE_ROWS;
+/// Inputs that are widened at once, at most: with those of six rows they fill two thirds of a first-level cache of 32 KiB.
+const PIECE_DEPTH: usize = 320;
 /// Rows of x that a task holds on to; half of a small L2 cache.
 const ROWS_BYTES: usize = 256 << 10;
 /// Multiply-adds below which a second thread costs more than it brings.
@@ -94,26 +96,80 @@ impl Part<'_> {
         isa.run(self);
     }
 
-    fn tiles<'a, W>(&'a self, weights: &'a [W], first_panel: usize) -> Tiles<'a, W> {
-        Tiles { part: self, weights, first_panel }
+    fn tiles<'a, W>(&'a self, weights: &'a [W]) -> Tiles<'a, W> {
+        Tiles { part: self, weights }
     }
 
-    /// Widens each panel, then runs all rows against it.
+    /// Widens each panel, a piece at a time, and runs all rows against the piece while it is in the first-level cache. Sums
+    /// wait in memory between two pieces, which changes none of their bits.
     ///
     /// # Safety
     /// The machine has `V`'s instructions.
     #[inline(always)]
     unsafe fn run_widened<V: Simd>(&self, panels: &[bf16]) {
         let depth = self.w.inputs;
-        let mut scratch = vec![0.0f32; depth * LANES];
+        let piece = depth.div_ceil(depth.div_ceil(PIECE_DEPTH).max(1)).max(1);
+        let mut widened = vec![0.0f32; piece * LANES];
+        let mut sums = vec![0.0f32; self.rows.len() * LANES];
         for panel in self.panels.clone() {
-            let stored = &panels[panel * depth * LANES..][..depth * LANES];
-            for (to, from) in scratch.chunks_exact_mut(LANES).zip(stored.chunks_exact(LANES)) {
-                // SAFETY: both chunks have LANES numbers; the caller vouches for the instructions.
-                unsafe { V::load_bf16(from.as_ptr()).store(to.as_mut_ptr()) };
+            for first in (0..depth).step_by(piece) {
+                let depths = first..(first + piece).min(depth);
+                let stored = &panels[(panel * depth + first) * LANES..][..depths.len() * LANES];
+                for (to, from) in widened.chunks_exact_mut(LANES).zip(stored.chunks_exact(LANES)) {
+                    // SAFETY: both chunks have LANES numbers; the caller vouches for the instructions.
+                    unsafe { V::load_bf16(from.as_ptr()).store(to.as_mut_ptr()) };
+                }
+                let mut tiles = Piece { part: self, widened: &widened, depths, sums: &mut sums };
+                // SAFETY: the caller vouches for the instructions, and `widened` holds this piece of this panel.
+                unsafe { sweep::<V, _>(&mut tiles, self.rows.clone(), panel..panel + 1) };
             }
-            // SAFETY: the caller vouches for the instructions, and the scratch holds this panel.
-            unsafe { sweep::<V, _>(&mut self.tiles(&scratch, panel), self.rows.clone(), panel..panel + 1) };
+        }
+    }
+}
+
+/// The tiles of a part against a piece of one panel, widened.
+struct Piece<'a> {
+    part: &'a Part<'a>,
+    widened: &'a [f32],
+    /// The inputs that it covers.
+    depths: std::ops::Range<usize>,
+    /// `[rows of the part, LANES]`, over the inputs before.
+    sums: &'a mut [f32],
+}
+
+impl TileJob for Piece<'_> {
+    #[inline(always)]
+    unsafe fn tile<V: Simd, const R: usize, const P: usize>(&mut self, row: usize, panel: usize) {
+        let depth = self.part.w.inputs;
+        debug_assert!(P == 1 && (row + R) * depth <= self.part.x.len());
+        debug_assert!(self.depths.len() * LANES <= self.widened.len());
+        let kept = &mut self.sums[(row - self.part.rows.start) * LANES..][..R * LANES];
+        let mut sums = Sums::<V, R, 1>(
+            [[
+                // SAFETY: the caller vouches for the instructions.
+                unsafe { V::splat(0.0) },
+            ]; R],
+        );
+        if self.depths.start > 0 {
+            for (sum, kept) in sums.0.iter_mut().zip(kept.chunks_exact(LANES)) {
+                // SAFETY: a chunk has LANES numbers.
+                sum[0] = unsafe { V::load(kept.as_ptr()) };
+            }
+        }
+        // SAFETY: R rows from here on lie within x, as the caller vouches, and the piece has these depths of one panel.
+        unsafe {
+            let rows = Rows { start: self.part.x.as_ptr(), row_stride: depth }.at(row, self.depths.start);
+            let columns = Columns { start: self.widened.as_ptr(), k_stride: PANEL_STRIDE, panel_stride: 0 };
+            sums.accumulate(rows, &columns, self.depths.len());
+        }
+        for (r, (sum, kept)) in sums.0.iter().zip(kept.chunks_exact_mut(LANES)).enumerate() {
+            if self.depths.end < depth {
+                // SAFETY: a chunk has LANES numbers.
+                unsafe { sum[0].store(kept.as_mut_ptr()) };
+            } else {
+                // SAFETY: as above; tasks have disjoint tiles of `out`.
+                unsafe { self.part.finish(row + r, panel, sum[0]) };
+            }
         }
     }
 }
@@ -125,26 +181,25 @@ impl Job for Part<'_> {
         // SAFETY: the caller vouches for the instructions; the ranges lie within x and w by construction in `gemm`.
         unsafe {
             match &self.w.panels {
-                Panels::F32(weights) => sweep::<V, _>(&mut self.tiles(weights, 0), rows, panels),
+                Panels::F32(weights) => sweep::<V, _>(&mut self.tiles(weights), rows, panels),
                 Panels::Bf16(weights) if rows.len() >= WIDEN_ROWS => self.run_widened::<V>(weights),
-                Panels::Bf16(weights) => sweep::<V, _>(&mut self.tiles(weights, 0), rows, panels),
+                Panels::Bf16(weights) => sweep::<V, _>(&mut self.tiles(weights), rows, panels),
             }
         }
     }
 }
 
-/// The tiles of a part against weights in memory, whose first panel is `first_panel`.
+/// The tiles of a part against weights in memory.
 struct Tiles<'a, W> {
     part: &'a Part<'a>,
     weights: &'a [W],
-    first_panel: usize,
 }
 
 impl<W: Weight> TileJob for Tiles<'_, W> {
     #[inline(always)]
     unsafe fn tile<V: Simd, const R: usize, const P: usize>(&mut self, row: usize, panel: usize) {
         let depth = self.part.w.inputs;
-        let stored = (panel - self.first_panel) * depth * LANES;
+        let stored = panel * depth * LANES;
         debug_assert!(stored + P * depth * LANES <= self.weights.len());
         debug_assert!((row + R) * depth <= self.part.x.len());
         // SAFETY: R rows and P panels from here on lie within x and the weights, as the caller vouches.
