@@ -9,10 +9,12 @@ use roundhouse_text::{ChatTemplate, TemplateError, Tokenizer};
 use worker_core::SchedulerLimits;
 use worker_core::step::{Backend, KvCapacity};
 use worker_core::timing::EnginePreset;
+use worker_kernels::cuda::launch::head_dim_is_supported;
+use worker_kernels::cuda::{CudaKernels, Libraries};
 
 use crate::api::Api;
 use crate::backend::timing::SystemClock;
-use crate::backend::{CpuBackend, TimingBackend, kv_block_bytes, kv_capacity};
+use crate::backend::{CpuBackend, CudaBackend, CudaModel, TimingBackend, kv_block_bytes, kv_blocks};
 use crate::engine::Engine;
 use crate::grpc::GrpcWorker;
 use crate::kv_events::KvLog;
@@ -27,6 +29,8 @@ const BLOCK_TOKENS: usize = 16;
 const AUTO_CONTEXTS: usize = 4;
 /// Bound of the pool unless told otherwise; one full context fits in any case.
 const AUTO_KV_BYTES: u64 = 1 << 30;
+/// The same on a GPU, of what the weights leave free; the rest is for activations.
+const GPU_KV_PERCENT: u64 = 80;
 
 /// A started worker; clones are handles to the same one. The engine ends with the last of them.
 #[derive(Clone)]
@@ -44,6 +48,23 @@ impl Worker {
         let files = ModelFiles::open(&config.model)?;
         match config.backend {
             BackendChoice::Cpu => Self::start_cpu(config, &files),
+            BackendChoice::Cuda => Self::start_cuda(config, &files, open_gpu()?),
+            BackendChoice::Auto => match open_gpu() {
+                Ok(kernels) if head_dim_is_supported(ModelConfig::from_files(&files)?.head_dim) => {
+                    Self::start_cuda(config, &files, kernels)
+                }
+                Ok(_) => {
+                    tracing::info!(
+                        model = files.name,
+                        "computing on the CPU: no CUDA kernels for the model's heads"
+                    );
+                    Self::start_cpu(config, &files)
+                }
+                Err(reason) => {
+                    tracing::info!(%reason, "computing on the CPU");
+                    Self::start_cpu(config, &files)
+                }
+            },
             BackendChoice::Timing(preset) => Self::start_timing(config, &files, preset),
         }
     }
@@ -51,7 +72,12 @@ impl Worker {
     fn start_cpu(config: WorkerConfig, files: &ModelFiles) -> Result<Self, WorkerError> {
         let model = Arc::new(Model::load(files)?);
         let context_tokens = context_tokens(&config, model.config())?;
-        let capacity = capacity(&config, model.config(), context_tokens)?;
+        let room = KvRoom {
+            block_bytes: kv_block_bytes(model.config(), BLOCK_TOKENS),
+            auto_bytes: AUTO_KV_BYTES,
+            auto_contexts: AUTO_CONTEXTS,
+        };
+        let capacity = capacity(&config, room, context_tokens)?;
         let backend = CpuBackend::new(Arc::clone(&model), capacity, config.threads)?;
         let text = Text::read(files)?;
         Self::assemble(
@@ -64,6 +90,36 @@ impl Worker {
                 simulation: None,
             },
             model.config(),
+            text,
+            config,
+        )
+    }
+
+    fn start_cuda(
+        config: WorkerConfig,
+        files: &ModelFiles,
+        kernels: CudaKernels,
+    ) -> Result<Self, WorkerError> {
+        let model = CudaModel::load(kernels, files)?;
+        let (described, model_config) = (model.describe(), model.config().clone());
+        let context_tokens = context_tokens(&config, model.config())?;
+        let auto_bytes = model.free_bytes()? as u64 / 100 * GPU_KV_PERCENT;
+        // Whatever is left over is of no use to anybody else.
+        let room =
+            KvRoom { block_bytes: model.kv_block_bytes(BLOCK_TOKENS), auto_bytes, auto_contexts: usize::MAX };
+        let capacity = capacity(&config, room, context_tokens)?;
+        let backend = CudaBackend::new(model, capacity)?;
+        let text = Text::read(files)?;
+        Self::assemble(
+            Parts {
+                name: files.name.clone(),
+                backend: Box::new(backend),
+                described,
+                limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
+                context_tokens,
+                simulation: None,
+            },
+            &model_config,
             text,
             config,
         )
@@ -233,7 +289,7 @@ fn check_simulation(config: &WorkerConfig) -> Result<(), WorkerError> {
         ));
     }
     match config.backend {
-        BackendChoice::Cpu if config.time_scale != 1.0 => {
+        BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::Auto if config.time_scale != 1.0 => {
             refused("time-scale is for timing backends: add --backend timing:PRESET, or leave it out")
         }
         BackendChoice::Timing(_) if matches!(config.kv, KvBudget::Bytes(_)) => {
@@ -270,23 +326,33 @@ fn context_tokens(config: &WorkerConfig, model: &ModelConfig) -> Result<usize, W
     }
 }
 
+/// The first GPU, or why it cannot be used.
+fn open_gpu() -> Result<CudaKernels, WorkerError> {
+    CudaKernels::open(&Libraries::system(), 0)
+        .map_err(|error| WorkerError::Config(format!("backend cuda: {error}")))
+}
+
+/// What blocks cost on a device, and how much it spends on them unless told otherwise.
+#[derive(Clone, Copy)]
+struct KvRoom {
+    block_bytes: usize,
+    auto_bytes: u64,
+    auto_contexts: usize,
+}
+
 /// The size of the KV pool: room for a full context at least, or an error that says how much that takes.
-fn capacity(
-    config: &WorkerConfig,
-    model: &ModelConfig,
-    context_tokens: usize,
-) -> Result<KvCapacity, WorkerError> {
+fn capacity(config: &WorkerConfig, room: KvRoom, context_tokens: usize) -> Result<KvCapacity, WorkerError> {
     let context_blocks = context_tokens.div_ceil(BLOCK_TOKENS);
     let blocks = match config.kv {
         KvBudget::Blocks(blocks) => blocks,
-        KvBudget::Bytes(bytes) => kv_capacity(model, BLOCK_TOKENS, bytes).blocks,
+        KvBudget::Bytes(bytes) => kv_blocks(room.block_bytes, bytes),
         KvBudget::Auto => {
-            let affordable = kv_capacity(model, BLOCK_TOKENS, AUTO_KV_BYTES).blocks;
-            affordable.min(AUTO_CONTEXTS * context_blocks).max(context_blocks)
+            let affordable = kv_blocks(room.block_bytes, room.auto_bytes);
+            affordable.min(room.auto_contexts.saturating_mul(context_blocks)).max(context_blocks)
         }
     };
     if blocks < context_blocks {
-        let needed_bytes = kv_block_bytes(model, BLOCK_TOKENS) * context_blocks;
+        let needed_bytes = room.block_bytes * context_blocks;
         return Err(WorkerError::Config(format!(
             "the KV pool has {blocks} blocks, but a context of {context_tokens} tokens needs {context_blocks} \
              ({needed_bytes} bytes); give more KV memory, or set a shorter context-length"

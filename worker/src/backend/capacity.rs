@@ -13,12 +13,11 @@ pub fn kv_block_bytes(config: &ModelConfig, block_tokens: usize) -> usize {
     CpuKvPool::block_bytes(kv_layout(config, KvCapacity { block_tokens, blocks: 1 }))
 }
 
-/// As many blocks as fit in `budget_bytes`; none when not even one does.
+/// As many blocks of `block_bytes` as fit in `budget_bytes`; none when not even one does.
 #[must_use]
-pub fn kv_capacity(config: &ModelConfig, block_tokens: usize, budget_bytes: u64) -> KvCapacity {
-    let blocks = budget_bytes / (kv_block_bytes(config, block_tokens) as u64).max(1);
+pub fn kv_blocks(block_bytes: usize, budget_bytes: u64) -> usize {
     // Block ids are u32.
-    KvCapacity { block_tokens, blocks: blocks.min(u64::from(u32::MAX)) as usize }
+    (budget_bytes / (block_bytes as u64).max(1)).min(u64::from(u32::MAX)) as usize
 }
 
 /// The pool's shape on the device.
@@ -44,7 +43,7 @@ mod tests {
         let block = kv_block_bytes(&config, 16);
         // Keys and values, f32.
         assert_eq!(block, config.layers * 2 * config.kv_width() * 16 * 4);
-        assert_eq!(kv_capacity(&config, 16, 10 * block as u64 + 1).blocks, 10);
-        assert_eq!(kv_capacity(&config, 16, block as u64 - 1).blocks, 0);
+        assert_eq!(kv_blocks(block, 10 * block as u64 + 1), 10);
+        assert_eq!(kv_blocks(block, block as u64 - 1), 0);
     }
 }
