@@ -8,11 +8,28 @@ use worker_core::step::KvCapacity;
 
 use crate::KvBudget;
 
-/// Of the memory that is available, a pool takes one part in so many unless told otherwise: the model's weights are
-/// loaded by then, activations are small, and two or three workers started at once still fit.
-const SHARE: u64 = 4;
 /// What is taken to be available where the system does not say.
-const UNKNOWN_AVAILABLE_BYTES: u64 = SHARE << 30;
+const UNKNOWN_AVAILABLE_BYTES: u64 = 4 << 30;
+
+/// Whose memory the pool is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum KvMemory {
+    /// The machine's, which others use as well.
+    Host,
+    /// A GPU's, of which nobody else can use what is left.
+    Gpu,
+}
+
+impl KvMemory {
+    /// What a pool takes unasked of `available` bytes: of the host's a quarter, with which two or three workers started at
+    /// once still fit; of a GPU's four fifths, the rest being for activations. The model's weights are loaded by then.
+    fn share(self, available: u64) -> u64 {
+        match self {
+            Self::Host => available / 4,
+            Self::Gpu => available / 5 * 4,
+        }
+    }
+}
 
 /// What the pool is for.
 #[derive(Clone, Copy, Debug)]
@@ -23,13 +40,15 @@ pub(crate) struct KvNeed {
     pub block_bytes: usize,
     /// Longest prompt and answer together.
     pub context_tokens: usize,
-    /// Sequences side by side. More than a full context for each of them is never taken unasked.
+    /// Sequences side by side. More than a full context for each of them is never taken unasked of the host's memory.
     pub max_running: usize,
 }
 
 /// What there is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvRoom {
+    /// Where it is.
+    pub memory: KvMemory,
     /// Bytes available to all sharers together, if that is known.
     pub available_bytes: Option<u64>,
     /// Workers that divide it, this one included; at least one.
@@ -107,8 +126,12 @@ impl KvNeed {
             KvBudget::Blocks(blocks) => blocks,
             KvBudget::Bytes(bytes) => self.blocks(bytes),
             KvBudget::Auto => {
-                let share = self.blocks(available.unwrap_or(UNKNOWN_AVAILABLE_BYTES) / SHARE);
-                share.min(context_blocks.saturating_mul(self.max_running)).max(context_blocks)
+                let share = self.blocks(room.memory.share(available.unwrap_or(UNKNOWN_AVAILABLE_BYTES)));
+                let most = match room.memory {
+                    KvMemory::Host => context_blocks.saturating_mul(self.max_running),
+                    KvMemory::Gpu => usize::MAX,
+                };
+                share.min(most).max(context_blocks)
             }
         };
         if blocks < context_blocks {
@@ -139,7 +162,7 @@ mod tests {
         KvNeed { block_tokens: 16, block_bytes: MIB as usize, context_tokens: 160, max_running: 8 };
 
     fn room(available_mib: u64, sharers: usize) -> KvRoom {
-        KvRoom { available_bytes: Some(available_mib * MIB), sharers }
+        KvRoom { memory: KvMemory::Host, available_bytes: Some(available_mib * MIB), sharers }
     }
 
     fn blocks(budget: KvBudget, room: KvRoom) -> usize {
@@ -151,8 +174,14 @@ mod tests {
         assert_eq!(blocks(KvBudget::Auto, room(200, 1)), 50);
         assert_eq!(blocks(KvBudget::Auto, room(4_000, 1)), 80);
         assert_eq!(blocks(KvBudget::Auto, room(12, 1)), 10, "a context, if that fits");
-        let unknown = KvRoom { available_bytes: None, sharers: 1 };
+        let unknown = KvRoom { memory: KvMemory::Host, available_bytes: None, sharers: 1 };
         assert_eq!(blocks(KvBudget::Auto, unknown), 80);
+    }
+
+    #[test]
+    fn of_a_gpu_it_takes_most_however_few_sequences_run() {
+        let gpu = KvRoom { memory: KvMemory::Gpu, ..room(4_000, 1) };
+        assert_eq!(blocks(KvBudget::Auto, gpu), 3_200);
     }
 
     #[test]
@@ -160,7 +189,7 @@ mod tests {
         for sharers in 1..=4 {
             let each = blocks(KvBudget::Auto, room(300, sharers));
             assert_eq!(each, 75 / sharers);
-            assert!((each * sharers) as u64 * MIB <= 300 * MIB / SHARE);
+            assert!((each * sharers) as u64 * MIB <= 300 * MIB / 4);
         }
         assert_eq!(blocks(KvBudget::Blocks(50), room(100, 2)), 50);
         let said = NEED.capacity(KvBudget::Blocks(51), room(100, 2)).unwrap_err().to_string();

@@ -19,6 +19,10 @@ pub enum BackendChoice {
     /// The model, on the CPU.
     #[default]
     Cpu,
+    /// The model, on the first GPU.
+    Cuda,
+    /// The first GPU if there is one that can be used, otherwise the CPU.
+    Auto,
     /// Nothing: steps take as long as they took a recorded engine.
     Timing(&'static EnginePreset),
 }
@@ -26,8 +30,8 @@ pub enum BackendChoice {
 /// A name that is no backend's.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnknownBackend {
-    /// Neither of the two.
-    #[error("unknown backend {0:?}; there are cpu, and timing:PRESET")]
+    /// None of them.
+    #[error("unknown backend {0:?}; there are auto, cuda, cpu, and timing:PRESET")]
     Name(String),
     /// A preset that there is not.
     #[error(transparent)]
@@ -37,11 +41,13 @@ pub enum UnknownBackend {
 impl FromStr for BackendChoice {
     type Err = UnknownBackend;
 
-    /// `cpu`, or `timing:` and the name of a preset.
+    /// `auto`, `cuda`, `cpu`, or `timing:` and the name of a preset.
     fn from_str(text: &str) -> Result<Self, UnknownBackend> {
         match text.split_once(':') {
             Some(("timing", name)) => Ok(Self::Timing(preset(name)?)),
             _ if text == "cpu" => Ok(Self::Cpu),
+            _ if text == "cuda" => Ok(Self::Cuda),
+            _ if text == "auto" => Ok(Self::Auto),
             _ => Err(UnknownBackend::Name(text.to_owned())),
         }
     }
@@ -51,6 +57,8 @@ impl fmt::Display for BackendChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
+            Self::Cuda => f.write_str("cuda"),
+            Self::Auto => f.write_str("auto"),
             Self::Timing(preset) => write!(f, "timing:{}", preset.name),
         }
     }
@@ -157,11 +165,13 @@ mod tests {
 
     #[test]
     fn backends_are_read_and_named() {
-        assert_eq!("cpu".parse(), Ok(BackendChoice::Cpu));
+        for name in ["auto", "cuda", "cpu"] {
+            assert_eq!(name.parse::<BackendChoice>().unwrap().to_string(), name);
+        }
         let timing: BackendChoice = "timing:qwen3-8b".parse().unwrap();
         assert_eq!(timing.to_string(), "timing:qwen3-8b");
         for (text, expected) in [
-            ("gpu", "unknown backend \"gpu\"; there are cpu, and timing:PRESET"),
+            ("gpu", "unknown backend \"gpu\"; there are auto, cuda, cpu, and timing:PRESET"),
             ("timing:x", "vllm-chunked"),
         ] {
             let said = text.parse::<BackendChoice>().unwrap_err().to_string();

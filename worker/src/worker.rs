@@ -9,14 +9,16 @@ use roundhouse_text::{ChatTemplate, TemplateError, Tokenizer};
 use worker_core::SchedulerLimits;
 use worker_core::step::{Backend, KvCapacity};
 use worker_core::timing::EnginePreset;
+use worker_kernels::cuda::launch::head_dim_is_supported;
+use worker_kernels::cuda::{CudaKernels, Libraries};
 
 use crate::api::Api;
 use crate::backend::timing::SystemClock;
-use crate::backend::{CpuBackend, TimingBackend, kv_block_bytes};
+use crate::backend::{CpuBackend, CudaBackend, CudaModel, TimingBackend, kv_block_bytes};
 use crate::engine::Engine;
 use crate::grpc::GrpcWorker;
 use crate::kv_events::KvLog;
-use crate::kv_size::{KvNeed, KvRoom, size};
+use crate::kv_size::{KvMemory, KvNeed, KvRoom, size};
 use crate::memory::available_bytes;
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelConfig, ModelFiles};
@@ -42,6 +44,23 @@ impl Worker {
         let files = ModelFiles::open(&config.model)?;
         match config.backend {
             BackendChoice::Cpu => Self::start_cpu(config, &files),
+            BackendChoice::Cuda => Self::start_cuda(config, &files, open_gpu()?),
+            BackendChoice::Auto => match open_gpu() {
+                Ok(kernels) if head_dim_is_supported(ModelConfig::from_files(&files)?.head_dim) => {
+                    Self::start_cuda(config, &files, kernels)
+                }
+                Ok(_) => {
+                    tracing::info!(
+                        model = files.name,
+                        "computing on the CPU: no CUDA kernels for the model's heads"
+                    );
+                    Self::start_cpu(config, &files)
+                }
+                Err(reason) => {
+                    tracing::info!(%reason, "computing on the CPU");
+                    Self::start_cpu(config, &files)
+                }
+            },
             BackendChoice::Timing(preset) => Self::start_timing(config, &files, preset),
         }
     }
@@ -49,7 +68,13 @@ impl Worker {
     fn start_cpu(config: WorkerConfig, files: &ModelFiles) -> Result<Self, WorkerError> {
         let model = Arc::new(Model::load(files)?);
         let context_tokens = context_tokens(&config, model.config())?;
-        let capacity = capacity(&config, model.config(), context_tokens)?;
+        let room = KvRoom {
+            memory: KvMemory::Host,
+            available_bytes: available_bytes(),
+            sharers: config.memory_sharers,
+        };
+        let block_bytes = kv_block_bytes(model.config(), BLOCK_TOKENS);
+        let capacity = capacity(&config, block_bytes, room, context_tokens)?;
         let backend = CpuBackend::new(Arc::clone(&model), capacity, config.threads)?;
         let text = Text::read(files)?;
         Self::assemble(
@@ -62,6 +87,37 @@ impl Worker {
                 simulation: None,
             },
             model.config(),
+            text,
+            config,
+        )
+    }
+
+    fn start_cuda(
+        config: WorkerConfig,
+        files: &ModelFiles,
+        kernels: CudaKernels,
+    ) -> Result<Self, WorkerError> {
+        let model = CudaModel::load(kernels, files)?;
+        let (described, model_config) = (model.describe(), model.config().clone());
+        let context_tokens = context_tokens(&config, model.config())?;
+        let room = KvRoom {
+            memory: KvMemory::Gpu,
+            available_bytes: Some(model.free_bytes()? as u64),
+            sharers: config.memory_sharers,
+        };
+        let capacity = capacity(&config, model.kv_block_bytes(BLOCK_TOKENS), room, context_tokens)?;
+        let backend = CudaBackend::new(model, capacity)?;
+        let text = Text::read(files)?;
+        Self::assemble(
+            Parts {
+                name: files.name.clone(),
+                backend: Box::new(backend),
+                described,
+                limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
+                context_tokens,
+                simulation: None,
+            },
+            &model_config,
             text,
             config,
         )
@@ -232,7 +288,7 @@ fn check_simulation(config: &WorkerConfig) -> Result<(), WorkerError> {
         ));
     }
     match config.backend {
-        BackendChoice::Cpu if config.time_scale != 1.0 => {
+        BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::Auto if config.time_scale != 1.0 => {
             refused("time-scale is for timing backends: add --backend timing:PRESET, or leave it out")
         }
         BackendChoice::Timing(_) if matches!(config.kv, KvBudget::Bytes(_)) => {
@@ -272,13 +328,12 @@ fn context_tokens(config: &WorkerConfig, model: &ModelConfig) -> Result<usize, W
 /// The size of the KV pool, which is logged: by default it depends on the machine.
 fn capacity(
     config: &WorkerConfig,
-    model: &ModelConfig,
+    block_bytes: usize,
+    room: KvRoom,
     context_tokens: usize,
 ) -> Result<KvCapacity, WorkerError> {
-    let block_bytes = kv_block_bytes(model, BLOCK_TOKENS);
     let need =
         KvNeed { block_tokens: BLOCK_TOKENS, block_bytes, context_tokens, max_running: config.max_running };
-    let room = KvRoom { available_bytes: available_bytes(), sharers: config.memory_sharers };
     let capacity = need.capacity(config.kv, room)?;
     tracing::info!(
         blocks = capacity.blocks,
@@ -289,4 +344,10 @@ fn capacity(
         "KV pool"
     );
     Ok(capacity)
+}
+
+/// The first GPU, or why it cannot be used.
+fn open_gpu() -> Result<CudaKernels, WorkerError> {
+    CudaKernels::open(&Libraries::system(), 0)
+        .map_err(|error| WorkerError::Config(format!("backend cuda: {error}")))
 }
