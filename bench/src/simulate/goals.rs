@@ -16,11 +16,8 @@ const PEERS: [(&str, f64, f64); 4] = [
 /// The same for mean TTFT against `sglang_cache_aware` on the trace of that name alone.
 const CONVERSATION: (&str, f64) = ("conversation_trace", 0.55);
 /// How close to the best peer counts as equal, on recorded and on generated workloads, and in what share of cells it must be so.
-const NEAR: [(Reading, f64, f64, f64); 3] = [
-    (READINGS[0], 1.03, 1.05, 0.90),
-    (READINGS[1], 1.03, 1.05, 0.80),
-    (READINGS[2], 1.05, 1.05, 0.80),
-];
+const NEAR: [(Reading, f64, f64, f64); 3] =
+    [(READINGS[0], 1.03, 1.05, 0.90), (READINGS[1], 1.03, 1.05, 0.80), (READINGS[2], 1.05, 1.05, 0.80)];
 /// Times the best of a cell, in any cell.
 const WORST: f64 = 1.25;
 /// Times `round_robin`'s, in any cell.
@@ -66,7 +63,13 @@ pub fn lines(comparison: &Comparison) -> Vec<String> {
 fn peers<'a>(cells: &'a [&'a CellFigures]) -> impl Iterator<Item = Judged> + 'a {
     let judge = move |what: String, limit: f64, ratios: Vec<f64>| {
         let reached = (!ratios.is_empty()).then(|| geometric_mean(ratios));
-        Judged { what, limit, reached, is_met: reached.is_some_and(|value| value <= limit), notes: Vec::new() }
+        Judged {
+            what,
+            limit,
+            reached,
+            is_met: reached.is_some_and(|value| value <= limit),
+            notes: Vec::new(),
+        }
     };
     let over = move |peer: &'static str, reading: Reading, limit: f64| {
         let cells = cells.iter().filter(|cell| cell.load <= HIGHEST_LOAD && cell.has_reuse());
@@ -96,7 +99,8 @@ fn near(cells: &[&CellFigures], goal: &(Reading, f64, f64, f64)) -> Judged {
         let limit = if cell.is_generated() { generated } else { recorded };
         Some(cell.ours(read)? / best <= limit)
     };
-    let near: Vec<bool> = cells.iter().filter(|cell| cell.load <= HIGHEST_LOAD).filter_map(|cell| of(&cell)).collect();
+    let near: Vec<bool> =
+        cells.iter().filter(|cell| cell.load <= HIGHEST_LOAD).filter_map(|cell| of(&cell)).collect();
     let count = near.iter().filter(|is_near| **is_near).count();
     let reached = (!near.is_empty()).then(|| count as f64 / near.len() as f64);
     let percent = |limit: f64| (limit - 1.0) * 100.0;
@@ -104,8 +108,15 @@ fn near(cells: &[&CellFigures], goal: &(Reading, f64, f64, f64)) -> Judged {
         true => format!("{:.0} %", percent(recorded)),
         false => format!("{:.0} % ({:.0} % on generated workloads)", percent(recorded), percent(generated)),
     };
-    let what = format!("{title} within {within} of the best peer: share of {} cells up to load 1", near.len());
-    Judged { what, limit: share, reached, is_met: reached.is_some_and(|value| value >= share), notes: Vec::new() }
+    let what =
+        format!("{title} within {within} of the best peer: share of {} cells up to load 1", near.len());
+    Judged {
+        what,
+        limit: share,
+        reached,
+        is_met: reached.is_some_and(|value| value >= share),
+        notes: Vec::new(),
+    }
 }
 
 /// Ours over the best of a cell, where that is most.
@@ -129,8 +140,11 @@ fn most(what: String, limit: f64, mut ratios: Vec<(f64, String)>) -> Judged {
     ratios.sort_by(|one, two| two.0.total_cmp(&one.0));
     let reached = ratios.first().map(|(ratio, _)| *ratio);
     let beyond = ratios.iter().take_while(|(ratio, _)| *ratio > limit).count();
-    let mut notes: Vec<String> =
-        ratios.iter().take(beyond.min(NAMED_CELLS)).map(|(ratio, place)| format!("{ratio:.3} times {place}")).collect();
+    let mut notes: Vec<String> = ratios
+        .iter()
+        .take(beyond.min(NAMED_CELLS))
+        .map(|(ratio, place)| format!("{ratio:.3} times {place}"))
+        .collect();
     if beyond > NAMED_CELLS {
         notes.push(format!("and {} more of {} cells", beyond - NAMED_CELLS, ratios.len()));
     }
@@ -147,7 +161,8 @@ mod tests {
         let mut comparison = Comparison::default();
         for (policy, family, trace, load, ttft) in rows {
             let (mean_ttft_ms, p99_ttft_ms, mean_e2e_ms) = (*ttft, *ttft, *ttft);
-            let figures = Figures { mean_ttft_ms, p99_ttft_ms, mean_e2e_ms, hit_rate: 0.5, ..Figures::default() };
+            let figures =
+                Figures { mean_ttft_ms, p99_ttft_ms, mean_e2e_ms, hit_rate: 0.5, ..Figures::default() };
             comparison.add(&Line {
                 policy: (*policy).to_owned(),
                 family: *family,
@@ -164,7 +179,10 @@ mod tests {
 
     fn verdict<'l>(lines: &'l [String], beginning: &str) -> &'l str {
         let line = lines.iter().find(|line| line.starts_with(beginning));
-        line.unwrap_or_else(|| panic!("{beginning} is not in {lines:?}")).split_whitespace().next_back().unwrap()
+        line.unwrap_or_else(|| panic!("{beginning} is not in {lines:?}"))
+            .split_whitespace()
+            .next_back()
+            .unwrap()
     }
 
     #[test]
@@ -196,6 +214,9 @@ mod tests {
             ("kv_aware", Family::Peer, "t", 1.2, 10.0),
         ]));
         assert_eq!(verdict(&lines, "mean TTFT over kv_aware's, 0 cells"), "judged");
-        assert!(lines.iter().any(|line| line.contains("5.000 times kv_aware's in t 4x500 at 1.2")), "{lines:?}");
+        assert!(
+            lines.iter().any(|line| line.contains("5.000 times kv_aware's in t 4x500 at 1.2")),
+            "{lines:?}"
+        );
     }
 }

@@ -55,7 +55,8 @@ pub fn scenes(args: &SimulateArgs) -> anyhow::Result<Vec<Scene>> {
             scenes.push(Scene { seed, workload: azure::read(path, seed)?, fleets: fleets.clone() });
         }
         let requests = args.requests.unwrap_or(GENERATED_REQUESTS);
-        let of = |kind: &Kind| Scene { seed, workload: kind.generate(requests, seed), fleets: fleets.clone() };
+        let of =
+            |kind: &Kind| Scene { seed, workload: kind.generate(requests, seed), fleets: fleets.clone() };
         scenes.extend(kinds.iter().map(of));
     }
     for scene in &mut scenes {

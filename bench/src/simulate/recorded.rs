@@ -259,9 +259,9 @@ fn summary_heading() -> String {
 fn summary(name: &str, ratios: &[Reading]) -> String {
     let columns = COLUMNS.map(|(_, read)| {
         let values: Vec<f64> = ratios.iter().filter_map(read).collect();
-        let (least, most) = values.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), value| {
-            (least.min(*value), most.max(*value))
-        });
+        let (least, most) = values
+            .iter()
+            .fold((f64::INFINITY, 0.0_f64), |(least, most), value| (least.min(*value), most.max(*value)));
         if values.is_empty() {
             return format!("{:>22}", "not recorded");
         }
@@ -291,7 +291,8 @@ mod tests {
     /// not known.
     #[test]
     fn simulated_runs_take_as_long_as_recorded_ones() {
-        let small = |run: &&Run| run.output_tokens <= 1_000_000 && run.engine().is_ok_and(|it| it.name == "qwen3-8b");
+        let small =
+            |run: &&Run| run.output_tokens <= 1_000_000 && run.engine().is_ok_and(|it| it.name == "qwen3-8b");
         let runs = runs();
         let mut seen = 0;
         for run in runs.iter().filter(small) {

@@ -11,7 +11,10 @@ use super::outcome::Figures;
 
 /// A row of `--json`: an object a line, with these keys and no others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the keys are those of [`Figures`] and of a cell, in the words of the format")]
+#[expect(
+    missing_docs,
+    reason = "the keys are those of [`Figures`] and of a cell, in the words of the format"
+)]
 pub struct Line {
     pub policy: String,
     pub family: Family,

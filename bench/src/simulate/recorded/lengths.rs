@@ -55,7 +55,11 @@ fn log_normal(total: u64, count: usize, rng: &mut SmallRng) -> Vec<u32> {
         let wanted = cut(value, low) + carried;
         let rounded = wanted.round().max(1.0);
         carried = wanted - rounded;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and LONGEST_TOKENS + 1")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 1 and LONGEST_TOKENS + 1"
+        )]
         lengths.push(rounded as u32);
     }
     lengths
