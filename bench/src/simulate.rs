@@ -10,6 +10,7 @@ pub mod contender;
 pub mod engine;
 pub mod goals;
 pub mod grid;
+pub mod html;
 pub mod outcome;
 pub mod plan;
 pub mod recorded;
@@ -57,7 +58,7 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<usize> {
             failure.get_or_insert(error);
         }
     });
-    writer.finish(args);
+    writer.finish(args)?;
     failure.map_or(Ok(jobs.len()), Err)
 }
 
@@ -71,7 +72,13 @@ fn judge(args: &SimulateArgs) -> anyhow::Result<usize> {
         lines.iter().for_each(|line| comparison.add(line));
     }
     summary::lines(&comparison).iter().chain(&goals::lines(&comparison)).for_each(|line| println!("{line}"));
+    write_page(args, &comparison)?;
     Ok(count)
+}
+
+fn write_page(args: &SimulateArgs, comparison: &Comparison) -> anyhow::Result<()> {
+    let Some(path) = &args.html else { return Ok(()) };
+    std::fs::write(path, html::page(comparison)).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Where rows go.
@@ -137,11 +144,12 @@ impl Writer {
         Ok(())
     }
 
-    fn finish(self, args: &SimulateArgs) {
+    fn finish(self, args: &SimulateArgs) -> anyhow::Result<()> {
         self.bar.finish_and_clear();
         let goals = if args.grid { goals::lines(&self.comparison) } else { Vec::new() };
         for line in summary::lines(&self.comparison).iter().chain(&goals) {
             println!("{line}");
         }
+        write_page(args, &self.comparison)
     }
 }

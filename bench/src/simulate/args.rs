@@ -71,6 +71,9 @@ pub struct SimulateArgs {
     /// File for the figures, one JSON object a line and a simulation; what it holds is replaced, unless --resume is given
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// File for a page with plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Keep what the --json file holds already, and simulate what is missing
     #[arg(long, requires = "json")]
     pub resume: bool,

@@ -30,6 +30,8 @@ pub struct CellFigures {
     pub trace: String,
     /// As a person would name it.
     pub name: String,
+    /// Blocks of each worker's cache.
+    pub blocks: usize,
     /// Offered over R*.
     pub load: f64,
     policies: Vec<Entry>,
@@ -57,6 +59,7 @@ impl Comparison {
         let cell = cell.or_insert_with(|| CellFigures {
             trace: trace.clone(),
             name,
+            blocks: *blocks,
             load: *load,
             policies: Vec::new(),
         });

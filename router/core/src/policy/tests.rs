@@ -226,3 +226,13 @@ fn prefix_aware_lets_siblings_share_one_prefill() {
     candidates[first].hit_tokens = 3_990;
     assert_eq!(pick_aware(&request, &candidates), first);
 }
+
+#[test]
+fn prefix_aware_delays_one_that_waits_rather_than_eight() {
+    let mut candidates = [candidate(0, 8), candidate(1, 8)];
+    for (candidate, prefilling) in candidates.iter_mut().zip([8, 1]) {
+        candidate.load.prefilling = prefilling;
+        candidate.load.prefill_tokens = 2_000;
+    }
+    assert_eq!(pick_aware(&prompt(1_000), &candidates), 1);
+}

@@ -165,8 +165,11 @@ impl Ratio {
     const FORGETTING: f64 = 0.9;
     /// So many before anything is certain; it is some sixteen observations until the decayed count is there.
     const LEAST_WEIGHT: f64 = 8.0;
-    /// Workers that are less apart than this, as a logarithm, are taken to be alike, besides two standard errors of the mean.
+    /// Workers that are less apart than this, as a logarithm, are taken to be alike, besides the standard errors of the mean.
     const ALIKE: f64 = 0.25;
+    /// Many workers are asked about all the time, and what is seen one after the other is alike: with two standard errors one of sixteen
+    /// equal workers was now and then taken for another kind, and buried or left idle.
+    const STANDARD_ERRORS: f64 = 4.0;
     /// How far off one observation may be.
     const LARGEST_STEP: f64 = 1.5;
 
@@ -183,7 +186,8 @@ impl Ratio {
 
     fn value(&self) -> f64 {
         let error = (self.variance / self.weight.max(1.0)).sqrt();
-        let is_certain = self.weight > Self::LEAST_WEIGHT && self.mean.abs() > Self::ALIKE + 2.0 * error;
+        let is_certain =
+            self.weight > Self::LEAST_WEIGHT && self.mean.abs() > Self::ALIKE + Self::STANDARD_ERRORS * error;
         if is_certain { self.mean.exp() } else { 1.0 }
     }
 }
