@@ -126,13 +126,13 @@ fn worst(cells: &[&CellFigures], (title, read): Reading) -> Judged {
         Some((cell.ours(read)? / best, format!("{name}'s in {}", cell.name)))
     };
     let what = format!("{title} over the best of a cell, in the worst of all cells");
-    most(what, WORST, cells.iter().filter_map(|cell| of(cell)).collect())
+    most(what, WORST, cells.iter().filter_map(of).collect())
 }
 
 fn never_worse_than_round_robin(cells: &[&CellFigures], reading: Reading) -> Judged {
     let of = |cell: &&CellFigures| Some((ratio(cell, "round_robin", reading)?, cell.name.clone()));
     let what = format!("{} over round_robin's, in the worst of all cells", reading.0);
-    most(what, WORST_OF_ROUND_ROBIN, cells.iter().filter_map(|cell| of(cell)).collect())
+    most(what, WORST_OF_ROUND_ROBIN, cells.iter().filter_map(of).collect())
 }
 
 /// The largest of `ratios`, which must not exceed `limit`, with the cells where it does.

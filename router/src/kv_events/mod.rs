@@ -94,7 +94,6 @@ impl Drop for Followed {
 
 impl Follower {
     /// Follows `worker` by way of `grpc`, and tells `decider`, whose clock began at `started`. The future never ends.
-    #[must_use]
     pub fn new(
         worker: Arc<Worker>,
         grpc: GrpcTransport,
