@@ -217,6 +217,7 @@ impl PrefixTree {
             above = self.add_holding((parent, worker), above, path.cut.size(at));
             new.push(above);
         }
+        self.nodes.index_made();
         for holding in new.into_iter().rev() {
             self.link_newest(holding);
         }

@@ -169,7 +169,7 @@ impl Ratio {
     const ALIKE: f64 = 0.25;
     /// Many workers are asked about all the time, and what is seen one after the other is alike: with two standard errors one of sixteen
     /// equal workers was now and then taken for another kind, and buried or left idle.
-    const STANDARD_ERRORS: f64 = 4.0;
+    const STANDARD_ERRORS: f64 = 3.0;
     /// How far off one observation may be.
     const LARGEST_STEP: f64 = 1.5;
 

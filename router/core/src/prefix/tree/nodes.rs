@@ -35,6 +35,8 @@ pub(super) struct Nodes {
     nodes: Arena<Node>,
     /// Holders of blocks that have several, sorted by worker.
     lists: Arena<Vec<Holder>>,
+    /// Nodes that are not in the map yet: see [`Nodes::index_made`].
+    made: Vec<u32>,
     /// Nodes that nobody holds any more, which are still in the map: see [`Nodes::sweep`].
     dead: Vec<u32>,
 }
@@ -42,7 +44,7 @@ pub(super) struct Nodes {
 impl Default for Nodes {
     fn default() -> Self {
         let map = (0..TABLES).map(|_| HashTable::new()).collect();
-        Self { map, nodes: Arena::default(), lists: Arena::default(), dead: Vec::new() }
+        Self { map, nodes: Arena::default(), lists: Arena::default(), made: Vec::new(), dead: Vec::new() }
     }
 }
 
@@ -57,7 +59,7 @@ impl Nodes {
         self.map[table_of(hash)].find(hash.0, |node| self.nodes[*node].hash == hash).copied()
     }
 
-    /// Makes the node of `hash`, of which there is none, below `parent`.
+    /// Makes the node of `hash`, of which there is none, below `parent`. It is found from the next [`Nodes::index_made`] on.
     pub(super) fn make(&mut self, hash: BlockHash, parent: u32) -> u32 {
         let mut new = Node {
             hash,
@@ -78,8 +80,17 @@ impl Nodes {
         if next != NONE {
             self.nodes[next].previous_sibling = node;
         }
-        self.map[table_of(hash)].insert_unique(hash.0, node, |node| self.nodes[*node].hash.0);
+        self.made.push(node);
         node
+    }
+
+    /// Enters what was made into the map; before anything is looked up again. Apart from all else that making does, for the reason
+    /// that [`Nodes::sweep`] has.
+    pub(super) fn index_made(&mut self) {
+        for node in self.made.drain(..) {
+            let hash = self.nodes[node].hash;
+            self.map[table_of(hash)].insert_unique(hash.0, node, |node| self.nodes[*node].hash.0);
+        }
     }
 
     pub(super) fn parent(&self, node: u32) -> u32 {
@@ -184,7 +195,7 @@ impl Nodes {
 
     #[cfg(test)]
     pub(super) fn check(&self) -> usize {
-        assert!(self.dead.is_empty());
+        assert!(self.made.is_empty() && self.dead.is_empty());
         for node in self.map.iter().flatten() {
             let holders = self.holders(*node);
             assert!(!holders.is_empty());
