@@ -11,19 +11,26 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use router_core::{BreakerState, Worker};
+use router_core::{BreakerState, Worker, WorkerId, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tower::{Service, ServiceBuilder, ServiceExt};
 
 use crate::answers::{json_response, respond};
 use crate::app::App;
 use crate::config::parse_worker;
 use crate::error::error_body;
+use crate::fleet::FleetError;
+use crate::listener::client_stream::ClientStream;
+use crate::listener::socket::Socket;
+use crate::liveness;
 use crate::stages::relay::RelayBody;
 
 /// Admin requests at once; more are answered 503.
 const MAX_CONCURRENT: usize = 32;
+/// Connections at once, of each of the two listeners; more wait to be accepted.
+const MAX_CONNECTIONS: usize = 256;
 /// Time for one admin request.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -44,11 +51,15 @@ pub async fn serve(app: Arc<App>, listener: TcpListener, scope: Scope) {
     });
     // Operators' tools must not be able to hurt the traffic beside them.
     let api = ServiceBuilder::new().load_shed().concurrency_limit(MAX_CONCURRENT).service(api);
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
+        let Ok(place) = Arc::clone(&connections).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
+        liveness::configure(&stream);
+        let stream = ClientStream::new(Socket::from(stream), TIME_LIMIT);
         let api = api.clone();
         let service = service_fn(move |request| {
             let mut api = api.clone();
@@ -66,7 +77,13 @@ pub async fn serve(app: Arc<App>, listener: TcpListener, scope: Scope) {
             .timer(TokioTimer::new())
             .header_read_timeout(TIME_LIMIT)
             .serve_connection(TokioIo::new(stream), service);
-        tokio::spawn(connection);
+        tokio::spawn(async move {
+            // Whoever asks nothing more, or takes nothing, gives the place back.
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "admin connection ended");
+            }
+            drop(place);
+        });
     }
 }
 
@@ -80,7 +97,12 @@ async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Res
     }
     match (&head.method, path) {
         (&Method::GET, "/metrics") => {
-            respond(StatusCode::OK, "text/plain; version=0.0.4", app.metrics.render(app))
+            let app = Arc::clone(app);
+            // A thousand workers' series take a while, and this thread accepts and probes.
+            match tokio::task::spawn_blocking(move || app.metrics.render(&app)).await {
+                Ok(text) => respond(StatusCode::OK, "text/plain; version=0.0.4", text),
+                Err(reason) => error(StatusCode::INTERNAL_SERVER_ERROR, &reason.to_string()),
+            }
         }
         _ if scope == Scope::MetricsOnly => {
             error(StatusCode::NOT_FOUND, "this listener serves GET /metrics alone")
@@ -202,46 +224,67 @@ async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBody> {
             return error(StatusCode::BAD_REQUEST, &message);
         }
     };
-    let mut specs = app.fleet.specs();
-    let free = || (0..).map(|n| format!("w{n}")).find(|id| !specs.iter().any(|spec| spec.id.as_str() == id));
-    let id = new.id.clone().or_else(free).unwrap_or_default();
-    let spec = match parse_worker(&format!("{id}={}", new.url), &id) {
-        Ok(spec) => spec,
-        Err(reason) => return error(StatusCode::BAD_REQUEST, &reason),
-    };
-    if specs.iter().any(|known| known.id == spec.id) {
-        return error(StatusCode::CONFLICT, &format!("there is a worker named {} already", spec.id));
-    }
-    let added = json!({ "id": spec.id.as_str(), "address": spec.address });
-    specs.push(spec);
-    change(app, specs, StatusCode::CREATED, added).await
+    change(app, StatusCode::CREATED, move |specs| {
+        let free =
+            || (0..).map(|n| format!("w{n}")).find(|id| !specs.iter().any(|spec| spec.id.as_str() == id));
+        let id = new.id.clone().or_else(free).unwrap_or_default();
+        let spec = parse_worker(&format!("{id}={}", new.url), &id).map_err(ChangeError::Address)?;
+        if specs.iter().any(|known| known.id == spec.id) {
+            return Err(ChangeError::Known(spec.id));
+        }
+        let added = json!({ "id": spec.id.as_str(), "address": spec.address });
+        specs.push(spec);
+        Ok(added)
+    })
+    .await
 }
 
 async fn remove_worker(app: &Arc<App>, id: &str) -> Response<RelayBody> {
-    let mut specs = app.fleet.specs();
-    let before = specs.len();
-    specs.retain(|spec| spec.id.as_str() != id);
-    if specs.len() == before {
-        let known: Vec<_> = specs.iter().map(|spec| spec.id.as_str()).collect();
-        return error(StatusCode::NOT_FOUND, &format!("no worker {id:?}; there are {}", known.join(", ")));
-    }
-    let response = change(app, specs, StatusCode::OK, json!({ "id": id, "removed": true })).await;
-    app.metrics.forget_worker(id);
-    response
+    let gone = id.to_owned();
+    change(app, StatusCode::OK, move |specs| {
+        let before = specs.len();
+        specs.retain(|spec| spec.id.as_str() != gone);
+        if specs.len() == before {
+            let known = specs.iter().map(|spec| spec.id.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(ChangeError::Unknown { id: gone, known });
+        }
+        Ok(json!({ "id": gone, "removed": true }))
+    })
+    .await
 }
 
+/// Why the fleet stays as it is.
+#[derive(Debug, thiserror::Error)]
+enum ChangeError {
+    #[error("{0}")]
+    Address(String),
+    #[error("there is a worker named {0} already")]
+    Known(WorkerId),
+    #[error("no worker {id:?}; there are {known}")]
+    Unknown { id: String, known: String },
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+}
+
+/// Edits the fleet; `edit` gives what to answer.
 async fn change(
     app: &Arc<App>,
-    specs: Vec<router_core::WorkerSpec>,
     done: StatusCode,
-    answer: Value,
+    edit: impl FnOnce(&mut Vec<WorkerSpec>) -> Result<Value, ChangeError> + Send + 'static,
 ) -> Response<RelayBody> {
     let app = Arc::clone(app);
     // An embedded worker loads its model.
-    let outcome = tokio::task::spawn_blocking(move || app.fleet.set(&specs, &app.decider)).await;
+    let outcome = tokio::task::spawn_blocking(move || app.fleet.update(&app.decider, edit)).await;
     match outcome {
-        Ok(Ok(())) => json_response(done, &answer),
-        Ok(Err(reason)) => error(StatusCode::BAD_REQUEST, &reason.to_string()),
+        Ok(Ok(answer)) => json_response(done, &answer),
+        Ok(Err(reason)) => {
+            let status = match reason {
+                ChangeError::Known(_) => StatusCode::CONFLICT,
+                ChangeError::Unknown { .. } => StatusCode::NOT_FOUND,
+                ChangeError::Address(_) | ChangeError::Fleet(_) => StatusCode::BAD_REQUEST,
+            };
+            error(status, &reason.to_string())
+        }
         Err(reason) => error(StatusCode::INTERNAL_SERVER_ERROR, &reason.to_string()),
     }
 }

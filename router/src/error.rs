@@ -108,7 +108,7 @@ pub enum RequestError {
     #[error(transparent)]
     Pick(#[from] PickError),
     /// No worker could be reached; nothing was processed anywhere.
-    #[error("no worker can be reached: {attempts} attempts, the last one at {worker}: {source}")]
+    #[error("no worker can be reached: {attempts} attempts, the last one at {worker}: {}", source.for_clients())]
     Unreachable {
         /// How often it was tried.
         attempts: usize,
@@ -118,7 +118,7 @@ pub enum RequestError {
         source: TransportError,
     },
     /// Every attempt failed; the last one like this.
-    #[error("worker {worker} failed: {source}")]
+    #[error("worker {worker} failed: {}", source.for_clients())]
     Worker {
         /// The worker of the last attempt.
         worker: WorkerId,

@@ -144,9 +144,36 @@ impl FleetService {
         way: impl Fn(&WorkerSpec) -> Result<Arc<dyn Transport>, FleetError>,
     ) -> Result<(), FleetError> {
         let mut change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.specs();
+        self.reconcile(&mut change, desired, decider, way)
+    }
+
+    /// Edits what is desired, and makes the fleet that; of edits at once, each sees those before it. Otherwise as
+    /// [`FleetService::set`].
+    ///
+    /// # Errors
+    /// Those of `edit`, and of [`FleetService::set`]; then nothing has changed.
+    pub fn update<T, E: From<FleetError>>(
+        &self,
+        decider: &Arc<Decider>,
+        edit: impl FnOnce(&mut Vec<WorkerSpec>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut desired = self.specs();
+        let edited = edit(&mut desired)?;
+        self.reconcile(&mut change, &desired, decider, |spec| self.transport(spec, &desired))?;
+        Ok(edited)
+    }
+
+    fn reconcile(
+        &self,
+        change: &mut Change,
+        desired: &[WorkerSpec],
+        decider: &Arc<Decider>,
+        way: impl Fn(&WorkerSpec) -> Result<Arc<dyn Transport>, FleetError>,
+    ) -> Result<(), FleetError> {
+        let known: HashMap<_, _> = self.specs().into_iter().map(|spec| (spec.id.clone(), spec)).collect();
         let mut transports = HashMap::new();
-        for spec in desired.iter().filter(|spec| !known.contains(spec)) {
+        for spec in desired.iter().filter(|spec| known.get(&spec.id) != Some(spec)) {
             transports.insert(spec.id.clone(), way(spec)?);
         }
         let diff = change.fleet.reconcile(desired);

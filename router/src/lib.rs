@@ -14,6 +14,7 @@ pub mod http1;
 pub mod keys;
 pub mod kv_events;
 pub mod listener;
+pub mod liveness;
 pub mod metrics;
 pub mod openai;
 pub mod payload;

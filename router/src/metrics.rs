@@ -1,5 +1,6 @@
 //! What operators see. Labels are bounded: endpoints and outcomes are fixed sets, workers are those of the fleet.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -279,15 +280,20 @@ impl Metrics {
         new
     }
 
-    /// `worker` has left: its series end, so that their number stays bounded while workers come and go.
-    pub fn forget_worker(&self, worker: &str) {
-        self.worker_counters.rcu(|known| {
-            let is_other = |counters: &Arc<WorkerCounters>| counters.worker.as_str() != worker;
-            known.iter().map(|counters| counters.clone().filter(is_other)).collect::<Vec<_>>()
-        });
-        for outcome in OUTCOME_LABELS {
-            // A worker that was never asked has none.
-            let _ = self.attempts.remove_label_values(&[worker, outcome]);
+    /// Series of workers that have left end, so that their number stays bounded while workers come and go. Whenever the metrics are read,
+    /// since a request that was under way when its worker left counts after that.
+    fn forget_workers_but(&self, present: &HashSet<&WorkerId>) {
+        let known = self.worker_counters.load_full();
+        let gone = |counters: &&Arc<WorkerCounters>| !present.contains(&counters.worker);
+        for left in known.iter().flatten().filter(gone) {
+            self.worker_counters.rcu(|known| {
+                let is_other = |counters: &Arc<WorkerCounters>| counters.worker != left.worker;
+                known.iter().map(|counters| counters.clone().filter(is_other)).collect::<Vec<_>>()
+            });
+            for outcome in OUTCOME_LABELS {
+                // A worker that was never asked has none.
+                let _ = self.attempts.remove_label_values(&[left.worker.as_str(), outcome]);
+            }
         }
     }
 
@@ -340,6 +346,7 @@ impl Metrics {
             gauges.reset();
         }
         let roster = app.fleet.roster();
+        self.forget_workers_but(&roster.snapshot.workers().iter().map(|worker| worker.id()).collect());
         for upstream in roster.upstreams() {
             let (id, connections) = (upstream.worker.id().as_str(), upstream.transport.connections());
             for (state, count) in [("idle", connections.idle), ("busy", connections.busy)] {

@@ -15,7 +15,7 @@ pub struct TimeLimits {
     pub first_byte: Option<Duration>,
     /// Between two pieces of the reply.
     pub idle: Duration,
-    /// From the request's admission to the end of its reply, over all attempts.
+    /// From the moment that the request's body is in to the end of its reply, over all attempts.
     pub total: Duration,
 }
 

@@ -270,15 +270,9 @@ impl Decider {
             return PrefixHits::default();
         }
         let hits = index.hits(request.blocks);
+        let mut places = Places::default();
         for (slot, blocks) in hits.iter() {
-            // Candidates are in fleet order, which is slot order unless slots were used again.
-            let guess = slot.index().min(candidates.list.len().saturating_sub(1));
-            let found = if candidates.list[guess].slot == slot {
-                Some(guess)
-            } else {
-                candidates.list.iter().position(|candidate| candidate.slot == slot)
-            };
-            if let Some(at) = found {
+            if let Some(at) = places.of(slot, &candidates.list) {
                 candidates.list[at].hit_tokens = request.covered_tokens(blocks);
                 candidates.list[at].hit_blocks = blocks;
             }
@@ -407,6 +401,28 @@ fn eligible<'a>(
     })
 }
 
+/// Where in a list of candidates each worker stands. They are in fleet order, which is slot order, so that most stand at their slot's
+/// number; once one does not, since somebody before it is no candidate, the places of all are written down.
+#[derive(Default)]
+struct Places(Option<Vec<u32>>);
+
+impl Places {
+    fn of(&mut self, slot: WorkerSlot, candidates: &[Candidate]) -> Option<usize> {
+        if candidates.get(slot.index()).is_some_and(|candidate| candidate.slot == slot) {
+            return Some(slot.index());
+        }
+        let places = self.0.get_or_insert_with(|| {
+            let slots = candidates.iter().map(|candidate| candidate.slot.index() + 1).max().unwrap_or(0);
+            let mut places = vec![u32::MAX; slots];
+            for (at, candidate) in (0..).zip(candidates) {
+                places[candidate.slot.index()] = at;
+            }
+            places
+        });
+        places.get(slot.index()).filter(|at| **at != u32::MAX).map(|at| *at as usize)
+    }
+}
+
 fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
     let workers = fleet.workers();
     let usable = || workers.iter().filter(|worker| worker.is_usable());
@@ -417,7 +433,8 @@ fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
         return PickError::NoneUsable { down, draining, total: workers.len() };
     }
     match request.model {
-        Some(model) if serving == 0 && workers.iter().any(|worker| worker.lists(model)) => {
+        // One that has not told its models yet may have this one.
+        Some(model) if serving == 0 && workers.iter().any(|worker| worker.may_serve(Some(model))) => {
             PickError::ModelDown { model: model.to_owned() }
         }
         Some(model) if serving == 0 => {

@@ -1,5 +1,6 @@
 //! The set of workers: reconciled with what is desired, read through immutable snapshots.
 
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
@@ -45,12 +46,14 @@ impl Fleet {
     /// Slots of removed workers are handed out again by later calls: forget them in the tree before the next one.
     pub fn reconcile(&mut self, desired: &[WorkerSpec]) -> FleetDiff {
         let mut diff = FleetDiff::default();
-        diff.removed.extend(
-            self.current.workers.iter().filter(|worker| !desired.contains(&worker.spec)).map(Arc::clone),
-        );
+        let wanted: HashSet<_> = desired.iter().collect();
+        let current = Arc::clone(&self.current);
+        let known: HashMap<_, _> = current.workers.iter().map(|worker| (&worker.spec, worker)).collect();
+        diff.removed
+            .extend(current.workers.iter().filter(|worker| !wanted.contains(&worker.spec)).map(Arc::clone));
         let mut workers = Vec::with_capacity(desired.len());
         for spec in desired {
-            if let Some(kept) = self.current.workers.iter().find(|worker| worker.spec == *spec) {
+            if let Some(kept) = known.get(spec) {
                 workers.push(Arc::clone(kept));
             } else {
                 let worker = Arc::new(Worker::new(spec.clone(), self.take_slot()));

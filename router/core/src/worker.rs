@@ -46,7 +46,7 @@ impl WorkerSlot {
 }
 
 /// What an operator says of a worker. Two specs that are equal mean the same worker.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct WorkerSpec {
     /// Its name.
     pub id: WorkerId,

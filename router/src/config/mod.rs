@@ -94,7 +94,7 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 
-    /// Client connections at once; more are answered 503 and closed. Each may need a second file for its worker
+    /// Client connections at once; more are answered 503 and closed (with TLS only closed). Each may need a second file for its worker
     #[arg(long, default_value_t = 65_536)]
     pub max_connections: usize,
 
@@ -135,7 +135,7 @@ pub struct Settings {
     #[arg(long, default_value = "300s", value_parser = parse_duration, value_name = "TIME")]
     pub idle_timeout: Duration,
 
-    /// Time for a request as a whole, the wait for its first byte included
+    /// Time for a request once its body is in, over all attempts and to the end of the reply
     #[arg(long, default_value = "1800s", value_parser = parse_duration, value_name = "TIME")]
     pub request_timeout: Duration,
 

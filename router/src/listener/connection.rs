@@ -15,6 +15,7 @@ use super::socket::Socket;
 use super::tls::Tls;
 use super::{http1, http2};
 use crate::app::App;
+use crate::liveness;
 
 /// What all connections share.
 pub struct Clients {
@@ -32,10 +33,7 @@ pub async fn serve(
     open: OpenStream,
 ) {
     let Ok(stream) = TcpStream::from_std(stream) else { return };
-    // Without it, small pieces wait for the acknowledgement of those before.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "no TCP_NODELAY");
-    }
+    liveness::configure(&stream);
     let limit = clients.app.settings.client_timeout;
     let socket = match &clients.tls {
         None => Socket::from(stream),

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Request;
+use http::{HeaderValue, Request, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -44,7 +44,11 @@ pub async fn serve(app: &Arc<App>, stream: ClientStream, closing: &Closing) -> O
     let service = service_fn(move |request: Request<Incoming>| {
         let (app, busy) = (Arc::clone(&app_of_requests), exchange_of_requests.begin());
         async move {
-            let response = serve_request(&app, request).await;
+            let mut response = serve_request(&app, request).await;
+            if app.is_draining() {
+                // So that the client has left by the time that connections are closed, and no request of its own crosses that.
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
             Ok::<_, Infallible>(response.map(|body| Http1Body { body, _busy: busy }))
         }
     });

@@ -1,5 +1,6 @@
-//! What of OpenAI's API the router has to understand, and no more: what routing needs of a request body, and the usage
-//! at the end of a reply. Everything else passes through unread.
+//! What of OpenAI's API the router has to understand, and no more: what routing needs of a request body, where the events of a
+//! stream end, and the usage at the end of a reply. Everything else passes through unread.
 
+pub mod events;
 pub mod scan;
 pub mod usage;

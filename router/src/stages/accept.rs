@@ -17,10 +17,20 @@ use crate::routes::Routes;
 
 /// One request, from its head to the head of its answer.
 pub async fn serve<B: RequestBody>(app: &Arc<App>, mut request: Request<B>) -> Response<RelayBody> {
+    let id = request.headers_mut().entry(REQUEST_ID).or_insert_with(random_id).clone();
+    let mut response = answer(app, request, &id).await;
+    response.headers_mut().entry(REQUEST_ID).or_insert(id);
+    response
+}
+
+async fn answer<B: RequestBody>(
+    app: &Arc<App>,
+    mut request: Request<B>,
+    id: &HeaderValue,
+) -> Response<RelayBody> {
     let endpoint = app.routes.find(request.uri().path());
     let understanding = endpoint.understanding();
-    let id = request.headers_mut().entry(REQUEST_ID).or_insert_with(random_id).clone();
-    let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id);
+    let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id.clone());
     if let Err(error) = app.keys.authorize(endpoint, request.headers_mut()) {
         let error = RequestError::from(error);
         recorder.fail(&error);

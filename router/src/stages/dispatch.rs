@@ -55,8 +55,8 @@ pub struct Dispatched {
 pub struct Begun {
     /// Who answers.
     pub worker: Arc<Worker>,
-    /// What the request occupies there.
-    pub lease: Lease,
+    /// What the request occupies there; nothing any more if the answer was a failure.
+    pub lease: Option<Lease>,
     /// Prompt tokens that were expected in its cache.
     pub hit_tokens: usize,
     /// Head, and the rest of the body.
@@ -160,11 +160,11 @@ fn answered(
     if !status.is_success() {
         app.decider.take_back(&mut lease, worker.slot, &reading.blocks, basis);
     }
-    let begun = |response| Begun { worker: Arc::clone(&worker), lease, hit_tokens, response, first };
+    let begun = |response, lease| Begun { worker: Arc::clone(&worker), lease, hit_tokens, response, first };
     let Some(cause) = Cause::of_status(status) else {
         trial.first_byte();
         recorder.watch(trial);
-        return Ok(begun(response));
+        return Ok(begun(response, Some(lease)));
     };
     let now = app.now();
     let retry_after = retry_after(response.headers(), SystemTime::now());
@@ -177,7 +177,9 @@ fn answered(
             worker.health.cool(now, how_long);
         }
     }
-    let told = Ok(begun(response));
+    // The answer is kept, in case that it is the last; the worker has done with the request.
+    drop(lease);
+    let told = Ok(begun(response, None));
     Err(Box::new(Failed { worker, cause, retry_after, told }))
 }
 

@@ -84,12 +84,6 @@ impl Recorder {
         matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions)
     }
 
-    /// The request's id.
-    #[must_use]
-    pub fn request_id(&self) -> &HeaderValue {
-        &self.request_id
-    }
-
     /// An attempt begins.
     pub fn attempt(&mut self, decided: &Decided) {
         if self.attempts > 0 {

@@ -16,13 +16,14 @@ use router_core::Lease;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
-use super::dispatch::{Begun, Dispatched, REQUEST_ID, is_stream};
+use super::dispatch::{Begun, Dispatched, is_stream};
 use super::parse::Reading;
 use super::record::{Outcome, Recorder};
 use crate::app::App;
 use crate::config::Switch;
 use crate::error::error_body;
 use crate::hop_by_hop;
+use crate::openai::events::WholeEvents;
 use crate::transport::{TransportError, UpstreamBody};
 
 /// Reply header: the id of the worker that answered.
@@ -50,12 +51,13 @@ pub struct RelayStream {
     upstream: UpstreamBody,
     first: Option<Bytes>,
     state: State,
-    events: Events,
+    /// Of a reply that is a stream of server-sent events, in which an error can be said.
+    events: Option<WholeEvents>,
     limits: Limits,
     recorder: Recorder,
     reading: Reading,
     /// Held for what they release when dropped.
-    _held: (Lease, OwnedSemaphorePermit),
+    _held: (Option<Lease>, OwnedSemaphorePermit),
 }
 
 enum State {
@@ -64,13 +66,6 @@ enum State {
     Broken(TransportError),
     Flushing(TransportError),
     Ended,
-}
-
-/// Whether the reply is a stream of server-sent events, in which an error can be said.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Events {
-    Yes,
-    No,
 }
 
 /// Time limits of a reply. The timer is made when there is something to wait for, and not moved with each piece: it is
@@ -86,6 +81,12 @@ struct Limits {
 impl Limits {
     fn new(idle: Duration, total: Duration, deadline: Instant) -> Self {
         Self { timer: None, idle, total, deadline, last_piece: Instant::now() }
+    }
+
+    /// Whether the reply has taken too long as a whole. Looked at with each piece too: with a client that is slow there may always be
+    /// a next one, and nothing to wait for.
+    fn total_exceeded(&self, now: Instant) -> Option<TransportError> {
+        (now >= self.deadline).then_some(TransportError::Total { limit: self.total })
     }
 
     fn poll_exceeded(&mut self, cx: &mut Context<'_>) -> Poll<TransportError> {
@@ -119,8 +120,7 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         }
         head.headers.insert(ROUTER_HIT_TOKENS, HeaderValue::from(hit_tokens));
     }
-    head.headers.entry(REQUEST_ID).or_insert_with(|| recorder.request_id().clone());
-    let events = if is_stream(&head.headers) { Events::Yes } else { Events::No };
+    let events = is_stream(&head.headers).then(WholeEvents::default);
     recorder.answered(head.status);
     let limits = Limits::new(limits.idle, limits.total, deadline);
     let _held = (lease, permit);
@@ -132,8 +132,10 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
 impl RelayStream {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
         if let Some(first) = self.first.take() {
-            self.recorder.piece(&first);
-            return Poll::Ready(Some(Ok(Frame::data(first))));
+            let whole = self.pass(first);
+            if !whole.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(whole))));
+            }
         }
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Flowing => {
@@ -152,27 +154,66 @@ impl RelayStream {
     }
 
     fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
-        match Pin::new(&mut self.upstream).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
-                self.limits.last_piece = Instant::now();
-                if let Some(data) = frame.data_ref() {
-                    self.recorder.piece(data);
+        loop {
+            match Pin::new(&mut self.upstream).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    if let Some(passed) = self.frame(frame) {
+                        return Poll::Ready(Some(passed));
+                    }
                 }
-                if self.upstream.is_end_stream() {
+                Poll::Ready(None) => {
+                    let rest = self.rest();
                     self.finish();
+                    return Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))));
                 }
-                Poll::Ready(Some(Ok(frame)))
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(self.break_off(error))),
+                Poll::Pending => {
+                    let error = std::task::ready!(self.limits.poll_exceeded(cx));
+                    return Poll::Ready(Some(self.break_off(error)));
+                }
             }
-            Poll::Ready(None) => {
-                self.finish();
-                Poll::Ready(None)
-            }
-            Poll::Ready(Some(Err(error))) => self.break_off(error),
-            Poll::Pending => match self.limits.poll_exceeded(cx) {
-                Poll::Ready(error) => self.break_off(error),
-                Poll::Pending => Poll::Pending,
-            },
         }
+    }
+
+    /// What of a frame goes on; `None` if nothing does yet.
+    fn frame(&mut self, frame: Frame<Bytes>) -> Option<Result<Frame<Bytes>, TransportError>> {
+        let now = Instant::now();
+        self.limits.last_piece = now;
+        if let Some(error) = self.limits.total_exceeded(now) {
+            return Some(self.break_off(error));
+        }
+        let is_last = self.upstream.is_end_stream();
+        let frame = match frame.into_data() {
+            Ok(piece) => {
+                let mut whole = self.pass(piece);
+                let rest = if is_last { self.rest() } else { Bytes::new() };
+                if !rest.is_empty() {
+                    whole = [whole, rest].concat().into();
+                }
+                if whole.is_empty() && !is_last {
+                    return None;
+                }
+                Frame::data(whole)
+            }
+            Err(trailers) => trailers,
+        };
+        if is_last {
+            self.finish();
+        }
+        Some(Ok(frame))
+    }
+
+    /// Takes note of a piece, and gives what of it can go on.
+    fn pass(&mut self, piece: Bytes) -> Bytes {
+        self.recorder.piece(&piece);
+        match &mut self.events {
+            Some(events) => events.pass(piece),
+            None => piece,
+        }
+    }
+
+    fn rest(&mut self) -> Bytes {
+        self.events.as_mut().map(WholeEvents::rest).unwrap_or_default()
     }
 
     fn finish(&mut self) {
@@ -181,18 +222,18 @@ impl RelayStream {
     }
 
     /// The rest will not come: says so in the stream if it is one, never with `[DONE]`, and closes the connection.
-    fn break_off(&mut self, error: TransportError) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+    fn break_off(&mut self, error: TransportError) -> Result<Frame<Bytes>, TransportError> {
         self.recorder.finish(Outcome::Broken(&error), &self.reading);
-        if self.events == Events::No {
+        if self.events.is_none() {
             self.state = State::Ended;
-            return Poll::Ready(Some(Err(error)));
+            return Err(error);
         }
         let code = if error.is_timeout() { "worker_timeout" } else { "worker_failed" };
         let message = format!("the worker's stream broke: {error}");
         let body = error_body(&message, "server_error", None, Some(code));
         let event = [b"data: ", &body[..], b"\n\n"].concat();
         self.state = State::Broken(error);
-        Poll::Ready(Some(Ok(Frame::data(event.into()))))
+        Ok(Frame::data(event.into()))
     }
 }
 

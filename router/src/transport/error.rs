@@ -124,6 +124,17 @@ impl TransportError {
         )
     }
 
+    /// What clients may know of it: where workers are is not theirs to know.
+    #[must_use]
+    pub fn for_clients(&self) -> String {
+        match self {
+            Self::Resolve { .. } => "its name cannot be resolved".to_owned(),
+            Self::Connect { source, .. } => format!("no connection: {source}"),
+            Self::Tls { .. } => "no TLS connection".to_owned(),
+            _ => self.to_string(),
+        }
+    }
+
     /// Whether it means that the worker is not there at all.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {

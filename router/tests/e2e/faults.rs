@@ -1,6 +1,7 @@
 //! Workers that fail, clients that leave, routers that stop.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::harness::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -106,6 +107,63 @@ async fn a_broken_stream_says_so_and_is_not_done() {
     assert_eq!(error["error"]["code"], "worker_failed");
     assert!(!reply.whole, "the connection is closed without the end of the body");
     assert!(!text.contains("[DONE]"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_an_event_that_breaks_off_in_the_middle_nothing_is_seen() {
+    for half in ["data: {\"choices\":[{\"de", "data: 2\n", "da"] {
+        let worker = MockWorker::start(&["m"], move |_| {
+            vec![
+                Act::Write(sse_head()),
+                Act::Write(chunk("data: 1\n\n")),
+                Act::Write(chunk(half)),
+                Act::Close,
+            ]
+        })
+        .await;
+        let router = Router::start(&[&workers(&[&worker])]).await;
+        let reply = router.post("/v1/chat/completions", &chat("x")).await;
+        let text = reply.text();
+        let (first, error) = text.split_once("\n\n").unwrap();
+        assert_eq!(first, "data: 1", "{half:?}");
+        let error: serde_json::Value =
+            serde_json::from_str(error.trim_end().strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(error["error"]["code"], "worker_failed");
+        assert!(!reply.whole);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_words_of_a_stream_pass_even_if_they_are_no_whole_event() {
+    let worker = MockWorker::start(&["m"], |_| {
+        vec![Act::Write(sse_head()), Act::Write(chunk("data: 1\n\ndata: 2\n")), Act::Write(last_chunk())]
+    })
+    .await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let reply = router.post("/v1/chat/completions", &chat("x")).await;
+    assert!(reply.whole && reply.text() == "data: 1\n\ndata: 2\n", "{}", reply.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_sips_is_held_to_the_total_limit() {
+    let flood: Vec<u8> =
+        (0..2_000).flat_map(|_| chunk(&format!("data: {}\n\n", "x".repeat(32 << 10)))).collect();
+    let worker =
+        MockWorker::start(&["m"], move |_| vec![Act::Write(sse_head()), Act::Write(flood.clone())]).await;
+    let router = Router::start(&[&workers(&[&worker]), "--request-timeout=300ms"]).await;
+    let mut client = TcpStream::connect(router.address).await.unwrap();
+    let request = request_bytes("POST", "/v1/chat/completions", &[], chat("x").as_bytes());
+    client.write_all(&request).await.unwrap();
+    until("it streams", || async { !worker.seen().is_empty() }).await;
+    let sipping = tokio::spawn(async move {
+        let mut sip = [0; 8_192];
+        while client.read(&mut sip).await.is_ok_and(|count| count > 0) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    until("its place is free again", || async { router.metric("router_requests_in_flight").await == 0.0 })
+        .await;
+    sipping.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -401,6 +401,11 @@ pub(crate) fn chunk(data: &str) -> Vec<u8> {
     format!("{:x}\r\n{data}\r\n", data.len()).into_bytes()
 }
 
+/// The end of a body in chunks.
+pub(crate) fn last_chunk() -> Vec<u8> {
+    b"0\r\n\r\n".to_vec()
+}
+
 /// A whole stream of `events`, `[DONE]` included.
 pub(crate) fn sse_reply(events: &[&str]) -> Vec<u8> {
     let mut reply = sse_head();
@@ -408,7 +413,7 @@ pub(crate) fn sse_reply(events: &[&str]) -> Vec<u8> {
         reply.extend(chunk(&format!("data: {event}\n\n")));
     }
     reply.extend(chunk("data: [DONE]\n\n"));
-    reply.extend(b"0\r\n\r\n");
+    reply.extend(last_chunk());
     reply
 }
 

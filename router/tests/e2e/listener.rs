@@ -210,6 +210,22 @@ async fn answers_during_a_drain_say_that_the_connection_closes() {
     router.stopped().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kept_connection_is_given_up_by_an_answer_during_the_drain_delay() {
+    let worker = one_worker().await;
+    let mut router = Router::start(&[&workers(&[&worker]), "--drain-delay=20s"]).await;
+    let mut stream = TcpStream::connect(router.address).await.unwrap();
+    let request = request_bytes("POST", CHAT, &[], chat("x").as_bytes());
+    stream.write_all(&request).await.unwrap();
+    assert_eq!(read_reply(&mut stream).await.header("connection"), "");
+    router.stop();
+    until("it is not ready any more", || async { router.get("/readyz").await.status == 503 }).await;
+    stream.write_all(&request).await.unwrap();
+    let reply = read_reply(&mut stream).await;
+    assert_eq!((reply.status, reply.header("connection")), (200, "close"));
+    assert_eq!(rest(&mut stream).await, "");
+}
+
 /// A certificate for localhost, its key and where they lie.
 struct Certificate {
     folder: PathBuf,

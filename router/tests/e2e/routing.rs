@@ -1,6 +1,7 @@
 //! Where requests go, seen from outside.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 
 use crate::harness::*;
 
@@ -167,4 +168,61 @@ async fn what_passes_is_recorded_as_a_trace_without_text() {
     let blocks = |line: usize| lines[line]["hash_ids"].as_array().unwrap().clone();
     let shared = blocks(0).iter().zip(&blocks(1)).take_while(|(one, two)| one == two).count();
     assert!(shared >= 1, "both begin alike: {text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_added_at_once_are_all_there() {
+    let worker = MockWorker::start(&["m"], |_| vec![Act::Close]).await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let adding = (1..=8).map(|port| {
+        let admin = router.admin;
+        tokio::spawn(async move {
+            let body = format!(r#"{{"url": "http://127.0.0.1:{port}"}}"#);
+            exchange(admin, "POST", "/workers", &[], body.as_bytes()).await
+        })
+    });
+    let mut ids = Vec::new();
+    for added in adding.collect::<Vec<_>>() {
+        let added = added.await.unwrap();
+        assert_eq!(added.status, 201, "{}", added.text());
+        ids.push(added.json()["id"].as_str().unwrap().to_owned());
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 8);
+    let listed = router.admin("GET", "/workers", "").await.json();
+    assert_eq!(listed["workers"].as_array().unwrap().len(), 9);
+    let gone = router.admin("DELETE", "/workers/w0", "").await;
+    assert_eq!((gone.status, router.admin("DELETE", "/workers/w0", "").await.status), (200, 404));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_a_worker_may_bring_is_not_unknown() {
+    let worker = MockWorker::start(&["m"], |_| vec![Act::Close]).await;
+    let elsewhere = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.local_addr().unwrap();
+    let router = Router::start(&[&format!("--workers={},{elsewhere}", worker.address)]).await;
+    until("the first is up", || async {
+        router.admin("GET", "/workers", "").await.json()["workers"][0]["models"][0] == "m"
+    })
+    .await;
+    let reply = router.post("/v1/chat/completions", r#"{"model": "other", "messages": []}"#).await;
+    assert_eq!((reply.status, reply.header("retry-after").is_empty()), (503, false), "{}", reply.text());
+    router.admin("DELETE", "/workers/w1", "").await;
+    let reply = router.post("/v1/chat/completions", r#"{"model": "other", "messages": []}"#).await;
+    assert_eq!(reply.status, 404, "{}", reply.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_router_answers_itself_has_the_requests_id() {
+    let worker = MockWorker::start(&["m"], |_| vec![Act::Close]).await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    for (path, body) in
+        [("/v1/chat/completions", "{"), ("/nowhere", ""), ("/v1/chat/completions", r#"{"model": "m"}"#)]
+    {
+        let reply =
+            exchange(router.address, "POST", path, &[("x-request-id", "mine")], body.as_bytes()).await;
+        assert!(reply.status >= 400);
+        assert_eq!(reply.header("x-request-id"), "mine", "{path}");
+    }
+    assert!(!router.get("/v1/models").await.header("x-request-id").is_empty());
 }

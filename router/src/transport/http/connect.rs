@@ -13,6 +13,7 @@ use tokio_rustls::TlsConnector;
 
 use super::pool::{Pool, Protocol};
 use super::socket::Stream;
+use crate::liveness;
 use crate::transport::TransportError;
 
 /// What a scheme asks for.
@@ -107,10 +108,7 @@ impl Origin {
     /// Connects; `pool` remembers addresses for a moment.
     pub(super) async fn connect(&self, pool: &Pool) -> Result<(Stream, Protocol), TransportError> {
         let stream = self.connect_tcp(pool).await?;
-        // Without it, small writes wait for the acknowledgement of those before.
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "no TCP_NODELAY");
-        }
+        liveness::configure(&stream);
         let Security::Tls { config, name } = &self.security else {
             return Ok((Stream::Plain(stream), self.protocol().unwrap_or(Protocol::Http1)));
         };
@@ -150,10 +148,13 @@ impl Origin {
             return Ok(known);
         }
         let host = self.authority.host();
-        let found = tokio::net::lookup_host((host, self.port))
-            .await
-            .map_err(|source| TransportError::Resolve { host: host.to_owned(), source })?;
-        let found: Arc<[_]> = found.collect();
+        let found: Arc<[_]> = match tokio::net::lookup_host((host, self.port)).await {
+            Ok(found) => found.collect(),
+            // That names cannot be looked up for a while says nothing about the worker.
+            Err(source) => {
+                pool.last_addresses().ok_or(TransportError::Resolve { host: host.to_owned(), source })?
+            }
+        };
         pool.remember(Arc::clone(&found));
         Ok(found)
     }
@@ -210,6 +211,19 @@ mod tests {
         let (pool, _alive) = Pool::new();
         let origin = origin(&format!("http://no-such-host.invalid:{}", address.port())).unwrap();
         pool.remember([closed, address].into());
+        assert!(origin.connect(&pool).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn while_names_cannot_be_looked_up_the_last_addresses_serve() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (pool, _alive) = Pool::new();
+        let origin = origin(&format!("http://no-such-host.invalid:{}", address.port())).unwrap();
+        assert!(matches!(origin.connect(&pool).await, Err(TransportError::Resolve { .. })));
+        pool.remember([address].into());
+        pool.outdate_addresses();
+        assert!(pool.addresses().is_none());
         assert!(origin.connect(&pool).await.is_ok());
     }
 }

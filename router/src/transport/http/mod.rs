@@ -206,6 +206,11 @@ impl HttpTransport {
             }
             // Others wait, since they can share what comes of it.
             let permit = self.pool.connecting().acquire_owned().await;
+            if self.pool.protocol() == Some(Protocol::Http1) {
+                // Meanwhile known to be of use to one only.
+                drop(permit);
+                return self.open().await;
+            }
             let line = match self.pool.take() {
                 Some(line) => line,
                 None => self.open().await?,

@@ -201,6 +201,20 @@ impl Pool {
         })
     }
 
+    /// The worker's addresses as they were when they were last known.
+    pub(super) fn last_addresses(&self) -> Option<Arc<[SocketAddr]>> {
+        self.with(|shard| shard.addresses.as_ref().map(|(_, addresses)| Arc::clone(addresses)))
+    }
+
+    #[cfg(test)]
+    pub(super) fn outdate_addresses(&self) {
+        self.with(|shard| {
+            if let Some((since, _)) = &mut shard.addresses {
+                *since -= 2 * ADDRESSES_LIMIT;
+            }
+        });
+    }
+
     /// Keeps the worker's addresses for a moment.
     pub(super) fn remember(&self, addresses: Arc<[SocketAddr]>) {
         self.with(|shard| shard.addresses = Some((Instant::now(), addresses)));
