@@ -21,6 +21,9 @@ use crate::speed::{PrefillSpeed, Speeds};
 use crate::sync::{Mutex, MutexGuard, PoisonError};
 use crate::worker::{Worker, WorkerSlot};
 
+/// Blocks that are forgotten at a time: some 200 µs in which nobody else can pick.
+const FORGET_BLOCKS: usize = 512;
+
 /// Makes decisions. Pick, reservation and the entry in the tree happen together, so that of two requests at once the
 /// second sees the first.
 pub struct Decider {
@@ -227,8 +230,15 @@ impl Decider {
         self.lock().index.compare(worker.slot, basis, comparison)
     }
 
-    /// A worker has left or restarted: its cache is gone.
+    /// A worker has left or restarted: its cache is gone. Takes time proportional to what it held, in slices between which others
+    /// pick.
     pub fn forget(&self, slot: WorkerSlot) {
+        let slices = self.lock().index.tree().worker_blocks(slot) / FORGET_BLOCKS;
+        for _ in 0..slices {
+            if self.lock().index.forget_oldest(slot, FORGET_BLOCKS) < FORGET_BLOCKS {
+                break;
+            }
+        }
         self.lock().index.forget(slot);
     }
 

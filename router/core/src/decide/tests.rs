@@ -349,3 +349,36 @@ fn reports_of_workers_reach_the_policy() {
     assert_eq!((report.waiting_uncached_tokens, report.age_ms), (5, 40));
     assert_eq!(speaks.reported, Some(ReportedLoad { running: 3, waiting: 4, kv_usage: 0.25 }));
 }
+
+#[test]
+fn what_a_worker_held_is_forgotten_however_much_it_is_and_whatever_runs_there() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    let prompt = |number: usize| hashed(&format!("{number} of many stories ").repeat(60));
+    let decide = |number| {
+        let prompt = prompt(number);
+        decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap()
+    };
+    let running: Vec<_> = (0..3).map(|number| decide(number * 100)).collect();
+    (0..300).for_each(|number| drop(decide(number)));
+    assert!(decider.tree_blocks() > 2 * FORGET_BLOCKS);
+    decider.forget(running[0].worker.slot);
+    assert_eq!(decider.tree_blocks(), 0);
+    drop(running);
+    assert_eq!(decide(7).hit_tokens, 0);
+    assert!(decide(7).hit_tokens > 0);
+}
+
+#[test]
+fn hits_are_found_wherever_a_candidate_stands() {
+    let (fleet, decider) = (fleet(6), decider("prefix_aware"));
+    let prompt = hashed(&"the same long story ".repeat(100));
+    for tried in 0..6 {
+        let others: Vec<_> = (0..6).filter(|slot| *slot != tried).map(WorkerSlot).collect();
+        drop(decider.decide(&fleet, &view(&prompt), Among::Untried(&others), NOW).unwrap());
+    }
+    fleet.workers()[1].mark_down();
+    fleet.workers()[4].mark_down();
+    let told = decider.explain(&fleet, &view(&prompt), NOW).unwrap();
+    let hits: Vec<_> = told.candidates.iter().map(|(_, candidate, _)| candidate.hit_tokens).collect();
+    assert_eq!(hits, [1_984 / 4; 4]);
+}

@@ -248,6 +248,12 @@ impl PrefixIndex {
         self.notes(worker).accuracy = Accuracy::default();
     }
 
+    /// Forgets the `most` blocks that `worker` has not used for longest, but nothing that is pinned. Returns how many there were.
+    pub fn forget_oldest(&mut self, worker: WorkerSlot, most: usize) -> usize {
+        self.take_notices();
+        self.tree.forget_oldest(worker, most)
+    }
+
     /// Forgets what no entry since `clock`, an earlier reading of the tree's, has used.
     pub fn forget_unused_since(&mut self, clock: u32) {
         self.take_notices();

@@ -75,6 +75,16 @@ impl PrefixTree {
         self.clear(worker);
     }
 
+    /// Forgets the `most` blocks that `worker` has not used for longest, but nothing that is pinned. Returns how many there were.
+    pub fn forget_oldest(&mut self, worker: WorkerSlot, most: usize) -> usize {
+        if self.worker_blocks(worker) == 0 {
+            return 0;
+        }
+        let forgotten = (0..most).take_while(|_| self.evict_oldest(worker)).count();
+        self.nodes.sweep();
+        forgotten
+    }
+
     /// Forgets what no insertion since `clock`, an earlier reading of [`PrefixTree::clock`], has used.
     pub fn forget_unused_since(&mut self, clock: u32) {
         for index in 0..self.workers.len() {
