@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::harness::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
 const OK: &str = r#"{"ok":true}"#;
@@ -131,6 +131,35 @@ async fn of_an_event_that_breaks_off_in_the_middle_nothing_is_seen() {
         assert_eq!(error["error"]["code"], "worker_failed");
         assert!(!reply.whole);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_behind_when_a_stream_breaks_loses_nothing_of_it() {
+    const EVENTS: usize = 600;
+    let events =
+        (0..EVENTS).flat_map(|_| chunk(&format!("data: {}\n\n", "x".repeat(16 << 10)))).collect::<Vec<_>>();
+    let worker = MockWorker::start(&["m"], move |_| {
+        vec![Act::Write(sse_head()), Act::Write(events.clone()), Act::Close]
+    })
+    .await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut client = socket.connect(router.address).await.unwrap();
+    let request = request_bytes("POST", "/v1/chat/completions", &[], chat("x").as_bytes());
+    client.write_all(&request).await.unwrap();
+    let (mut all, mut sip) = (Vec::new(), vec![0; 16 << 10]);
+    loop {
+        // Slower than the router is.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        match tokio::time::timeout(LIMIT, client.read(&mut sip)).await.unwrap() {
+            Ok(count) if count > 0 => all.extend_from_slice(&sip[..count]),
+            _ => break,
+        }
+    }
+    let text = String::from_utf8(all).unwrap();
+    assert_eq!(text.matches("data: x").count(), EVENTS);
+    assert!(text.contains("worker_failed") && !text.contains("[DONE]"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
