@@ -39,7 +39,7 @@ REGISTERS = 65536  # of a multiprocessor, handed to warps 256 at a time
 RESERVED_BYTES = 1024  # of shared memory, by each block
 
 # Kernels whose machine code must have tensor-core products.
-TENSOR_CORES = ("attention_prefill_", "attention_decode_")
+TENSOR_CORES = ("attention_prefill_", "attention_decode_", "attention_mixed_", "moe_gemm")
 
 
 class Failed(Exception):

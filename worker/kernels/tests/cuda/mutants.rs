@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-mod list;
+use crate::machine::crate_directory;
+
+mod attention;
+mod others;
 
 /// Longer than the tests take by far; a mutant may run for ever.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -47,7 +50,7 @@ impl Verdict {
 #[ignore = "takes minutes; run it when kernels or their tests change"]
 fn mutants_are_caught() {
     let mut verdicts = Vec::new();
-    for (number, mutant) in list::MUTANTS.iter().enumerate() {
+    for (number, mutant) in mutants().enumerate() {
         let verdict = try_out(mutant, number);
         println!("{} | {} | {}", mutant.file, mutant.what, verdict.words());
         verdicts.push(verdict);
@@ -57,8 +60,8 @@ fn mutants_are_caught() {
     assert!(caught * 100 >= verdicts.len() * 95, "{caught} of {} mutants were caught", verdicts.len());
 }
 
-fn crate_directory() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+fn mutants() -> impl Iterator<Item = &'static Mutant> {
+    attention::ATTENTION.iter().chain(others::OTHERS)
 }
 
 fn table(verdicts: &[Verdict], caught: usize) -> String {
@@ -68,7 +71,7 @@ fn table(verdicts: &[Verdict], caught: usize) -> String {
          were caught.\n\n| file | change | noticed as |\n|---|---|---|\n",
         verdicts.len(),
     );
-    for (mutant, verdict) in list::MUTANTS.iter().zip(verdicts) {
+    for (mutant, verdict) in mutants().zip(verdicts) {
         writeln!(table, "| {} | {} | {} |", mutant.file, mutant.what, verdict.words()).unwrap();
     }
     table
@@ -103,10 +106,11 @@ fn start(mutant: &Mutant, sources: &Path, log: &Path) -> Child {
 
 fn tests_of(file: &str) -> &'static [&'static str] {
     match file {
-        "attention_prefill.cu" | "attention_decode.cu" | "attention_combine.cu" => {
+        "attention_prefill.cu" | "attention_decode.cu" | "attention_combine.cu" | "attention_mixed.cu" => {
             &["attention::", "sizes::"]
         }
         "adjust_logits.cu" | "sample.cu" => &["sampling::"],
+        "moe_route.cu" | "moe_group.cu" | "moe_gemm.cu" | "moe_sum.cu" => &["moe::", "sizes::"],
         "paged.cuh" => &["attention::", "rowwise::", "sizes::"],
         _ => &["rowwise::", "sizes::"],
     }
