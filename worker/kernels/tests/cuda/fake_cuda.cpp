@@ -247,8 +247,8 @@ Status cuMemHostAlloc(void** memory, size_t bytes, u32 flags) {
 Status cuMemFreeHost(void* memory) {
     NEED_CONTEXT;
     cuStreamSynchronize(&the_stream); // as the real one waits
-    free(memory);
-    return pinned.erase((u64)memory) ? 0 : INVALID_VALUE;
+    if (!pinned.erase((u64)memory)) return INVALID_VALUE;
+    return free(memory), 0;
 }
 static bool is_pinned(const void* memory, size_t bytes) {
     auto after = pinned.upper_bound((u64)memory);
