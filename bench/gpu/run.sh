@@ -30,7 +30,7 @@ for line in sys.stdin:
 parity() {
     local seed=$RANDOM status=passed
     ROUNDHOUSE_GPU=${ROUNDHOUSE_GPU:-system} ROUNDHOUSE_SEED=$seed \
-        $carried/parity attention:: rowwise:: sampling:: gpu::a_layer --test-threads 1 2>&1 | tee "$out/parity.log" || status=failed
+        $carried/parity attention:: moe:: rowwise:: sampling:: gpu::a_ gpu::work_ gpu::uploads_ --test-threads 1 2>&1 | tee "$out/parity.log" || status=failed
     python3 - "$out" $seed $status <<'PYTHON'
 import json, re, subprocess, sys
 out, seed, status = sys.argv[1:]

@@ -5,7 +5,7 @@
     python3 worker/kernels/build_cubins.py --check   writes nothing; fails when what is committed there is not what the sources give
 
 Both fail on a compiler warning, on a spilled register, on local memory, and on a kernel of tensor-core products whose machine code
-has none. NVRTC and nvdisasm come from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
+has none; that they do is tried first, on three bad kernels. NVRTC and nvdisasm come from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
 """
 import argparse
 import concurrent.futures
@@ -39,7 +39,7 @@ REGISTERS = 65536  # of a multiprocessor, handed to warps 256 at a time
 RESERVED_BYTES = 1024  # of shared memory, by each block
 
 # Kernels whose machine code must have tensor-core products.
-TENSOR_CORES = ("attention_prefill_", "attention_decode_")
+TENSOR_CORES = ("attention_prefill_", "attention_decode_", "attention_mixed_", "moe_gemm")
 
 
 class Failed(Exception):
@@ -132,6 +132,30 @@ def resources(path, target, code, log):
             raise Failed(f"{kernel} for {target}: {products.get(kernel, 0)} tensor-core products in its machine code")
         report[kernel] = (int(registers), products.get(kernel, 0))
     return report
+
+
+# What must be refused, and a word of the reason: so that a compiler that says it in other words is noticed.
+BAD_KERNELS = {
+    "warning": 'extern "C" __global__ void bad(int* p) { int unused; *p = 1; }',
+    "spilled": """extern "C" __global__ void __launch_bounds__(1024, 2) bad(float* p) {
+        float a[64];
+        for (int i = 0; i < 64; i++) a[i] = p[i * 1024 + threadIdx.x];
+        __syncthreads();
+        for (int i = 0; i < 64; i++) p[i * 1024 + threadIdx.x] = a[63 - i] * a[i];
+    }""",
+    "0 tensor-core products": 'extern "C" __global__ void attention_decode_64(int* p) { *p = 1; }',
+}
+
+
+def check_refusals():
+    """Fails when a bad kernel is not refused."""
+    for reason, source in BAD_KERNELS.items():
+        with tempfile.NamedTemporaryFile(suffix=".cu", mode="w") as file:
+            file.write(source)
+            file.flush()
+            _, _, problem = compile_one((pathlib.Path(file.name), "sm_80"))
+        if reason not in (problem or ""):
+            raise Failed(f"a kernel with {reason} in it was not refused: {problem}")
 
 
 def tensor_core_products(code):
@@ -237,6 +261,7 @@ def main():
     check = arguments.parse_args().check
     try:
         fetch_toolchain()
+        check_refusals()
         files = build()
         compare(files) if check else write(files)
     except Failed as failed:

@@ -10,7 +10,7 @@ use worker_core::SchedulerLimits;
 use worker_core::step::{Backend, KvCapacity};
 use worker_core::timing::EnginePreset;
 use worker_kernels::cuda::launch::head_dim_is_supported;
-use worker_kernels::cuda::{CudaKernels, Libraries};
+use worker_kernels::cuda::CudaKernels;
 
 use crate::api::Api;
 use crate::backend::timing::SystemClock;
@@ -348,6 +348,6 @@ fn capacity(
 
 /// The first GPU, or why it cannot be used.
 fn open_gpu() -> Result<CudaKernels, WorkerError> {
-    CudaKernels::open(&Libraries::system(), 0)
+    CudaKernels::open(0)
         .map_err(|error| WorkerError::Config(format!("backend cuda: {error}")))
 }

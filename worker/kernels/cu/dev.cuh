@@ -86,6 +86,7 @@ DEVICE void store_global_16(void* to, Chunk16 c) {
 DEVICE float shuffle_xor(float value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE u32 shuffle_xor(u32 value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE u64 shuffle_xor(u64 value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE u32 ballot(bool value) { return __ballot_sync(0xffffffffu, value); } // bit l is lane l's
 DEVICE u64 shuffle_up(u64 value, u32 lanes) { return __shfl_up_sync(0xffffffffu, value, lanes); }
 
 // --- numbers
@@ -99,6 +100,7 @@ DEVICE float divide(float x, float y) { return __fdiv_rn(x, y); }
 DEVICE float maximum(float x, float y) { return fmaxf(x, y); }
 DEVICE u64 multiply_high(u64 x, u64 y) { return __umul64hi(x, y); }
 DEVICE u64 ceiling(double x) { return __double2ull_ru(x); }
+DEVICE u32 count_bits(u32 bits) { return __popc(bits); }
 // Rounded to nearest even; `low` lies at the lower address.
 DEVICE u32 pack_bf16(float low, float high) {
     u32 both;

@@ -1,22 +1,23 @@
 //! How fast the CUDA kernels are on this machine's GPU: one line of JSON for each, on standard output.
 //!
-//! `rates [small]`: each kernel is launched for about half a second after a warm-up, between two synchronisations; `small` are
-//! shapes for trying this out. FLOPs and bytes are counted as the kernels' own files say. Inputs are random, since a
-//! GPU computes faster on zeros. Called by `bench/gpu/run.sh`.
+//! `rates [small]`: each kernel runs for about half a second after a warm-up, timed by events on the GPU: from a graph, which is the kernel's
+//! own time, and launched one by one, where the host may be slower. `small` are shapes for trying this out. FLOPs and bytes are counted as
+//! the kernels' own files say. Inputs are random, since a GPU computes faster on zeros. Called by `bench/gpu/run.sh`.
 
 #![expect(clippy::unwrap_used, reason = "a measurement that cannot go on should stop")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use worker_kernels::Span;
 use worker_kernels::cuda::launch::{self, Launch};
+use worker_kernels::cuda::moe::{self, MoeGemmParams, MoeGroupParams, MoeTile};
 use worker_kernels::cuda::params::{
     CombineParams, DecodeParams, DeviceValue, Draw, Paging, PrefillParams, RmsNormParams, RopeStoreParams,
     SampleParams, SiluMulParams, Visibility,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
-use worker_kernels::cuda::{Gpu, Libraries, Memory};
+use worker_kernels::cuda::{CudaError, Gpu, Graph, Memory};
 
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
@@ -29,6 +30,9 @@ enum Work {
     Flops(f64),
     Bytes(f64),
 }
+
+/// So many that starting a graph does not show.
+const STEPS_OF_A_GRAPH: u32 = 10;
 
 struct Rates {
     gpu: Arc<Gpu>,
@@ -71,30 +75,32 @@ impl Rates {
     }
 
     /// Runs `step` over and over, and prints how long one takes and at what rate.
-    fn measure(&self, what: &str, work: Work, step: impl Fn()) {
-        let run = |times: u32| {
-            let begun = Instant::now();
-            (0..times).for_each(|_| step());
-            self.gpu.synchronize().unwrap();
-            begun.elapsed()
-        };
-        run(2);
-        let once = run(3) / 3;
-        let times = (self.patience.as_secs_f64() / once.as_secs_f64().max(1e-6)).clamp(1.0, 1e5) as u32;
-        let seconds = (run(times) / times).as_secs_f64();
+    fn measure(&self, what: &str, work: Work, step: impl Fn() -> Result<(), CudaError>) {
+        let eager = |times: u32| self.gpu.time(|| (0..times).try_for_each(|_| step())).unwrap();
+        eager(2);
+        let once = eager(3) / 3;
+        let graphs = self.patience.as_secs_f64() / once.as_secs_f64().max(1e-6) / f64::from(STEPS_OF_A_GRAPH);
+        let graphs = graphs.clamp(1.0, 1e4) as u32;
+        let times = graphs * STEPS_OF_A_GRAPH;
+        let graph = Graph::record(&self.gpu, || (0..STEPS_OF_A_GRAPH).try_for_each(|_| step())).unwrap();
+        // SAFETY: all that `step` launches on is still there.
+        let from_graphs = || self.gpu.time(|| (0..graphs).try_for_each(|_| unsafe { graph.launch() })).unwrap();
+        from_graphs();
+        let seconds = from_graphs().as_secs_f64() / f64::from(times);
         let (unit, rate) = match work {
             Work::Flops(flops) => ("tflops", flops / seconds / 1e12),
             Work::Bytes(bytes) => ("gbytes_per_second", bytes / seconds / 1e9),
         };
         let microseconds = seconds * 1e6;
+        let eager = eager(times).as_secs_f64() / f64::from(times) * 1e6;
         println!(
-            r#"{{"what":"{what}","microseconds":{microseconds:.2},"{unit}":{rate:.3},"launches":{times}}}"#
+            r#"{{"what":"{what}","microseconds":{microseconds:.2},"{unit}":{rate:.3},"eager_microseconds":{eager:.2},"launches":{times}}}"#
         );
     }
 
-    fn launch<P: DeviceValue>(&self, launch: Launch, params: &P) {
+    fn launch<P: DeviceValue>(&self, launch: Launch, params: &P) -> Result<(), CudaError> {
         // SAFETY: each caller gives the kernel its own parameters, over memory of the shapes it launches with.
-        unsafe { self.gpu.launch(launch, params) }.unwrap();
+        unsafe { self.gpu.launch(launch, params) }
     }
 
     /// Causal attention of one whole prompt.
@@ -123,7 +129,7 @@ impl Rates {
         let launch = launch::prefill(head_dim, plan.tiles.len(), HEADS).unwrap();
         let flops = 4.0 * width as f64 * (rows as f64).powi(2) / 2.0;
         self.measure(&format!("prefill head_dim {head_dim}, {rows} rows"), Work::Flops(flops), || {
-            self.launch(launch, &params);
+            self.launch(launch, &params)
         });
     }
 
@@ -172,8 +178,8 @@ impl Rates {
         let bytes = 4.0 * (KV_HEADS * head_dim * sequences * context) as f64;
         let what = format!("decode head_dim {head_dim}, {sequences} sequences of {context}");
         self.measure(&what, Work::Bytes(bytes), || {
-            self.launch(decode, &params);
-            self.launch(combine, &sum);
+            self.launch(decode, &params)?;
+            self.launch(combine, &sum)
         });
     }
 
@@ -233,6 +239,47 @@ impl Rates {
         self.measure(&what, Work::Bytes(6.0 * (rows * width) as f64), || self.launch(launch, &params));
     }
 
+    /// The first product of a mixture of experts, rows spread evenly over them.
+    fn moe_gemm(&mut self, rows: usize, (experts, top_k): (usize, usize), inputs: usize, outputs: usize) {
+        let pairs = rows * top_k;
+        let (x, w) = (self.random_bf16(rows * inputs), self.random_bf16(experts * outputs * inputs));
+        let out = self.empty(pairs * outputs * 2);
+        let chosen: Vec<u32> = (0..pairs).map(|pair| (pair % experts) as u32).collect();
+        let (chosen, order, places) = (self.upload(&chosen), self.empty(pairs * 4), self.empty(pairs * 4));
+        let tiles = self.empty(moe::most_tiles(pairs, experts) * size_of::<MoeTile>());
+        let tile_count = self.empty(4);
+        let group = MoeGroupParams {
+            chosen: chosen.address(),
+            order: order.address(),
+            places: places.address(),
+            tiles: tiles.address(),
+            tile_count: tile_count.address(),
+            pairs: pairs as u32,
+            experts: experts as u32,
+        };
+        self.launch(moe::group(pairs, experts).unwrap(), &group).unwrap();
+        let params = MoeGemmParams {
+            x: x.address(),
+            w: w.address(),
+            out: out.address(),
+            order: order.address(),
+            tiles: tiles.address(),
+            tile_count: tile_count.address(),
+            inputs: inputs as u32,
+            outputs: outputs as u32,
+            top_k: top_k as u32,
+            reserved: 0,
+        };
+        let launch = moe::multiply(pairs, experts, inputs, outputs).unwrap();
+        let work = if pairs / experts < 200 {
+            Work::Bytes(2.0 * (experts.min(pairs) * outputs * inputs + pairs * (inputs + outputs)) as f64)
+        } else {
+            Work::Flops(2.0 * (pairs * inputs * outputs) as f64)
+        };
+        let what = format!("moe_gemm {rows} rows, {top_k} of {experts} experts, {inputs} to {outputs}");
+        self.measure(&what, work, || self.launch(launch, &params));
+    }
+
     fn sample(&mut self, rows: usize, vocab: usize) {
         let (logits, tokens) = (self.random_f32(rows * vocab), self.empty(rows * 4));
         for (name, top_k, top_p) in [("plain", 0, 1.0), ("top-k 50, top-p 0.9", 50, 0.9)] {
@@ -272,11 +319,7 @@ fn paging(tables: &Memory) -> Paging {
 
 fn main() {
     let small = std::env::args().nth(1).is_some_and(|argument| argument == "small");
-    let libraries = match std::env::var("ROUNDHOUSE_GPU") {
-        Ok(path) if path != "system" => Libraries { driver: path.clone().into(), blas: path.into() },
-        _ => Libraries::system(),
-    };
-    let gpu = match Gpu::open(&libraries, 0) {
+    let gpu = match Gpu::open(0) {
         Ok(gpu) => gpu,
         Err(error) => {
             eprintln!("rates: {error}");
@@ -296,5 +339,9 @@ fn main() {
     rates.rms_norm(rows, 4096);
     rates.rope_store(rows, 128);
     rates.silu_mul(rows, if small { 64 } else { 12_288 });
+    let (experts, hidden, inner) = if small { ((4, 2), 64, 48) } else { ((128, 8), 2048, 768) };
+    for rows in [sequences, rows] {
+        rates.moe_gemm(rows, experts, hidden, 2 * inner);
+    }
     rates.sample(sequences, if small { 1000 } else { 151_936 });
 }

@@ -85,6 +85,12 @@ static void shuffle(Lane* warp, bool up) {
     }
 }
 
+static void ballot_of(Lane* warp) {
+    u32 bits = 0;
+    for (int lane = 0; lane < 32; lane++) bits |= (u32)(*(const bool*)warp[lane].operands) << lane;
+    for (int lane = 0; lane < 32; lane++) memcpy(warp[lane].result, &bits, sizeof bits);
+}
+
 void run_collective(Lane* warp) {
     for (int lane = 1; lane < 32; lane++)
         if (warp[lane].op != warp[0].op) { machine.refuse("lanes that meet at different warp-wide instructions"); return; }
@@ -97,6 +103,7 @@ void run_collective(Lane* warp) {
     case Op::Multiply: multiply(warp); break;
     case Op::ShuffleXor: shuffle(warp, false); break;
     case Op::ShuffleUp: shuffle(warp, true); break;
+    case Op::Ballot: ballot_of(warp); break;
     case Op::None: break;
     }
 }

@@ -107,6 +107,11 @@ DEVICE float shuffle_xor(float value, u32 mask) {
     memcpy(&value, &bits, 4);
     return value;
 }
+DEVICE u32 ballot(bool value) {
+    u32 result;
+    host::collective(host::Op::Ballot, &value, &result);
+    return result;
+}
 DEVICE u64 shuffle_up(u64 value, u32 lanes) {
     const u64 operands[2] = {value, lanes};
     u64 result;
@@ -125,4 +130,5 @@ DEVICE float divide(float x, float y) { return x / y; }
 DEVICE float maximum(float x, float y) { return fmaxf(x, y); }
 DEVICE u64 multiply_high(u64 x, u64 y) { return (u64)((unsigned __int128)x * y >> 64); }
 DEVICE u64 ceiling(double x) { return (u64)std::ceil(x); }
+DEVICE u32 count_bits(u32 bits) { return (u32)__builtin_popcount(bits); }
 DEVICE u32 pack_bf16(float low, float high) { return host::round_bf16(low) | host::round_bf16(high) << 16; }

@@ -1,64 +1,41 @@
 //! Dense products by cuBLASLt, opened when there is a GPU.
 //!
 //! `out = x · wᵀ (+ bias)`, row-major, is to a library that counts by columns `outᵀ = w · xᵀ`: w is read as a transposed matrix [inputs,
-//! outputs], x as [inputs, rows]. Next: [`super::kernels`] calls [`Blas::multiply`].
+//! outputs], x as [inputs, rows]. Next: [`super::kernels`] multiplies.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::driver::Handle;
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as DescriptionAttribute;
+use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute;
+use cudarc::cublaslt::sys::cudaDataType;
+
 use super::error::CudaError;
-use super::gpu::{Gpu, Memory};
-use super::library::{Library, functions};
+use super::gpu::Gpu;
+use super::memory::Memory;
 use super::params::Address;
 
-/// `cublasLtMatmulAlgo_t`.
-type Algorithm = [u64; 8];
+/// All that is called of cuBLASLt. The fake one of the tests has these and no others.
+pub const FUNCTIONS: &[&str] = &[
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtMatmul",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+];
 
-/// `cublasLtMatmulHeuristicResult_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(super) struct Found {
-    algorithm: Algorithm,
-    workspace_bytes: usize,
-    status: i32,
-    waves: f32,
-    reserved: [i32; 4],
-}
-
-functions! {
-    /// What is used of libcublasLt.
-    Functions {
-        create = "cublasLtCreate"(*mut Handle),
-        create_product = "cublasLtMatmulDescCreate"(*mut Handle, i32, i32),
-        set_product = "cublasLtMatmulDescSetAttribute"(Handle, i32, *const c_void, usize),
-        destroy_product = "cublasLtMatmulDescDestroy"(Handle),
-        create_layout = "cublasLtMatrixLayoutCreate"(*mut Handle, i32, u64, u64, i64),
-        destroy_layout = "cublasLtMatrixLayoutDestroy"(Handle),
-        create_preference = "cublasLtMatmulPreferenceCreate"(*mut Handle),
-        set_preference = "cublasLtMatmulPreferenceSetAttribute"(Handle, i32, *const c_void, usize),
-        destroy_preference = "cublasLtMatmulPreferenceDestroy"(Handle),
-        heuristic = "cublasLtMatmulAlgoGetHeuristic"(
-            Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Found, *mut i32,
-        ),
-        multiply = "cublasLtMatmul"(
-            Handle, Handle, *const c_void, *const c_void, Handle, *const c_void, Handle, *const c_void, *const c_void,
-            Handle, *mut c_void, Handle, *const Algorithm, *mut c_void, usize, Handle,
-        ),
-    }
-}
-
-const COMPUTE_F32: i32 = 68;
-const R_F32: i32 = 0;
-const R_BF16: i32 = 14;
-const PRODUCT_TRANSA: i32 = 3;
-const PRODUCT_EPILOGUE: i32 = 7;
-const PRODUCT_BIAS: i32 = 8;
+/// `CUBLAS_OP_T`, an enumeration that cudarc has with cuBLAS only.
 const TRANSPOSED: i32 = 1;
-const EPILOGUE_BIAS: u32 = 4;
-const PREFERENCE_WORKSPACE_BYTES: i32 = 1;
 
 /// What NVIDIA recommends for Hopper; less on older ones, where it does no harm.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -97,10 +74,9 @@ type Shape = (usize, usize, usize, Output, bool);
 /// cuBLASLt on one GPU.
 pub(super) struct Blas {
     gpu: Arc<Gpu>,
-    functions: Functions,
-    handle: Handle,
+    handle: sys::cublasLtHandle_t,
     workspace: Memory,
-    algorithms: Mutex<HashMap<Shape, Algorithm>>,
+    algorithms: Mutex<HashMap<Shape, sys::cublasLtMatmulAlgo_t>>,
 }
 
 // SAFETY: cuBLASLt may be called from any thread; the workspace is used in the order of the one stream.
@@ -108,29 +84,38 @@ unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
 
-/// Something to destroy when it is no longer needed.
-struct Owned(Handle, unsafe extern "C" fn(Handle) -> i32);
-
-impl Drop for Owned {
+impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: created by the function that belongs to this one, and used no more.
-        let _ = unsafe { (self.1)(self.0) };
+        // SAFETY: created by `open`, and used no more.
+        let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
 
+/// Opens the library.
+fn find() -> Result<(), CudaError> {
+    // SAFETY: opens the library; its constructors do nothing that Rust relies on.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoBlas);
+    }
+    // SAFETY: as above, and it is there.
+    let library = unsafe { sys::culib() };
+    for name in FUNCTIONS {
+        // SAFETY: the address is taken as that of nothing in particular, and not used.
+        if unsafe { library.get::<*const c_void>(name.as_bytes()) }.is_err() {
+            return Err(CudaError::MissingBlasFunction(name));
+        }
+    }
+    Ok(())
+}
+
 impl Blas {
-    /// Opens the library.
-    pub(super) fn open(gpu: &Arc<Gpu>, path: &Path) -> Result<Self, CudaError> {
-        let none = || CudaError::NoBlas(path.to_owned());
-        let library = Library::open(path).ok_or_else(none)?;
-        // SAFETY: the types are those of cuBLASLt's documentation.
-        let functions = unsafe { Functions::find(library) }.map_err(|_| none())?;
-        let mut handle = std::ptr::null_mut();
-        gpu.enter()?;
-        // SAFETY: writes the handle; a context is current.
-        check("cublasLtCreate", unsafe { (functions.create)(&raw mut handle) })?;
+    /// Opens the library, and a workspace for its products.
+    pub(super) fn open(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        find()?;
         let workspace = Memory::kept(gpu, WORKSPACE_BYTES)?;
-        Ok(Self { gpu: Arc::clone(gpu), functions, handle, workspace, algorithms: Mutex::default() })
+        gpu.enter()?;
+        let handle = result::create_handle().map_err(during("cublasLtCreate"))?;
+        Ok(Self { gpu: Arc::clone(gpu), handle, workspace, algorithms: Mutex::default() })
     }
 
     /// Starts a product.
@@ -142,108 +127,49 @@ impl Blas {
             return Ok(());
         }
         self.gpu.enter()?;
-        let Product { rows, inputs, outputs, output, .. } = product;
-        let description = self.describe(&product)?;
-        let out_type = if output == Output::Bf16 { R_BF16 } else { R_F32 };
-        let w = self.layout(R_BF16, inputs, outputs)?;
-        let x = self.layout(R_BF16, inputs, rows)?;
-        let out = self.layout(out_type, outputs, rows)?;
-        let algorithm = self.algorithm(&product, [&description, &w, &x, &out])?;
-        let (alpha, beta) = (1.0f32, if output == Output::AddToF32 { 1.0f32 } else { 0.0 });
+        let operands = Operands::new(&product)?;
+        let algorithm = self.algorithm(&product, &operands)?;
+        let (alpha, beta) = (1.0f32, if product.output == Output::AddToF32 { 1.0f32 } else { 0.0 });
         // SAFETY: the layouts say what the product says; the caller vouches for the addresses, of which out is read when beta is 1.
-        let status = unsafe {
-            (self.functions.multiply)(
+        unsafe {
+            result::matmul(
                 self.handle,
-                description.0,
+                operands.description.0,
                 (&raw const alpha).cast(),
-                product.w as *const c_void,
-                w.0,
-                product.x as *const c_void,
-                x.0,
                 (&raw const beta).cast(),
+                product.w as *const c_void,
+                operands.w.0,
+                product.x as *const c_void,
+                operands.x.0,
                 product.out as *const c_void,
-                out.0,
+                operands.out.0,
                 product.out as *mut c_void,
-                out.0,
+                operands.out.0,
                 &raw const algorithm,
                 self.workspace.address() as *mut c_void,
                 WORKSPACE_BYTES,
-                self.gpu.stream(),
+                self.gpu.stream().cu_stream().cast(),
             )
-        };
-        check("cublasLtMatmul", status)
-    }
-
-    fn describe(&self, product: &Product) -> Result<Owned, CudaError> {
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: writes the handle.
-        let status = unsafe { (self.functions.create_product)(&raw mut handle, COMPUTE_F32, R_F32) };
-        check("cublasLtMatmulDescCreate", status)?;
-        let description = Owned(handle, self.functions.destroy_product);
-        self.set(&description, PRODUCT_TRANSA, &TRANSPOSED)?;
-        if product.bias != 0 {
-            self.set(&description, PRODUCT_EPILOGUE, &EPILOGUE_BIAS)?;
-            self.set(&description, PRODUCT_BIAS, &product.bias)?;
         }
-        Ok(description)
-    }
-
-    fn set<T>(&self, description: &Owned, attribute: i32, value: &T) -> Result<(), CudaError> {
-        // SAFETY: the value is copied, and is of the attribute's type: a 32-bit number, or an address.
-        let status = unsafe {
-            (self.functions.set_product)(
-                description.0,
-                attribute,
-                std::ptr::from_ref(value).cast(),
-                size_of::<T>(),
-            )
-        };
-        check("cublasLtMatmulDescSetAttribute", status)
-    }
-
-    /// A matrix whose columns lie one behind another.
-    fn layout(&self, kind: i32, rows: usize, columns: usize) -> Result<Owned, CudaError> {
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: writes the handle.
-        let status = unsafe {
-            (self.functions.create_layout)(&raw mut handle, kind, rows as u64, columns as u64, rows as i64)
-        };
-        check("cublasLtMatrixLayoutCreate", status)?;
-        Ok(Owned(handle, self.functions.destroy_layout))
+        .map_err(during("cublasLtMatmul"))
     }
 
     /// What cuBLASLt thinks is fastest, asked once for each shape.
     fn algorithm(
         &self,
         product: &Product,
-        [description, w, x, out]: [&Owned; 4],
-    ) -> Result<Algorithm, CudaError> {
+        operands: &Operands,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, CudaError> {
         let shape = (product.rows, product.inputs, product.outputs, product.output, product.bias != 0);
         let mut algorithms = self.algorithms.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(algorithm) = algorithms.get(&shape) {
             return Ok(*algorithm);
         }
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: writes the handle.
-        check("cublasLtMatmulPreferenceCreate", unsafe {
-            (self.functions.create_preference)(&raw mut handle)
-        })?;
-        let preference = Owned(handle, self.functions.destroy_preference);
-        let bytes = WORKSPACE_BYTES;
-        // SAFETY: the value is copied, and is a number of 64 bits.
-        let status = unsafe {
-            (self.functions.set_preference)(
-                preference.0,
-                PREFERENCE_WORKSPACE_BYTES,
-                (&raw const bytes).cast(),
-                size_of_val(&bytes),
-            )
-        };
-        check("cublasLtMatmulPreferenceSetAttribute", status)?;
-        let (mut found, mut count) = (Found::default(), 0);
-        // SAFETY: writes one result and how many there are.
-        let status = unsafe {
-            (self.functions.heuristic)(
+        let preference = Preference::new()?;
+        let Operands { description, w, x, out } = operands;
+        // SAFETY: all of them exist.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(
                 self.handle,
                 description.0,
                 w.0,
@@ -251,24 +177,122 @@ impl Blas {
                 out.0,
                 out.0,
                 preference.0,
-                1,
-                &raw mut found,
-                &raw mut count,
             )
-        };
-        check("cublasLtMatmulAlgoGetHeuristic", status)?;
-        if count == 0 {
-            return Err(CudaError::Call {
-                call: "cublasLtMatmulAlgoGetHeuristic",
-                code: found.status,
-                message: None,
-            });
         }
-        algorithms.insert(shape, found.algorithm);
-        Ok(found.algorithm)
+        .map_err(during("cublasLtMatmulAlgoGetHeuristic"))?;
+        algorithms.insert(shape, found.algo);
+        Ok(found.algo)
     }
 }
 
-fn check(call: &'static str, status: i32) -> Result<(), CudaError> {
-    if status == 0 { Ok(()) } else { Err(CudaError::Call { call, code: status, message: None }) }
+/// What a product is, in cuBLASLt's words.
+struct Operands {
+    description: Description,
+    w: Layout,
+    x: Layout,
+    out: Layout,
+}
+
+impl Operands {
+    fn new(product: &Product) -> Result<Self, CudaError> {
+        let Product { rows, inputs, outputs, output, .. } = *product;
+        let out_type = match output {
+            Output::Bf16 => cudaDataType::CUDA_R_16BF,
+            Output::F32 | Output::AddToF32 => cudaDataType::CUDA_R_32F,
+        };
+        Ok(Self {
+            description: Description::new(product)?,
+            w: Layout::new(cudaDataType::CUDA_R_16BF, inputs, outputs)?,
+            x: Layout::new(cudaDataType::CUDA_R_16BF, inputs, rows)?,
+            out: Layout::new(out_type, outputs, rows)?,
+        })
+    }
+}
+
+/// Sums in f32, w transposed, and what is added at the end.
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new(product: &Product) -> Result<Self, CudaError> {
+        let description =
+            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F)
+                .map(Self)
+                .map_err(during("cublasLtMatmulDescCreate"))?;
+        description.set(DescriptionAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if product.bias != 0 {
+            let with_bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            description.set(DescriptionAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias)?;
+            description.set(DescriptionAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &product.bias)?;
+        }
+        Ok(description)
+    }
+
+    fn set<T>(&self, attribute: DescriptionAttribute, value: &T) -> Result<(), CudaError> {
+        let from = std::ptr::from_ref(value).cast();
+        // SAFETY: the value is copied, and is of the attribute's type: a 32-bit number, or an address.
+        unsafe { result::set_matmul_desc_attribute(self.0, attribute, from, size_of::<T>()) }
+            .map_err(during("cublasLtMatmulDescSetAttribute"))
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, and used no more.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// A matrix whose columns lie one behind another.
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(kind: cudaDataType, rows: usize, columns: usize) -> Result<Self, CudaError> {
+        result::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64)
+            .map(Self)
+            .map_err(during("cublasLtMatrixLayoutCreate"))
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, and used no more.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// What an algorithm may use.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new() -> Result<Self, CudaError> {
+        let preference =
+            result::create_matmul_pref().map(Self).map_err(during("cublasLtMatmulPreferenceCreate"))?;
+        let (most, bytes) = (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE_BYTES);
+        // SAFETY: the value is copied, and is a number of 64 bits.
+        unsafe {
+            result::set_matmul_pref_attribute(
+                preference.0,
+                most,
+                (&raw const bytes).cast(),
+                size_of_val(&bytes),
+            )
+        }
+        .map_err(during("cublasLtMatmulPreferenceSetAttribute"))?;
+        Ok(preference)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, and used no more.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+fn during(call: &'static str) -> impl FnOnce(CublasError) -> CudaError {
+    move |CublasError(status)| CudaError::Call {
+        call,
+        code: status as u32,
+        message: Some(format!("{status:?}")),
+    }
 }

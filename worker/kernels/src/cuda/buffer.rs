@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::gpu::{Gpu, Memory};
+use super::gpu::Gpu;
 use super::kernels::mismatch;
 use super::launch::head_dim_is_supported;
+use super::memory::Memory;
 use super::params::{Address, Paging};
 use crate::{KernelError, KvLayout, Span, WeightView};
 

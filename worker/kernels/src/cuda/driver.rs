@@ -1,89 +1,93 @@
-//! The driver's C interface: the functions that are used, found at run time.
+//! The driver before anything is asked of it: is it there, is it new enough, has it all that is used.
 //!
-//! Nothing here is called before all are found, so that a machine without a driver, or with one that is too old, is an error and not
-//! a crash. Next: [`super::gpu`] makes safe calls of them.
+//! cudarc finds a function when it is first called, and panics where there is none. So whatever is called by this crate is looked for
+//! here first, and a machine without a driver, or with one that is too old, is an error and not a crash. Next: [`super::gpu`].
 
-use std::ffi::{CStr, c_char, c_void};
-use std::path::Path;
+use std::ffi::c_void;
+
+use cudarc::driver::{DriverError, result, sys};
 
 use super::error::CudaError;
-use super::library::{Library, functions};
-use super::params::Address;
 
-/// A context, stream, module, function or event.
-pub(super) type Handle = *mut c_void;
-
-functions! {
-    /// What is used of libcuda.
-    Driver {
-        init = "cuInit"(u32),
-        driver_version = "cuDriverGetVersion"(*mut i32),
-        error_string = "cuGetErrorString"(i32, *mut *const c_char),
-        device_count = "cuDeviceGetCount"(*mut i32),
-        device = "cuDeviceGet"(*mut i32, i32),
-        device_name = "cuDeviceGetName"(*mut c_char, i32, i32),
-        device_attribute = "cuDeviceGetAttribute"(*mut i32, i32, i32),
-        retain_context = "cuDevicePrimaryCtxRetain"(*mut Handle, i32),
-        set_context = "cuCtxSetCurrent"(Handle),
-        memory_info = "cuMemGetInfo_v2"(*mut usize, *mut usize),
-        create_stream = "cuStreamCreate"(*mut Handle, u32),
-        synchronize = "cuStreamSynchronize"(Handle),
-        load_module = "cuModuleLoadData"(*mut Handle, *const c_void),
-        function = "cuModuleGetFunction"(*mut Handle, Handle, *const c_char),
-        set_function_attribute = "cuFuncSetAttribute"(Handle, i32, i32),
-        launch = "cuLaunchKernel"(
-            Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void,
-        ),
-        allocate = "cuMemAlloc_v2"(*mut Address, usize),
-        free = "cuMemFree_v2"(Address),
-        allocate_in_order = "cuMemAllocAsync"(*mut Address, usize, Handle),
-        free_in_order = "cuMemFreeAsync"(Address, Handle),
-        copy_to_device = "cuMemcpyHtoDAsync_v2"(Address, *const c_void, usize, Handle),
-        copy_to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, Address, usize, Handle),
-    }
-}
+/// All that is called of the driver, by this crate or by what it uses of cudarc. The fake driver of the tests has these and no others.
+pub const FUNCTIONS: &[&str] = &[
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuFuncSetAttribute",
+    "cuGetErrorString",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAllocAsync",
+    "cuMemAlloc_v2",
+    "cuMemFreeAsync",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemPoolSetAttribute",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamBeginCapture_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
+    "cuStreamSynchronize",
+];
 
 /// The first CUDA whose drivers load the machine code.
 const NEEDED_VERSION: i32 = 13_000;
 
-impl Driver {
-    /// Opens and initialises the driver.
-    pub(super) fn open(path: &Path) -> Result<Self, CudaError> {
-        let library = Library::open(path).ok_or_else(|| CudaError::NoDriver(path.to_owned()))?;
-        // SAFETY: the types are those of the driver API's documentation.
-        let driver = unsafe { Self::find(library) }.map_err(CudaError::MissingFunction)?;
-        let mut version = 0;
-        // SAFETY: writes the number it is given; needs no initialisation.
-        let status = unsafe { (driver.driver_version)(&raw mut version) };
-        driver.check("cuDriverGetVersion", status)?;
-        if version < NEEDED_VERSION {
-            return Err(CudaError::OldDriver { major: version / 1000, minor: version % 1000 / 10 });
-        }
-        // SAFETY: may be called any number of times.
-        match unsafe { (driver.init)(0) } {
-            NO_DEVICE => Err(CudaError::NoDevice),
-            status => driver.check("cuInit", status).map(|()| driver),
+/// Opens and initialises the driver.
+pub(super) fn open() -> Result<(), CudaError> {
+    // SAFETY: opens the library; its constructors do nothing that Rust relies on.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
+    // SAFETY: as above, and it is there.
+    let library = unsafe { sys::culib() };
+    for name in FUNCTIONS {
+        // SAFETY: the address is taken as that of nothing in particular, and not used.
+        if unsafe { library.get::<*const c_void>(name.as_bytes()) }.is_err() {
+            return Err(CudaError::MissingFunction(name));
         }
     }
-
-    /// Turns a status into a result.
-    pub(super) fn check(&self, call: &'static str, status: i32) -> Result<(), CudaError> {
-        if status == 0 {
-            Ok(())
-        } else {
-            Err(CudaError::Call { call, code: status, message: self.message(status) })
-        }
+    let mut version = 0;
+    // SAFETY: writes the number it is given; needs no initialisation.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(during("cuDriverGetVersion"))?;
+    if version < NEEDED_VERSION {
+        return Err(CudaError::OldDriver { major: version / 1000, minor: version % 1000 / 10 });
     }
-
-    fn message(&self, status: i32) -> Option<String> {
-        let mut text = std::ptr::null();
-        // SAFETY: writes the pointer it is given.
-        let unknown = unsafe { (self.error_string)(status, &raw mut text) };
-        // SAFETY: where the driver knows the status, the text is its own and terminated.
-        (unknown == 0 && !text.is_null())
-            .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Err(CudaError::NoDevice),
+        done => done.map_err(during("cuInit")),
     }
 }
 
-/// `CUDA_ERROR_NO_DEVICE`.
-const NO_DEVICE: i32 = 100;
+/// Says which call it was that failed.
+pub(super) fn during(call: &'static str) -> impl FnOnce(DriverError) -> CudaError {
+    move |error| CudaError::Call {
+        call,
+        code: error.0 as u32,
+        message: error.error_string().ok().map(|text| text.to_string_lossy().into_owned()),
+    }
+}

@@ -1,15 +1,13 @@
 //! Why a GPU cannot be used, or failed: what an operator reads.
 
-use std::path::PathBuf;
-
 use crate::KernelError;
 
 /// Why there is no GPU to compute on, or what it refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CudaError {
     /// No driver.
-    #[error("no NVIDIA driver: {} cannot be loaded", .0.display())]
-    NoDriver(PathBuf),
+    #[error("no NVIDIA driver: libcuda.so.1 cannot be loaded")]
+    NoDriver,
     /// A driver from before a function that is needed.
     #[error("the NVIDIA driver has no {0}; one of the 580 series (CUDA 13.0) or later is needed")]
     MissingFunction(&'static str),
@@ -45,22 +43,28 @@ pub enum CudaError {
         minor: i32,
     },
     /// No cuBLASLt.
-    #[error("no cuBLASLt: {} cannot be loaded or lacks functions; it is part of CUDA 13", .0.display())]
-    NoBlas(PathBuf),
+    #[error("no cuBLASLt: libcublasLt.so.13 cannot be loaded; it is part of CUDA 13")]
+    NoBlas,
+    /// A cuBLASLt from before a function that is needed.
+    #[error("cuBLASLt has no {0}; that of CUDA 13 is needed")]
+    MissingBlasFunction(&'static str),
+    /// A graph without a launch.
+    #[error("nothing was launched while a graph was recorded; it needs one kernel at least")]
+    EmptyGraph,
     /// A call that failed.
     #[error("{call} failed with {code}{}", .message.as_ref().map(|message| format!(": {message}")).unwrap_or_default())]
     Call {
         /// The function.
         call: &'static str,
         /// What it returned.
-        code: i32,
-        /// What the driver says of that.
+        code: u32,
+        /// What the library says of that.
         message: Option<String>,
     },
 }
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
-const OUT_OF_MEMORY: i32 = 2;
+const OUT_OF_MEMORY: u32 = 2;
 
 impl CudaError {
     /// The error of an operation that wanted `bytes`.

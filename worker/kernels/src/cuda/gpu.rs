@@ -1,55 +1,30 @@
-//! One GPU: its context, one stream, the kernels, and memory.
+//! One GPU: its context, one stream, and the kernels loaded for it.
 //!
-//! All work goes to the one stream and is done in order; only [`Gpu::synchronize`] and [`Memory::read`] wait for it. Every call's status
-//! is looked at. Next: [`super::kernels`] computes with it.
+//! All work goes to the one stream and is done in order; only [`Gpu::synchronize`] and [`super::Memory::read`] wait for it. Every call's
+//! status is looked at; what fails while something is given back, the next call tells. Next: [`super::kernels`] computes with it.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_void};
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Driver, Handle};
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, result};
+
+use super::driver::{self, during};
 use super::error::CudaError;
-use super::launch::Launch;
+use super::launch::{Launch, large_shared_memory};
 use super::modules::MODULES;
 use super::params::{Address, DeviceValue};
-
-/// Where the libraries of a machine with a GPU are.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Libraries {
-    /// The driver.
-    pub driver: PathBuf,
-    /// cuBLASLt.
-    pub blas: PathBuf,
-}
-
-impl Libraries {
-    /// Where the system's loader finds them.
-    #[must_use]
-    pub fn system() -> Self {
-        Self { driver: "libcuda.so.1".into(), blas: "libcublasLt.so.13".into() }
-    }
-}
+use super::staging::Staging;
 
 /// A GPU.
 pub struct Gpu {
-    driver: Driver,
-    context: Handle,
-    stream: Handle,
-    functions: HashMap<&'static str, Handle>,
+    staging: Mutex<Staging>,
+    stream: Arc<CudaStream>,
+    functions: HashMap<&'static str, CudaFunction>,
     name: String,
     capability: (i32, i32),
 }
-
-// SAFETY: the driver may be called from any thread; each call makes the context current first.
-unsafe impl Send for Gpu {}
-// SAFETY: as above; nothing here changes after `open`.
-unsafe impl Sync for Gpu {}
-
-const CAPABILITY_MAJOR: i32 = 75;
-const CAPABILITY_MINOR: i32 = 76;
-const MAX_DYNAMIC_SHARED_BYTES: i32 = 8;
-const NON_BLOCKING: u32 = 1;
 
 /// Shared memory of a block that needs no asking.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
@@ -59,24 +34,27 @@ impl Gpu {
     ///
     /// # Errors
     /// [`CudaError`], which says what is missing on this machine.
-    pub fn open(libraries: &Libraries, ordinal: usize) -> Result<Arc<Self>, CudaError> {
-        let driver = Driver::open(&libraries.driver)?;
-        let device = find_device(&driver, ordinal)?;
-        let (name, capability) = describe(&driver, device)?;
+    pub fn open(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        driver::open()?;
+        let found = CudaContext::device_count().map_err(during("cuDeviceGetCount"))?;
+        match usize::try_from(found) {
+            Ok(0) | Err(_) => return Err(CudaError::NoDevice),
+            Ok(found) if ordinal >= found => return Err(CudaError::NoSuchDevice { asked: ordinal, found }),
+            Ok(_) => {}
+        }
+        let context = CudaContext::new(ordinal).map_err(during("cuDevicePrimaryCtxRetain"))?;
+        let name = context.name().map_err(during("cuDeviceGetName"))?;
+        let capability = context.compute_capability().map_err(during("cuDeviceGetAttribute"))?;
         if capability < (8, 0) {
             return Err(CudaError::OldDevice { name, major: capability.0, minor: capability.1 });
         }
-        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: a device that the driver named; the context stays as long as the process.
-        driver.check("cuDevicePrimaryCtxRetain", unsafe {
-            (driver.retain_context)(&raw mut context, device)
-        })?;
-        // SAFETY: the context was just made.
-        driver.check("cuCtxSetCurrent", unsafe { (driver.set_context)(context) })?;
-        // SAFETY: a context is current.
-        driver.check("cuStreamCreate", unsafe { (driver.create_stream)(&raw mut stream, NON_BLOCKING) })?;
-        let functions = load_functions(&driver, capability)?;
-        Ok(Arc::new(Self { driver, context, stream, functions, name, capability }))
+        // SAFETY: there is one stream, on which everything is in order already.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(during("cuStreamCreate"))?;
+        keep_freed_memory(&context)?;
+        let functions = load_functions(&context, capability)?;
+        let staging = Mutex::new(Staging::new(&context));
+        Ok(Arc::new(Self { staging, stream, functions, name, capability }))
     }
 
     /// What the driver calls it.
@@ -96,12 +74,7 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Call`].
     pub fn free_bytes(&self) -> Result<usize, CudaError> {
-        let (mut free, mut total) = (0, 0);
-        self.enter()?;
-        // SAFETY: a context is current; writes two numbers.
-        let status = unsafe { (self.driver.memory_info)(&raw mut free, &raw mut total) };
-        self.driver.check("cuMemGetInfo", status)?;
-        Ok(free)
+        self.context().mem_get_info().map(|(free, _)| free).map_err(during("cuMemGetInfo"))
     }
 
     /// Waits until all that was asked for is done.
@@ -109,9 +82,7 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Call`], also for whatever failed in between.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.enter()?;
-        // SAFETY: the stream is ours.
-        self.driver.check("cuStreamSynchronize", unsafe { (self.driver.synchronize)(self.stream) })
+        self.staging().wait(&self.stream)
     }
 
     /// Starts a kernel; no blocks are no launch.
@@ -125,98 +96,93 @@ impl Gpu {
         if launch.grid == 0 {
             return Ok(());
         }
-        self.enter()?;
-        let function = self.functions[launch.kernel];
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: the driver copies the parameters before it returns; the caller vouches for what they say.
-        let status = unsafe {
-            (self.driver.launch)(
-                function,
-                launch.grid,
-                1,
-                1,
-                launch.threads,
-                1,
-                1,
-                launch.shared_bytes,
-                self.stream,
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let shape = LaunchConfig {
+            grid_dim: (launch.grid, 1, 1),
+            block_dim: (launch.threads, 1, 1),
+            shared_mem_bytes: launch.shared_bytes,
         };
-        self.driver.check(launch.kernel, status)
+        let mut arguments = self.stream.launch_builder(&self.functions[launch.kernel]);
+        // SAFETY: the driver copies the parameters before it returns; the caller vouches for what they say.
+        unsafe { arguments.arg(params).launch(shape) }.map(drop).map_err(during("cuLaunchKernel"))
     }
 
-    /// The stream, for cuBLASLt.
-    pub(super) fn stream(&self) -> Handle {
-        self.stream
+    /// Starts a copy of values, which may go away at once.
+    ///
+    /// # Safety
+    /// There is room for them at `to`.
+    pub(super) unsafe fn upload<T: DeviceValue>(&self, to: Address, values: &[T]) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: as the caller says.
+        unsafe { self.staging().upload(&self.stream, to, values) }
+    }
+
+    /// Waits for all work, and copies values to the host.
+    ///
+    /// # Safety
+    /// There are so many at `from`.
+    pub(super) unsafe fn download<T: DeviceValue>(
+        &self,
+        from: Address,
+        values: &mut [T],
+    ) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: as the caller says.
+        unsafe { self.staging().download(&self.stream, from, values) }
+    }
+
+    fn staging(&self) -> MutexGuard<'_, Staging> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        self.stream.context()
+    }
+
+    pub(super) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
     }
 
     /// Makes the context current in this thread, which may be new to it.
     pub(super) fn enter(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is ours.
-        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.set_context)(self.context) })
+        self.context().bind_to_thread().map_err(during("cuCtxSetCurrent"))
     }
 }
 
-fn find_device(driver: &Driver, ordinal: usize) -> Result<i32, CudaError> {
-    let (mut count, mut device) = (0, 0);
-    // SAFETY: writes a number.
-    driver.check("cuDeviceGetCount", unsafe { (driver.device_count)(&raw mut count) })?;
-    match usize::try_from(count) {
-        Ok(0) | Err(_) => return Err(CudaError::NoDevice),
-        Ok(found) if ordinal >= found => return Err(CudaError::NoSuchDevice { asked: ordinal, found }),
-        Ok(_) => {}
+/// Lets the pool behind memory of the stream's order keep what it has: by default each synchronisation gives all of it back, and the next
+/// step would have to ask the system again.
+fn keep_freed_memory(context: &CudaContext) -> Result<(), CudaError> {
+    let mut threshold_bytes = u64::MAX;
+    // SAFETY: a device that there is.
+    let pool = unsafe { result::device::get_default_mem_pool(context.cu_device()) }
+        .map_err(during("cuDeviceGetDefaultMemPool"))?;
+    // SAFETY: the device's own pool; the attribute is a number of 64 bits.
+    unsafe {
+        result::mem_pool::set_attribute(
+            pool,
+            CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+            (&raw mut threshold_bytes).cast(),
+        )
     }
-    // SAFETY: writes a number; there are more devices than `ordinal`.
-    driver.check("cuDeviceGet", unsafe { (driver.device)(&raw mut device, ordinal as i32) })?;
-    Ok(device)
-}
-
-fn describe(driver: &Driver, device: i32) -> Result<(String, (i32, i32)), CudaError> {
-    let mut name = [0; 256];
-    // SAFETY: writes at most so many characters, the last of them zero.
-    driver.check("cuDeviceGetName", unsafe {
-        (driver.device_name)(name.as_mut_ptr(), name.len() as i32, device)
-    })?;
-    // SAFETY: terminated by the driver.
-    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-    let attribute = |attribute| {
-        let mut value = 0;
-        // SAFETY: writes a number.
-        let status = unsafe { (driver.device_attribute)(&raw mut value, attribute, device) };
-        driver.check("cuDeviceGetAttribute", status).map(|()| value)
-    };
-    Ok((name, (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?)))
+    .map_err(during("cuMemPoolSetAttribute"))
 }
 
 /// Loads all modules, and lets each kernel have the shared memory it needs.
 fn load_functions(
-    driver: &Driver,
-    (major, minor): (i32, i32),
-) -> Result<HashMap<&'static str, Handle>, CudaError> {
+    context: &Arc<CudaContext>,
+    capability: (i32, i32),
+) -> Result<HashMap<&'static str, CudaFunction>, CudaError> {
     let mut functions = HashMap::new();
     for module in MODULES {
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: a whole cubin, or PTX that ends with a zero; modules stay loaded as long as the process.
-        let status =
-            unsafe { (driver.load_module)(&raw mut handle, module.image(major, minor).as_ptr().cast()) };
-        driver.check("cuModuleLoadData", status)?;
+        let loaded = context.load_module(module.image(capability)).map_err(during("cuModuleLoadData"))?;
         for &kernel in module.kernels {
-            let name = CString::new(kernel).expect("names of kernels have no zeros");
-            let mut function = std::ptr::null_mut();
-            // SAFETY: the module was just loaded; the name is terminated.
-            let status = unsafe { (driver.function)(&raw mut function, handle, name.as_ptr()) };
-            driver.check("cuModuleGetFunction", status)?;
+            let function = loaded.load_function(kernel).map_err(during("cuModuleGetFunction"))?;
             functions.insert(kernel, function);
         }
     }
-    for (kernel, shared_bytes) in super::launch::large_shared_memory(PLAIN_SHARED_BYTES) {
-        // SAFETY: a function that was just found.
-        let status = unsafe {
-            (driver.set_function_attribute)(functions[kernel], MAX_DYNAMIC_SHARED_BYTES, shared_bytes as i32)
-        };
-        driver.check("cuFuncSetAttribute", status)?;
+    for (kernel, shared_bytes) in large_shared_memory(PLAIN_SHARED_BYTES) {
+        functions[kernel]
+            .set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32)
+            .map_err(during("cuFuncSetAttribute"))?;
     }
     Ok(functions)
 }
@@ -227,139 +193,5 @@ impl std::fmt::Debug for Gpu {
             .field("name", &self.name)
             .field("capability", &self.capability)
             .finish_non_exhaustive()
-    }
-}
-
-/// How memory is handed out and taken back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Lifetime {
-    /// By a call that waits for the GPU.
-    Long,
-    /// In the order of the stream's work: what was started before may still use it when it is dropped.
-    InOrder,
-}
-
-/// Device memory.
-pub struct Memory {
-    gpu: Arc<Gpu>,
-    address: Address,
-    bytes: usize,
-    lifetime: Lifetime,
-}
-
-impl Memory {
-    /// Memory that is kept. Its contents are whatever was there.
-    ///
-    /// # Errors
-    /// [`CudaError::Call`].
-    pub fn kept(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
-        Self::allocate(gpu, bytes, Lifetime::Long)
-    }
-
-    /// Memory for one operation, with these values.
-    pub(super) fn passing<T: DeviceValue>(gpu: &Arc<Gpu>, values: &[T]) -> Result<Self, CudaError> {
-        let memory = Self::allocate(gpu, size_of_val(values), Lifetime::InOrder)?;
-        memory.write(values)?;
-        Ok(memory)
-    }
-
-    /// Memory for one operation, with whatever was there.
-    pub(super) fn passing_bytes(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
-        Self::allocate(gpu, bytes, Lifetime::InOrder)
-    }
-
-    fn allocate(gpu: &Arc<Gpu>, bytes: usize, lifetime: Lifetime) -> Result<Self, CudaError> {
-        gpu.enter()?;
-        // The driver refuses to allocate nothing.
-        let (mut address, wanted) = (0, bytes.max(16));
-        let (call, status) = match lifetime {
-            // SAFETY: writes the address.
-            Lifetime::Long => ("cuMemAlloc", unsafe { (gpu.driver.allocate)(&raw mut address, wanted) }),
-            Lifetime::InOrder => {
-                // SAFETY: writes the address; the stream is ours.
-                ("cuMemAllocAsync", unsafe {
-                    (gpu.driver.allocate_in_order)(&raw mut address, wanted, gpu.stream)
-                })
-            }
-        };
-        gpu.driver.check(call, status)?;
-        Ok(Self { gpu: Arc::clone(gpu), address, bytes, lifetime })
-    }
-
-    /// Its address.
-    #[must_use]
-    pub fn address(&self) -> Address {
-        self.address
-    }
-
-    /// Its size.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Writes values at the beginning.
-    ///
-    /// # Errors
-    /// [`CudaError::Call`].
-    ///
-    /// # Panics
-    /// When they are larger than the memory.
-    pub fn write<T: DeviceValue>(&self, values: &[T]) -> Result<(), CudaError> {
-        let bytes = size_of_val(values);
-        assert!(bytes <= self.bytes, "{bytes} bytes into {}", self.bytes);
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.gpu.enter()?;
-        // SAFETY: so many bytes are here and there. From pageable memory the driver copies before it returns.
-        let status = unsafe {
-            (self.gpu.driver.copy_to_device)(self.address, values.as_ptr().cast(), bytes, self.gpu.stream)
-        };
-        self.gpu.driver.check("cuMemcpyHtoDAsync", status)
-    }
-
-    /// Waits for all work, and reads `count` values from the beginning.
-    ///
-    /// # Errors
-    /// [`CudaError::Call`].
-    ///
-    /// # Panics
-    /// When there are not so many.
-    pub fn read<T: DeviceValue + Default>(&self, count: usize) -> Result<Vec<T>, CudaError> {
-        let mut values = vec![T::default(); count];
-        let bytes = size_of_val(values.as_slice());
-        assert!(bytes <= self.bytes, "{bytes} bytes out of {}", self.bytes);
-        if bytes > 0 {
-            self.gpu.enter()?;
-            // SAFETY: so many bytes are here and there, and `values` lives until the synchronisation below.
-            let status = unsafe {
-                (self.gpu.driver.copy_to_host)(
-                    values.as_mut_ptr().cast(),
-                    self.address,
-                    bytes,
-                    self.gpu.stream,
-                )
-            };
-            self.gpu.driver.check("cuMemcpyDtoHAsync", status)?;
-        }
-        self.gpu.synchronize()?;
-        Ok(values)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // A context that is broken has nothing to give back to.
-        if self.gpu.enter().is_err() {
-            return;
-        }
-        // SAFETY: allocated so, and nothing refers to it any more but work that was started before.
-        let _ = unsafe {
-            match self.lifetime {
-                Lifetime::Long => (self.gpu.driver.free)(self.address),
-                Lifetime::InOrder => (self.gpu.driver.free_in_order)(self.address, self.gpu.stream),
-            }
-        };
     }
 }

@@ -11,10 +11,11 @@ use half::bf16;
 use super::blas::{Blas, Output, Product};
 use super::buffer::{CudaBuffer, CudaKvPool, CudaLinear, Kind};
 use super::error::CudaError;
-use super::gpu::{Gpu, Libraries, Memory};
+use super::gpu::Gpu;
 use super::launch;
+use super::memory::Memory;
 use super::params::{
-    CombineParams, DecodeParams, GatherParams, PrefillParams, RmsNormParams, RopeStoreParams, SiluMulParams,
+    CombineParams, DecodeParams, GatherParams, MixedParams, PrefillParams, RmsNormParams, RopeStoreParams, SiluMulParams,
     Visibility,
 };
 use super::plan::AttentionPlan;
@@ -31,9 +32,9 @@ impl CudaKernels {
     ///
     /// # Errors
     /// [`CudaError`], which says what this machine lacks.
-    pub fn open(libraries: &Libraries, ordinal: usize) -> Result<Self, CudaError> {
-        let gpu = Gpu::open(libraries, ordinal)?;
-        let blas = Blas::open(&gpu, &libraries.blas)?;
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        let gpu = Gpu::open(ordinal)?;
+        let blas = Blas::open(&gpu)?;
         Ok(Self { gpu, blas })
     }
 
@@ -328,7 +329,7 @@ impl Kernels for CudaKernels {
     }
 }
 
-/// One layer's attention: prefill and decode of the same rows, then the sum of what was split.
+/// One layer's attention: all rows in one launch, then the sum of what was split.
 struct Attention<'a> {
     kernels: &'a CudaKernels,
     qkv: &'a CudaBuffer,
@@ -338,78 +339,104 @@ struct Attention<'a> {
     out: &'a CudaBuffer,
 }
 
+/// The plan's lists, and what its parts leave, on the device.
+struct Lists {
+    sequences: Memory,
+    block_tables: Memory,
+    tiles: Memory,
+    chunks: Memory,
+    merges: Memory,
+    partial_sums: Memory,
+    partial_logs: Memory,
+}
+
 impl Attention<'_> {
     fn run(self) -> Result<(), KernelError> {
+        let (heads, KvLayout { kv_heads, head_dim, .. }) = (self.shape.heads, self.pool.layout());
+        let lists = self.upload()?;
+        let (prefill, decode) = (self.prefill(&lists), self.decode(&lists));
+        let tiles = launch::prefill(head_dim, self.plan.tiles.len(), heads)?;
+        let chunks = launch::decode(head_dim, self.plan.chunks.len(), heads, kv_heads)?;
         let gpu = &self.kernels.gpu;
-        let sequences = Memory::passing(gpu, &self.plan.sequences)?;
-        let block_tables = Memory::passing(gpu, &self.plan.block_tables)?;
-        self.prefill(&sequences, &block_tables)?;
-        self.decode(&sequences, &block_tables)
-    }
-
-    fn prefill(&self, sequences: &Memory, block_tables: &Memory) -> Result<(), KernelError> {
-        let (gpu, (keys, values)) = (&self.kernels.gpu, self.pool.layer(self.shape.layer));
-        let tiles = Memory::passing(gpu, &self.plan.tiles)?;
-        let params = PrefillParams {
-            q: self.qkv.address(),
-            keys,
-            values,
-            out: self.out.address(),
-            sink_logits: 0,
-            tiles: tiles.address(),
-            sequences: sequences.address(),
-            paging: self.pool.paging(block_tables.address()),
-            visibility: Visibility::default(),
-            heads: self.shape.heads as u32,
-            q_stride: self.qkv.width() as u32,
-            out_stride: self.out.width() as u32,
-            score_scale: self.shape.scale,
-        };
-        let launch = launch::prefill(self.pool.layout().head_dim, self.plan.tiles.len(), self.shape.heads)?;
-        // SAFETY: the spans, from which the plan is, lie in the buffers and the pool.
-        Ok(unsafe { gpu.launch(launch, &params) }?)
-    }
-
-    fn decode(&self, sequences: &Memory, block_tables: &Memory) -> Result<(), KernelError> {
-        let (gpu, (keys, values)) = (&self.kernels.gpu, self.pool.layer(self.shape.layer));
-        let KvLayout { kv_heads, head_dim, .. } = self.pool.layout();
-        let parts = self.plan.slots as usize * self.shape.heads;
-        let partial_sums = Memory::passing_bytes(gpu, parts * head_dim * 4)?;
-        let partial_logs = Memory::passing_bytes(gpu, parts * 4)?;
-        let chunks = Memory::passing(gpu, &self.plan.chunks)?;
-        let params = DecodeParams {
-            q: self.qkv.address(),
-            keys,
-            values,
-            out: self.out.address(),
-            partial_sums: partial_sums.address(),
-            partial_logs: partial_logs.address(),
-            sink_logits: 0,
-            chunks: chunks.address(),
-            sequences: sequences.address(),
-            paging: self.pool.paging(block_tables.address()),
-            visibility: Visibility::default(),
-            heads: self.shape.heads as u32,
-            q_stride: self.qkv.width() as u32,
-            out_stride: self.out.width() as u32,
-            score_scale: self.shape.scale,
-        };
-        let launch = launch::decode(head_dim, self.plan.chunks.len(), self.shape.heads, kv_heads)?;
-        // SAFETY: as for prefill; the parts have a slot for each chunk that leaves one.
-        unsafe { gpu.launch(launch, &params) }?;
-        let merges = Memory::passing(gpu, &self.plan.merges)?;
-        let params = CombineParams {
-            partial_sums: partial_sums.address(),
-            partial_logs: partial_logs.address(),
-            sink_logits: 0,
-            merges: merges.address(),
-            out: self.out.address(),
-            heads: self.shape.heads as u32,
-            out_stride: self.out.width() as u32,
-        };
-        let launch = launch::combine(head_dim, self.plan.merges.len(), self.shape.heads)?;
+        // SAFETY: the spans, from which the plan is, lie in the buffers and the pool; the parts have a slot for each chunk that leaves one.
+        unsafe {
+            if tiles.grid == 0 || chunks.grid == 0 {
+                gpu.launch(tiles, &prefill)?;
+                gpu.launch(chunks, &decode)?;
+            } else {
+                let mixed = MixedParams { prefill, decode, prefill_blocks: tiles.grid, reserved: 0 };
+                gpu.launch(launch::mixed(head_dim, tiles, chunks)?, &mixed)?;
+            }
+        }
+        let launch = launch::combine(head_dim, self.plan.merges.len(), heads)?;
         // SAFETY: merges name slots and rows of this plan.
-        Ok(unsafe { gpu.launch(launch, &params) }?)
+        Ok(unsafe { gpu.launch(launch, &self.combine(&lists)) }?)
+    }
+
+    fn upload(&self) -> Result<Lists, KernelError> {
+        let (gpu, plan) = (&self.kernels.gpu, self.plan);
+        let parts = plan.slots as usize * self.shape.heads;
+        Ok(Lists {
+            sequences: Memory::passing(gpu, &plan.sequences)?,
+            block_tables: Memory::passing(gpu, &plan.block_tables)?,
+            tiles: Memory::passing(gpu, &plan.tiles)?,
+            chunks: Memory::passing(gpu, &plan.chunks)?,
+            merges: Memory::passing(gpu, &plan.merges)?,
+            partial_sums: Memory::passing_bytes(gpu, parts * self.pool.layout().head_dim * 4)?,
+            partial_logs: Memory::passing_bytes(gpu, parts * 4)?,
+        })
+    }
+
+    fn prefill(&self, lists: &Lists) -> PrefillParams {
+        let (keys, values) = self.pool.layer(self.shape.layer);
+        PrefillParams {
+            q: self.qkv.address(),
+            keys,
+            values,
+            out: self.out.address(),
+            sink_logits: 0,
+            tiles: lists.tiles.address(),
+            sequences: lists.sequences.address(),
+            paging: self.pool.paging(lists.block_tables.address()),
+            visibility: Visibility::default(),
+            heads: self.shape.heads as u32,
+            q_stride: self.qkv.width() as u32,
+            out_stride: self.out.width() as u32,
+            score_scale: self.shape.scale,
+        }
+    }
+
+    fn decode(&self, lists: &Lists) -> DecodeParams {
+        let prefill = self.prefill(lists);
+        DecodeParams {
+            q: prefill.q,
+            keys: prefill.keys,
+            values: prefill.values,
+            out: prefill.out,
+            partial_sums: lists.partial_sums.address(),
+            partial_logs: lists.partial_logs.address(),
+            sink_logits: prefill.sink_logits,
+            chunks: lists.chunks.address(),
+            sequences: prefill.sequences,
+            paging: prefill.paging,
+            visibility: prefill.visibility,
+            heads: prefill.heads,
+            q_stride: prefill.q_stride,
+            out_stride: prefill.out_stride,
+            score_scale: prefill.score_scale,
+        }
+    }
+
+    fn combine(&self, lists: &Lists) -> CombineParams {
+        CombineParams {
+            partial_sums: lists.partial_sums.address(),
+            partial_logs: lists.partial_logs.address(),
+            sink_logits: 0,
+            merges: lists.merges.address(),
+            out: self.out.address(),
+            heads: self.shape.heads as u32,
+            out_stride: self.out.width() as u32,
+        }
     }
 }
 

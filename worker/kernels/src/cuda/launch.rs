@@ -34,6 +34,12 @@ const DECODE: ByHeadDim = [
     (128, "attention_decode_128", 128, 96 << 10),
     (256, "attention_decode_256", 64, 96 << 10),
 ];
+/// Threads of prefill, and the more of both kinds' shared memory.
+const MIXED: ByHeadDim = [
+    (64, "attention_mixed_64", 128, 64 << 10),
+    (128, "attention_mixed_128", 128, 96 << 10),
+    (256, "attention_mixed_256", 128, 96 << 10),
+];
 const ROPE_STORE: ByHeadDim =
     [(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
 
@@ -42,7 +48,9 @@ pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'s
     PREFILL
         .into_iter()
         .chain(DECODE)
+        .chain(MIXED)
         .map(|(_, kernel, _, bytes)| (kernel, bytes))
+        .chain([("moe_gemm", super::moe::MULTIPLY_SHARED_BYTES)])
         .filter(move |(_, bytes)| *bytes > plain_bytes)
 }
 
@@ -80,6 +88,15 @@ pub fn decode(head_dim: usize, chunks: usize, heads: usize, kv_heads: usize) -> 
         head_dim,
         chunks as u64 * kv_heads as u64 * group_tiles(heads, kv_heads) as u64,
     )
+}
+
+/// The blocks of [`prefill`] and then those of [`decode`] in one launch.
+///
+/// # Errors
+/// As [`prefill`].
+pub fn mixed(head_dim: usize, prefill: Launch, decode: Launch) -> Result<Launch, KernelError> {
+    let grid = u64::from(prefill.grid) + u64::from(decode.grid);
+    by_head_dim("attention", &MIXED, head_dim, grid)
 }
 
 /// The sum of the parts of `merges` rows.
@@ -170,7 +187,7 @@ fn by_head_dim(
     launch(name, grid, threads, shared_bytes)
 }
 
-fn launch(kernel: &'static str, grid: u64, threads: u32, shared_bytes: u32) -> Result<Launch, KernelError> {
+pub(super) fn launch(kernel: &'static str, grid: u64, threads: u32, shared_bytes: u32) -> Result<Launch, KernelError> {
     if grid > MAX_GRID {
         return Err(KernelError::Shape {
             operation: kernel,

@@ -1,23 +1,28 @@
 //! The operations on NVIDIA GPUs: kernels of `cu/`, compiled ahead (`build_cubins.py`), and the driver that runs them.
 //!
 //! Plain values, tested on any machine: [`params`] mirrors the kernels' parameters, [`plan`] cuts a batch into their work lists,
-//! [`launch`] says with how many blocks, threads and bytes each runs. Then what a GPU is needed for: `driver` and `blas` are C libraries
-//! found at run time, [`gpu`] one device with its memory, [`kernels`] the operations. A machine without a GPU gets a
-//! [`CudaError`] that says what is missing; nothing here is linked.
+//! [`launch`] says with how many blocks, threads and bytes each runs. Then what a GPU is needed for, through cudarc: [`driver`] looks whether
+//! there is one, [`gpu`] is one device and [`memory`] its memory, `blas` the dense products, [`kernels`] the operations. A machine without
+//! a GPU gets a [`CudaError`] that says what is missing; nothing here is linked.
 
-mod blas;
+pub mod blas;
 mod buffer;
-mod driver;
+pub mod driver;
 mod error;
 pub mod gpu;
+pub mod graph;
 pub mod kernels;
 pub mod launch;
-mod library;
+pub mod memory;
 mod modules;
+pub mod moe;
 pub mod params;
 pub mod plan;
+mod staging;
 
 pub use buffer::{CudaBuffer, CudaKvPool, CudaLinear};
 pub use error::CudaError;
-pub use gpu::{Gpu, Libraries, Memory};
+pub use gpu::Gpu;
+pub use graph::Graph;
 pub use kernels::CudaKernels;
+pub use memory::Memory;

@@ -2,13 +2,15 @@
 //!
 //! Next: [`super::gpu`] loads it.
 
+use cudarc::nvrtc::Ptx;
+
 /// One file of `cu/`, compiled.
 pub(super) struct Module {
     sm_80: &'static [u8],
     sm_90a: &'static [u8],
     sm_100: &'static [u8],
     sm_120: &'static [u8],
-    ptx: &'static [u8],
+    ptx: &'static str,
     /// Its kernels.
     pub(super) kernels: &'static [&'static str],
 }
@@ -21,8 +23,7 @@ macro_rules! modules {
             sm_90a: include_bytes!(concat!("../../cubins/", $name, ".sm_90a.cubin")),
             sm_100: include_bytes!(concat!("../../cubins/", $name, ".sm_100.cubin")),
             sm_120: include_bytes!(concat!("../../cubins/", $name, ".sm_120.cubin")),
-            // A driver reads PTX up to a zero.
-            ptx: concat!(include_str!(concat!("../../cubins/", $name, ".ptx")), "\0").as_bytes(),
+            ptx: include_str!(concat!("../../cubins/", $name, ".ptx")),
             kernels: &[$($kernel),*],
         }),*];
     };
@@ -32,8 +33,13 @@ modules! {
     "adjust_logits": "adjust_logits";
     "attention_combine": "attention_combine";
     "attention_decode": "attention_decode_64" "attention_decode_128" "attention_decode_256";
+    "attention_mixed": "attention_mixed_64" "attention_mixed_128" "attention_mixed_256";
     "attention_prefill": "attention_prefill_64" "attention_prefill_128" "attention_prefill_256";
     "gather": "embed" "select_rows";
+    "moe_gemm": "moe_gemm";
+    "moe_group": "moe_group";
+    "moe_route": "moe_route";
+    "moe_sum": "moe_sum";
     "rms_norm": "rms_norm";
     "rope_store": "rope_store_64" "rope_store_128" "rope_store_256";
     "sample": "sample";
@@ -42,14 +48,19 @@ modules! {
 
 impl Module {
     /// What a GPU of this compute capability runs: machine code of its generation, or PTX that the driver compiles.
-    pub(super) fn image(&self, major: i32, minor: i32) -> &'static [u8] {
-        match (major, minor) {
-            (8, _) => self.sm_80,
+    pub(super) fn image(&self, capability: (i32, i32)) -> Ptx {
+        self.machine_code(capability)
+            .map_or_else(|| Ptx::from_src(self.ptx), |code| Ptx::from_binary(code.to_vec()))
+    }
+
+    fn machine_code(&self, capability: (i32, i32)) -> Option<&'static [u8]> {
+        match capability {
+            (8, _) => Some(self.sm_80),
             // The "a" means this one only.
-            (9, 0) => self.sm_90a,
-            (10, _) => self.sm_100,
-            (12, _) => self.sm_120,
-            _ => self.ptx,
+            (9, 0) => Some(self.sm_90a),
+            (10, _) => Some(self.sm_100),
+            (12, _) => Some(self.sm_120),
+            _ => None,
         }
     }
 }
@@ -61,12 +72,14 @@ mod tests {
     #[test]
     fn every_generation_gets_its_machine_code_and_others_ptx() {
         for module in MODULES {
-            let elf = |major, minor| module.image(major, minor).starts_with(b"\x7fELF");
-            assert!(elf(8, 0) && elf(8, 9) && elf(9, 0) && elf(10, 3) && elf(12, 0));
-            let ptx = std::str::from_utf8(module.image(11, 0)).unwrap();
-            assert!(ptx.ends_with('\0') && ptx.contains(".target sm_80"));
+            for capability in [(8, 0), (8, 9), (9, 0), (10, 3), (12, 0)] {
+                let code = module.machine_code(capability).unwrap();
+                assert!(code.starts_with(b"\x7fELF"));
+            }
+            assert_eq!((module.machine_code((11, 0)), module.machine_code((13, 0))), (None, None));
+            assert!(module.ptx.contains(".target sm_80"));
             for kernel in module.kernels {
-                assert!(ptx.contains(&format!(".entry {kernel}(")), "{kernel}");
+                assert!(module.ptx.contains(&format!(".entry {kernel}(")), "{kernel}");
             }
         }
     }

@@ -10,7 +10,7 @@ pub type Address = u64;
 ///
 /// # Safety
 /// `#[repr(C)]`, without pointers of the host and without bytes of padding.
-pub unsafe trait DeviceValue: Copy + 'static {}
+pub unsafe trait DeviceValue: cudarc::driver::DeviceRepr + Copy + 'static {}
 
 macro_rules! device_values {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
@@ -19,11 +19,14 @@ macro_rules! device_values {
         #[derive(Clone, Copy, PartialEq, Debug, Default)]
         pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
 
-        // SAFETY: repr(C), plain numbers only; the assertion below rules padding out.
+        // SAFETY: repr(C), plain numbers only.
+        unsafe impl cudarc::driver::DeviceRepr for $name {}
+        // SAFETY: likewise, and the assertion below rules padding out.
         unsafe impl DeviceValue for $name {}
         const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$type>())*, "no padding");
     )*};
 }
+pub(super) use device_values;
 
 // SAFETY: plain numbers.
 unsafe impl DeviceValue for u8 {}
@@ -141,6 +144,17 @@ device_values! {
         out_stride: u32,
         /// As in [`PrefillParams`].
         score_scale: f32,
+    }
+    /// `attention_mixed_{64,128,256}`.
+    MixedParams {
+        /// As for prefill alone.
+        prefill: PrefillParams,
+        /// As for decode alone.
+        decode: DecodeParams,
+        /// Blocks that prefill.
+        prefill_blocks: u32,
+        /// Nothing; keeps the size a multiple of 8.
+        reserved: u32,
     }
     /// Parts to add up to one row.
     Merge {

@@ -5,7 +5,7 @@ use rand::RngExt;
 use worker_kernels::Span;
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::params::{
-    CombineParams, DecodeChunk, DecodeParams, Merge, Paging, PrefillParams, PrefillTile, Visibility,
+    Address, CombineParams, DecodeChunk, DecodeParams, Merge, MixedParams, Paging, PrefillParams, Visibility,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
 
@@ -21,6 +21,7 @@ struct Case {
     visibility: Visibility,
     sinks: Sinks,
     sequences: Vec<(usize, usize)>,
+    launches: Launches,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -29,12 +30,28 @@ enum Sinks {
     Learned,
 }
 
+/// How a batch of both kinds is run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Launches {
+    Mixed,
+    Separate,
+}
+
 const ALL: Visibility = Visibility { window: 0, sink_tokens: 0 };
 
 impl Case {
     fn new(head_dim: usize, heads: usize, kv_heads: usize, sequences: &[(usize, usize)]) -> Self {
         let sequences = sequences.to_vec();
-        Self { head_dim, heads, kv_heads, block_tokens: 16, visibility: ALL, sinks: Sinks::None, sequences }
+        Self {
+            head_dim,
+            heads,
+            kv_heads,
+            block_tokens: 16,
+            visibility: ALL,
+            sinks: Sinks::None,
+            sequences,
+            launches: Launches::Mixed,
+        }
     }
 
     fn with_window(self, window: u32, sink_tokens: u32) -> Self {
@@ -182,8 +199,7 @@ fn compute_planned(case: &Case, data: &Data, run: Run, change: fn(&mut Attention
     let mut plan = AttentionPlan::new(&spans, case.head_dim, case.visibility).unwrap();
     change(&mut plan);
     let device = Device::new(case, data, &plan);
-    device.prefill(case, &plan.tiles, run);
-    device.decode(case, &plan, run);
+    device.run(case, &plan, run);
     device.out.read_bf16()
 }
 
@@ -227,54 +243,28 @@ impl Device {
         self.sink_logits.as_ref().map_or(0, Buffer::address)
     }
 
-    fn prefill(&self, case: &Case, tiles: &[PrefillTile], run: Run) {
-        let list = Buffer::of(tiles);
-        let params = PrefillParams {
-            q: self.q.address(),
-            keys: self.keys.address(),
-            values: self.values.address(),
-            out: self.out.address(),
-            sink_logits: self.sinks(),
-            tiles: list.address(),
-            sequences: self.sequences.address(),
-            paging: self.paging(case),
-            visibility: case.visibility,
-            heads: case.heads as u32,
-            q_stride: self.q_stride,
-            out_stride: self.out_stride,
-            score_scale: case.scale(),
-        };
-        run_launch(launch::prefill(case.head_dim, tiles.len(), case.heads).unwrap(), &params, run).unwrap();
-    }
-
-    fn decode(&self, case: &Case, plan: &AttentionPlan, run: Run) {
-        let chunks = Buffer::of(&plan.chunks);
+    /// All rows, in one launch when there are both kinds.
+    fn run(&self, case: &Case, plan: &AttentionPlan, run: Run) {
+        let (tiles, chunks, merges) =
+            (Buffer::of(&plan.tiles), Buffer::of(&plan.chunks), Buffer::of(&plan.merges));
         let parts = plan.slots as usize * case.heads;
         let partial_sums = Buffer::poisoned::<f32>(parts * case.head_dim);
         let partial_logs = Buffer::poisoned::<f32>(parts);
-        let params = DecodeParams {
-            q: self.q.address(),
-            keys: self.keys.address(),
-            values: self.values.address(),
-            out: self.out.address(),
-            partial_sums: partial_sums.address(),
-            partial_logs: partial_logs.address(),
-            sink_logits: self.sinks(),
-            chunks: chunks.address(),
-            sequences: self.sequences.address(),
-            paging: self.paging(case),
-            visibility: case.visibility,
-            heads: case.heads as u32,
-            q_stride: self.q_stride,
-            out_stride: self.out_stride,
-            score_scale: case.scale(),
-        };
-        let decode = launch::decode(case.head_dim, plan.chunks.len(), case.heads, case.kv_heads).unwrap();
-        run_launch(decode, &params, run).unwrap();
-        let merges = Buffer::of(&plan.merges);
+        let (sums, logs) = (partial_sums.address(), partial_logs.address());
+        let (prefill, decode) =
+            (self.prefill(case, tiles.address()), self.decode(case, chunks.address(), sums, logs));
+        let tiles = launch::prefill(case.head_dim, plan.tiles.len(), case.heads).unwrap();
+        let chunks = launch::decode(case.head_dim, plan.chunks.len(), case.heads, case.kv_heads).unwrap();
+        if tiles.grid == 0 || chunks.grid == 0 || case.launches == Launches::Separate {
+            run_launch(tiles, &prefill, run).unwrap();
+            run_launch(chunks, &decode, run).unwrap();
+        } else {
+            let params = MixedParams { prefill, decode, prefill_blocks: tiles.grid, reserved: 0 };
+            run_launch(launch::mixed(case.head_dim, tiles, chunks).unwrap(), &params, run).unwrap();
+        }
         let params = CombineParams {
-            partial_sums: partial_sums.address(),
-            partial_logs: partial_logs.address(),
+            partial_sums: sums,
+            partial_logs: logs,
             sink_logits: self.sinks(),
             merges: merges.address(),
             out: self.out.address(),
@@ -283,6 +273,44 @@ impl Device {
         };
         let combine = launch::combine(case.head_dim, plan.merges.len(), case.heads).unwrap();
         run_launch(combine, &params, run).unwrap();
+    }
+
+    fn prefill(&self, case: &Case, tiles: Address) -> PrefillParams {
+        PrefillParams {
+            q: self.q.address(),
+            keys: self.keys.address(),
+            values: self.values.address(),
+            out: self.out.address(),
+            sink_logits: self.sinks(),
+            tiles,
+            sequences: self.sequences.address(),
+            paging: self.paging(case),
+            visibility: case.visibility,
+            heads: case.heads as u32,
+            q_stride: self.q_stride,
+            out_stride: self.out_stride,
+            score_scale: case.scale(),
+        }
+    }
+
+    fn decode(&self, case: &Case, chunks: Address, partial_sums: Address, partial_logs: Address) -> DecodeParams {
+        DecodeParams {
+            q: self.q.address(),
+            keys: self.keys.address(),
+            values: self.values.address(),
+            out: self.out.address(),
+            partial_sums,
+            partial_logs,
+            sink_logits: self.sinks(),
+            chunks,
+            sequences: self.sequences.address(),
+            paging: self.paging(case),
+            visibility: case.visibility,
+            heads: case.heads as u32,
+            q_stride: self.q_stride,
+            out_stride: self.out_stride,
+            score_scale: case.scale(),
+        }
     }
 }
 
@@ -431,11 +459,21 @@ fn decode_sees_windows_and_sinks() {
 }
 
 #[test]
-fn prefill_and_decode_go_in_one_batch() {
-    check_all([
+fn prefill_and_decode_go_in_one_batch_with_the_bits_they_have_apart() {
+    let cases = [
         Case::new(64, 4, 2, &[(30, 1), (10, 50), (600, 1), (0, 2)]),
         Case::new(128, 4, 2, &[(0, 33), (515, 1)]).with_learned_sinks(),
-    ]);
+        Case::new(256, 4, 1, &[(0, 3), (70, 65), (530, 1), (2, 1)]).with_window(300, 2),
+        Case::new(128, 40, 2, &[(33, 1), (5, 130)]),
+    ];
+    check_all(cases.clone());
+    let bits = |case: &Case| -> Vec<u16> {
+        let out = compute(case, &Data::new(case, 3), Run::number(1));
+        out.into_iter().map(bf16::to_bits).collect()
+    };
+    for case in cases {
+        assert!(bits(&case) == bits(&Case { launches: Launches::Separate, ..case.clone() }), "{case:?}");
+    }
 }
 
 /// Scores far beyond what e^x holds: only differences count.

@@ -1,10 +1,11 @@
 // A driver and a cuBLASLt for a machine without a GPU: what is asked of a stream waits in a queue until somebody synchronises, and
 // then runs on this CPU, kernels through cu/host. Refuses what the real ones would: calls without a context, memory that is not
-// theirs, more shared memory than was asked for, layouts that do not fit. Built by tests/cuda/gpu.rs, with the macros below changed to
-// make machines on which something is missing.
+// theirs, more shared memory than was asked for, layouts that do not fit. Built by tests/cuda/fake.rs; the environment makes of it
+// machines on which something is missing, and names the libraries of kernels (FAKE_LIBRARIES).
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -15,19 +16,6 @@
 #include <map>
 #include <string>
 #include <vector>
-
-#ifndef VERSION
-#define VERSION 13000
-#endif
-#ifndef DEVICES
-#define DEVICES 1
-#endif
-#ifndef CAPABILITY_MAJOR
-#define CAPABILITY_MAJOR 9
-#endif
-#ifndef INIT_STATUS
-#define INIT_STATUS 0
-#endif
 
 typedef uint32_t u32;
 typedef uint64_t u64;
@@ -49,10 +37,14 @@ struct Kernel { std::string name; LaunchKernel launch; u64 params_bytes; u32 mos
 static std::vector<void*> libraries;
 static std::map<std::string, Kernel> kernels;
 static std::map<u64, size_t> allocations;
-static std::deque<std::function<bool()>> queue;
+typedef std::function<bool()> Work;
+static std::deque<Work> queue;
+typedef std::deque<Work> Graph;
+static Graph* recording = nullptr; // takes the launches of a stream that records
+static std::map<u64, size_t> pinned; // memory of the host that a copy reads or writes only when its turn comes
 static size_t allocated = 0, most_bytes = size_t(1) << 30;
 static u64 launches = 0;
-static int the_context, the_stream;
+static int the_context, the_stream, the_pool;
 static thread_local void* current = nullptr;
 static bool broken = false;
 
@@ -62,31 +54,41 @@ static bool ours(u64 address, size_t bytes) {
     auto found = std::prev(after);
     return address + bytes <= found->first + found->second;
 }
+static int setting(const char* name, int otherwise) {
+    const char* text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+static int devices() { return setting("FAKE_DEVICES", 1); }
 #define NEED_CONTEXT if (current != &the_context) return INVALID_CONTEXT
 
 extern "C" {
-// For the tests: kernels of a library that they compiled; what is still allocated; how much there is.
-int fake_add_library(const char* path) {
-    void* library = dlopen(path, RTLD_NOW);
-    if (library) libraries.push_back(library);
-    return library ? 0 : 1;
-}
+// For the tests: how much is still allocated.
 u64 fake_allocated() { return allocated; }
-void fake_set_memory(u64 bytes) { most_bytes = bytes; }
 
-Status cuInit(u32) { return INIT_STATUS; }
-Status cuDriverGetVersion(int* version) { return *version = VERSION, 0; }
+Status cuInit(u32) { return setting("FAKE_INIT_STATUS", 0); }
+Status cuDriverGetVersion(int* version) { return *version = setting("FAKE_VERSION", 13000), 0; }
 Status cuGetErrorString(int status, const char** text) {
-    *text = status == OUT_OF_MEMORY ? "out of memory" : status == LAUNCH_FAILED ? "unspecified launch failure" : nullptr;
-    return *text ? 0 : INVALID_VALUE;
+    *text = status == OUT_OF_MEMORY ? "out of memory" : status == LAUNCH_FAILED ? "unspecified launch failure" : "unknown error";
+    return 0;
 }
-Status cuDeviceGetCount(int* count) { return *count = DEVICES, 0; }
-Status cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < DEVICES ? 0 : INVALID_VALUE; }
+Status cuDeviceGetCount(int* count) { return *count = devices(), 0; }
+Status cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < devices() ? 0 : INVALID_VALUE; }
 Status cuDeviceGetName(char* name, int length, int) { return snprintf(name, length, "Fake GPU"), 0; }
 Status cuDeviceGetAttribute(int* value, int attribute, int) {
-    return *value = attribute == 75 ? CAPABILITY_MAJOR : attribute == 76 ? 0 : -1, *value < 0 ? INVALID_VALUE : 0;
+    switch (attribute) {
+    case 75: return *value = setting("FAKE_CAPABILITY_MAJOR", 9), 0;
+    case 76: return *value = 0, 0;
+    case 115: return *value = 1, 0; // memory pools
+    default: return INVALID_VALUE;
+    }
+}
+Status cuDeviceGetDefaultMemPool(void** pool, int) { return *pool = &the_pool, 0; }
+Status cuMemPoolSetAttribute(void* pool, int attribute, const u64* value) {
+    return pool == &the_pool && attribute == 4 && *value == ~u64(0) ? 0 : INVALID_VALUE;
 }
 Status cuDevicePrimaryCtxRetain(void** context, int) { return *context = &the_context, 0; }
+Status cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+Status cuCtxGetCurrent(void** context) { return *context = current, 0; }
 Status cuCtxSetCurrent(void* context) { return current = context, 0; }
 Status cuMemGetInfo_v2(size_t* free, size_t* total) {
     NEED_CONTEXT;
@@ -96,8 +98,10 @@ Status cuStreamCreate(void** stream, u32) {
     NEED_CONTEXT;
     return *stream = &the_stream, 0;
 }
+Status cuStreamDestroy_v2(void* stream) { return stream == &the_stream ? 0 : INVALID_VALUE; }
 Status cuStreamSynchronize(void*) {
     NEED_CONTEXT;
+    if (recording) return INVALID_VALUE; // as the real one refuses to wait then
     while (!queue.empty()) {
         auto work = std::move(queue.front());
         queue.pop_front();
@@ -106,6 +110,59 @@ Status cuStreamSynchronize(void*) {
     return broken ? LAUNCH_FAILED : 0;
 }
 
+static void open_libraries() {
+    const char* named = getenv("FAKE_LIBRARIES");
+    std::string list = named ? named : "";
+    for (size_t begin = 0, end; begin < list.size(); begin = end + 1) {
+        end = std::min(list.find(':', begin), list.size());
+        if (void* library = dlopen(list.substr(begin, end - begin).c_str(), RTLD_NOW)) libraries.push_back(library);
+    }
+}
+// --- graphs, which hold launches only, and events
+Status cuStreamBeginCapture_v2(void*, int) {
+    NEED_CONTEXT;
+    if (recording) return INVALID_VALUE;
+    return recording = new Graph, 0;
+}
+Status cuStreamEndCapture(void*, void** graph) {
+    NEED_CONTEXT;
+    if (!recording) return INVALID_VALUE;
+    if (recording->empty()) {
+        delete recording;
+        return *graph = recording = nullptr, 0;
+    }
+    *graph = recording;
+    return recording = nullptr, 0;
+}
+Status cuGraphInstantiateWithFlags(void** executable, void* graph, u64 flags) {
+    return *executable = new Graph(*(Graph*)graph), flags ? INVALID_VALUE : 0;
+}
+Status cuGraphLaunch(void* executable, void* stream) {
+    NEED_CONTEXT;
+    if (recording || stream != &the_stream) return INVALID_VALUE;
+    for (const Work& work : *(Graph*)executable) queue.push_back(work);
+    return 0;
+}
+Status cuGraphExecDestroy(void* executable) { return delete (Graph*)executable, 0; }
+Status cuGraphDestroy(void* graph) { return delete (Graph*)graph, 0; }
+
+struct Event { std::chrono::steady_clock::time_point time; bool recorded = false; };
+Status cuEventCreate(void** event, u32 flags) { return *event = new Event, flags ? INVALID_VALUE : 0; }
+Status cuEventRecord(void* event, void* stream) {
+    NEED_CONTEXT;
+    if (stream != &the_stream || recording) return INVALID_VALUE;
+    queue.push_back([=] { return *(Event*)event = {std::chrono::steady_clock::now(), true}, true; });
+    return 0;
+}
+Status cuEventSynchronize(void*) { return cuStreamSynchronize(&the_stream); }
+Status cuEventElapsedTime_v2(float* milliseconds, void* begin, void* end) {
+    auto from = (Event*)begin, to = (Event*)end;
+    *milliseconds = std::chrono::duration<float, std::milli>(to->time - from->time).count();
+    return from->recorded && to->recorded ? 0 : INVALID_VALUE;
+}
+Status cuEventDestroy_v2(void* event) { return delete (Event*)event, 0; }
+
+Status cuModuleUnload(void*) { return 0; }
 Status cuModuleLoadData(void** module, const void* image) {
     NEED_CONTEXT;
     const bool known = !memcmp(image, "\x7f" "ELF", 4) || !memcmp(image, "//", 2);
@@ -114,15 +171,7 @@ Status cuModuleLoadData(void** module, const void* image) {
 Status cuModuleGetFunction(void** function, void* module, const char* name) {
     NEED_CONTEXT;
     (void)module;
-    // For a process that cannot add libraries itself.
-    static const char* named = getenv("FAKE_LIBRARIES");
-    if (libraries.empty() && named) {
-        std::string list = named;
-        for (size_t begin = 0, end; begin < list.size(); begin = end + 1) {
-            end = std::min(list.find(':', begin), list.size());
-            if (fake_add_library(list.substr(begin, end - begin).c_str())) return NOT_FOUND;
-        }
-    }
+    if (libraries.empty()) open_libraries();
     for (void* library : libraries) {
         auto params_bytes = (u64(*)(const char*))dlsym(library, "host_params_bytes");
         if (u64 bytes = params_bytes(name)) {
@@ -146,7 +195,7 @@ Status cuLaunchKernel(void* function, u32 grid, u32 y, u32 z, u32 threads, u32 t
         return INVALID_VALUE;
     std::string copy((const char*)params[0], kernel->params_bytes);
     u64 seed = ++launches;
-    queue.push_back([=] {
+    (recording ? *recording : queue).push_back([=] {
         char error[512];
         HostLaunch launch = {kernel->name.c_str(), copy.data(), copy.size(), nullptr, 0, seed, grid, threads, shared_bytes, u32(seed % 3)};
         if (!kernel->launch(&launch, error, sizeof error)) return true;
@@ -180,7 +229,7 @@ Status cuMemFree_v2(u64 address) {
     cuStreamSynchronize(&the_stream); // as the real one waits
     return release(address) ? 0 : INVALID_VALUE;
 }
-#ifndef OLD
+#ifndef ANCIENT
 Status cuMemAllocAsync(u64* address, size_t bytes, void*) { return cuMemAlloc_v2(address, bytes); }
 #endif
 Status cuMemFreeAsync(u64 address, void*) {
@@ -189,16 +238,36 @@ Status cuMemFreeAsync(u64 address, void*) {
     queue.push_back([=] { return release(address); });
     return 0;
 }
+Status cuMemHostAlloc(void** memory, size_t bytes, u32 flags) {
+    NEED_CONTEXT;
+    if (!bytes || flags) return INVALID_VALUE;
+    *memory = malloc(bytes);
+    return pinned[(u64)*memory] = bytes, 0;
+}
+Status cuMemFreeHost(void* memory) {
+    NEED_CONTEXT;
+    cuStreamSynchronize(&the_stream); // as the real one waits
+    if (!pinned.erase((u64)memory)) return INVALID_VALUE;
+    return free(memory), 0;
+}
+static bool is_pinned(const void* memory, size_t bytes) {
+    auto after = pinned.upper_bound((u64)memory);
+    return after != pinned.begin() && (u64)memory + bytes <= std::prev(after)->first + std::prev(after)->second;
+}
 Status cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void*) {
     NEED_CONTEXT;
-    if (!ours(to, bytes)) return INVALID_VALUE;
+    if (!ours(to, bytes) || recording) return INVALID_VALUE;
+    if (is_pinned(from, bytes)) {
+        queue.push_back([=] { return memcpy((void*)to, from, bytes), true; });
+        return 0;
+    }
     std::string copy((const char*)from, bytes); // pageable memory is read at once
     queue.push_back([=] { return memcpy((void*)to, copy.data(), copy.size()), true; });
     return 0;
 }
 Status cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) {
     NEED_CONTEXT;
-    if (!ours(from, bytes)) return INVALID_VALUE;
+    if (!ours(from, bytes) || recording) return INVALID_VALUE;
     queue.push_back([=] { return memcpy(to, (void*)from, bytes), true; });
     return 0;
 }
@@ -210,6 +279,7 @@ enum { BLAS_INVALID = 7, BLAS_NOT_SUPPORTED = 15, F32 = 0, BF16 = 14 };
 static const u64 COOKIE = 0xa190;
 
 Status cublasLtCreate(void** handle) { return *handle = &the_stream, current == &the_context ? 0 : 1; }
+Status cublasLtDestroy(void*) { return 0; }
 Status cublasLtMatmulDescCreate(void** product, int compute, int scale) {
     return *product = new Product, compute == 68 && scale == F32 ? 0 : BLAS_NOT_SUPPORTED;
 }

@@ -1,115 +1,116 @@
 //! The host's side of a GPU, on a fake one: `fake_cuda.cpp` runs what is asked of it on this machine, later than it was asked.
 //!
-//! What the same operations give is compared with the CPU's. And machines on which something is missing say so.
+//! What the same operations give is compared with the CPU's. And machines on which something is missing say so. Each test that needs a
+//! machine runs itself once more, in a process that is on one.
 
-use std::ffi::{CString, c_void};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
 
+use cudarc::driver::sys::culib;
 use half::bf16;
 use rand::RngExt;
-use worker_kernels::cuda::{CudaError, CudaKernels, Gpu, Libraries};
+use worker_kernels::cuda::params::SiluMulParams;
+use worker_kernels::cuda::{CudaError, CudaKernels, Gpu, Graph, Memory, blas, driver, launch};
 use worker_kernels::{
     AttentionShape, CpuKernels, Device, Dtype, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView,
 };
 
-use crate::machine::{compile, dlopen, dlsym, gpu_libraries, rng};
+use crate::fake::FakeMachine;
+use crate::machine::{crate_directory, rng, runs_on_gpu};
 
-/// One test at a time: the fake is one machine.
-static FAKE: Mutex<()> = Mutex::new(());
+/// Set in a process on a fake machine.
+const INSIDE: &str = "ROUNDHOUSE_FAKE_MACHINE";
 
-const SOURCES: [&str; 9] = [
-    "adjust_logits.cu",
-    "attention_combine.cu",
-    "attention_decode.cu",
-    "attention_prefill.cu",
-    "gather.cu",
-    "rms_norm.cu",
-    "rope_store.cu",
-    "sample.cu",
-    "silu_mul.cu",
-];
-
-/// A machine with these macros changed.
-fn build(name: &str, macros: &[&str]) -> Libraries {
-    let library =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-{name}-{}.so", std::process::id()));
-    let output = Command::new("g++")
-        .args(["-std=c++17", "-O2", "-Wall", "-Wno-unused-variable", "-Werror", "-shared", "-fPIC", "-o"])
-        .arg(&library)
-        .args(macros)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/fake_cuda.cpp"))
-        .output()
-        .expect("g++ is needed to build a fake GPU; Debian's package is g++");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Libraries { driver: library.clone(), blas: library }
+fn inside() -> bool {
+    std::env::var_os(INSIDE).is_some()
 }
 
-/// A function of the fake that the real libraries have not.
-fn extra(libraries: &Libraries, name: &str) -> *mut c_void {
-    let path = CString::new(libraries.driver.to_str().unwrap()).unwrap();
-    let name = CString::new(name).unwrap();
-    // SAFETY: our own library, whose constructors only make empty tables; terminated strings.
-    let function = unsafe { dlsym(dlopen(path.as_ptr(), 2), name.as_ptr()) };
-    assert!(!function.is_null());
-    function
+/// Runs the test of this module once more, on `machine`; returns what it printed.
+fn run_on(machine: &FakeMachine, test: &str) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &format!("gpu::{test}"), "--nocapture"]).env(INSIDE, "1");
+    machine.enter(&mut command);
+    let output = command.output().unwrap();
+    let (printed, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && printed.contains("1 passed"), "{test}:\n{printed}{errors}");
+    printed.into_owned()
 }
 
-/// A whole machine, with all kernels.
-fn whole(name: &str, macros: &[&str]) -> Libraries {
-    let libraries = build(name, macros);
-    let add = extra(&libraries, "fake_add_library");
-    // SAFETY: the function's type in fake_cuda.cpp.
-    let add: unsafe extern "C" fn(*const std::ffi::c_char) -> i32 = unsafe { std::mem::transmute(add) };
-    for source in SOURCES {
-        let path = CString::new(compile(source).to_str().unwrap()).unwrap();
-        // SAFETY: a terminated string.
-        assert_eq!(unsafe { add(path.as_ptr()) }, 0, "{source}");
-    }
-    libraries
+fn machine() -> FakeMachine {
+    FakeMachine::new(crate_directory())
 }
 
-fn refusal(libraries: &Libraries, ordinal: usize) -> String {
-    CudaKernels::open(libraries, ordinal).err().expect("something is missing").to_string()
+fn machine_with_kernels() -> FakeMachine {
+    machine().with_kernels(crate_directory())
 }
+
+/// Which GPU is asked for, by a test inside.
+const ORDINAL: &str = "ROUNDHOUSE_ORDINAL";
 
 #[test]
 fn machines_that_lack_something_say_what() {
-    let _one = FAKE.lock().unwrap();
-    let nowhere =
-        Libraries { driver: PathBuf::from("/nowhere/libcuda.so.1"), blas: PathBuf::from("/nowhere") };
-    assert_eq!(refusal(&nowhere, 0), "no NVIDIA driver: /nowhere/libcuda.so.1 cannot be loaded");
-    let old = build("old", &["-DVERSION=12090"]);
-    assert_eq!(
-        refusal(&old, 0),
-        "the NVIDIA driver is for CUDA 12.9; one of the 580 series (CUDA 13.0) or later is needed"
-    );
-    let ancient = build("ancient", &["-DOLD"]);
-    assert_eq!(
-        refusal(&ancient, 0),
-        "the NVIDIA driver has no cuMemAllocAsync; one of the 580 series (CUDA 13.0) or later is needed"
-    );
-    for empty in [build("empty", &["-DDEVICES=0"]), build("none", &["-DINIT_STATUS=100"])] {
-        assert_eq!(refusal(&empty, 0), "the NVIDIA driver finds no GPU");
+    if inside() {
+        let ordinal = std::env::var(ORDINAL).map_or(0, |number| number.parse().unwrap());
+        let error = CudaKernels::open(ordinal).err().expect("something is missing");
+        return println!("refused: {error}");
     }
-    assert_eq!(refusal(&build("broken", &["-DINIT_STATUS=999"]), 0), "cuInit failed with 999");
-    let small = build("small", &["-DCAPABILITY_MAJOR=7"]);
-    assert_eq!(refusal(&small, 0), "Fake GPU has compute capability 7.0; 8.0 or later is needed");
-    let whole = whole("plain", &[]);
-    assert_eq!(refusal(&whole, 3), "there is no GPU 3: the driver finds 1, counted from 0");
-    let no_blas = Libraries { blas: PathBuf::from("/nowhere/libcublasLt.so.13"), ..whole };
-    assert!(refusal(&no_blas, 0).starts_with("no cuBLASLt: /nowhere/libcublasLt.so.13 cannot be loaded"));
+    let needed = "one of the 580 series (CUDA 13.0) or later is needed";
+    let cases = [
+        (FakeMachine::without_driver(), "no NVIDIA driver: libcuda.so.1 cannot be loaded".to_owned()),
+        (
+            machine().set("FAKE_VERSION", 12_090),
+            format!("the NVIDIA driver is for CUDA 12.9; {needed}"),
+        ),
+        (
+            FakeMachine::with_an_ancient_driver(crate_directory()),
+            format!("the NVIDIA driver has no cuMemAllocAsync; {needed}"),
+        ),
+        (machine().set("FAKE_DEVICES", 0), "the NVIDIA driver finds no GPU".to_owned()),
+        (machine().set("FAKE_INIT_STATUS", 100), "the NVIDIA driver finds no GPU".to_owned()),
+        (machine().set("FAKE_INIT_STATUS", 999), "cuInit failed with 999: unknown error".to_owned()),
+        (
+            machine().set("FAKE_CAPABILITY_MAJOR", 7),
+            "Fake GPU has compute capability 7.0; 8.0 or later is needed".to_owned(),
+        ),
+        (machine().set(ORDINAL, 3), "there is no GPU 3: the driver finds 1, counted from 0".to_owned()),
+        (
+            machine_with_kernels().without_blas(),
+            "no cuBLASLt: libcublasLt.so.13 cannot be loaded; it is part of CUDA 13".to_owned(),
+        ),
+    ];
+    for (machine, reason) in cases {
+        let printed = run_on(&machine, "machines_that_lack_something_say_what");
+        assert!(printed.contains(&format!("refused: {reason}\n")), "not {reason:?}:\n{printed}");
+    }
+}
+
+/// So that the lists of what is looked for before it is called are whole: what the fake has not, no test could have called.
+#[test]
+fn the_fake_has_what_is_looked_for_and_nothing_else() {
+    let source = std::fs::read_to_string(crate_directory().join("tests/cuda/fake_cuda.cpp")).unwrap();
+    let defined: BTreeSet<&str> = source
+        .lines()
+        .filter_map(|line| line.strip_prefix("Status cu")?.split_once('(').map(|(name, _)| name))
+        .collect();
+    let looked_for: BTreeSet<&str> =
+        driver::FUNCTIONS.iter().chain(blas::FUNCTIONS).map(|name| name.strip_prefix("cu").unwrap()).collect();
+    assert_eq!(defined, looked_for);
 }
 
 #[test]
 fn every_generation_of_gpu_is_opened() {
-    let _one = FAKE.lock().unwrap();
+    if inside() {
+        let gpu = Gpu::open(0).unwrap();
+        let (major, minor) = gpu.capability();
+        return println!("{} {major}.{minor}, {} bytes free", gpu.name(), gpu.free_bytes().unwrap());
+    }
     for major in [8, 9, 10, 11, 12] {
-        let libraries = whole(&format!("cc{major}"), &[&format!("-DCAPABILITY_MAJOR={major}")]);
-        let gpu = Gpu::open(&libraries, 0).unwrap();
-        assert_eq!((gpu.name(), gpu.capability()), ("Fake GPU", (major, 0)));
-        assert_eq!(gpu.free_bytes().unwrap(), 1 << 30);
+        let machine = machine_with_kernels().set("FAKE_CAPABILITY_MAJOR", major);
+        let printed = run_on(&machine, "every_generation_of_gpu_is_opened");
+        assert!(printed.contains(&format!("Fake GPU {major}.0, {} bytes free\n", 1 << 30)), "{printed}");
     }
 }
 
@@ -226,28 +227,34 @@ fn compare_layers(kernels: &CudaKernels) {
 
 #[test]
 fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
-    let _one = FAKE.lock().unwrap();
-    if let Some(libraries) = gpu_libraries() {
-        return compare_layers(&CudaKernels::open(&libraries, 0).unwrap());
+    const NAME: &str = "a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back";
+    if runs_on_gpu() {
+        return compare_layers(&CudaKernels::open(0).unwrap());
     }
-    let libraries = whole("parity", &[]);
-    let allocated = extra(&libraries, "fake_allocated");
-    // SAFETY: the function's type in fake_cuda.cpp.
-    let allocated: unsafe extern "C" fn() -> u64 = unsafe { std::mem::transmute(allocated) };
-    let kernels = CudaKernels::open(&libraries, 0).unwrap();
-    // SAFETY: reads a number, while nothing else uses the fake.
-    let before = unsafe { allocated() };
+    if !inside() {
+        run_on(&machine_with_kernels(), NAME);
+        return;
+    }
+    let kernels = CudaKernels::open(0).unwrap();
+    let before = allocated_bytes();
     compare_layers(&kernels);
     kernels.gpu().synchronize().unwrap();
-    // SAFETY: as above.
-    assert_eq!(unsafe { allocated() }, before);
+    assert_eq!(allocated_bytes(), before);
+}
+
+/// Of the fake GPU's memory.
+fn allocated_bytes() -> u64 {
+    // SAFETY: the driver of this process is the fake, whose function has this type and reads a number.
+    unsafe { culib().get::<unsafe extern "C" fn() -> u64>(b"fake_allocated").unwrap()() }
 }
 
 #[test]
 fn too_little_memory_is_said_with_its_size() {
-    let _one = FAKE.lock().unwrap();
-    let libraries = whole("tight", &[]);
-    let kernels = CudaKernels::open(&libraries, 0).unwrap();
+    if !inside() {
+        run_on(&machine_with_kernels(), "too_little_memory_is_said_with_its_size");
+        return;
+    }
+    let kernels = CudaKernels::open(0).unwrap();
     let layout = KvLayout { layers: 32, kv_heads: 8, head_dim: 128, block_tokens: 16, blocks: 1000 };
     let error = kernels.kv_pool(layout).err().unwrap();
     assert_eq!(error, KernelError::OutOfMemory { bytes: 32 * 8 * 128 * 16 * 1000 * 2 });
@@ -260,4 +267,93 @@ fn too_little_memory_is_said_with_its_size() {
         assert!(error.contains(wanted), "{error}");
     }
     assert!(matches!(CudaError::NoDevice.into(), KernelError::Device(_)));
+}
+
+/// A launch over memory of its own: silu(gate) · up of one row.
+struct Gate {
+    gate_up: Memory,
+    out: Memory,
+}
+
+impl Gate {
+    fn new(gpu: &Arc<Gpu>) -> Self {
+        Self { gate_up: Memory::kept(gpu, 32).unwrap(), out: Memory::kept(gpu, 16).unwrap() }
+    }
+
+    fn launch(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        let params =
+            SiluMulParams { gate_up: self.gate_up.address(), out: self.out.address(), rows: 1, width: 8 };
+        // SAFETY: a row of 16 numbers in, one of 8 out.
+        unsafe { gpu.launch(launch::silu_mul(1, 8).unwrap(), &params) }
+    }
+
+    fn write(&self, up: f32) {
+        let both = [vec![bf16::from_f32(30.0); 8], vec![bf16::from_f32(up); 8]].concat();
+        self.gate_up.write(&both.into_iter().map(bf16::to_bits).collect::<Vec<u16>>()).unwrap();
+    }
+
+    fn result(&self) -> f32 {
+        bf16::from_bits(self.out.read::<u16>(8).unwrap()[7]).to_f32()
+    }
+}
+
+#[test]
+fn a_graph_computes_anew_each_time_it_is_launched() {
+    if !inside() && !runs_on_gpu() {
+        run_on(&machine_with_kernels(), "a_graph_computes_anew_each_time_it_is_launched");
+        return;
+    }
+    let gpu = Gpu::open(0).unwrap();
+    let gate = Gate::new(&gpu);
+    gate.write(1.0);
+    gate.launch(&gpu).unwrap();
+    let graph = Graph::record(&gpu, || gate.launch(&gpu)).unwrap();
+    gate.write(2.0);
+    assert_eq!(gate.result(), 30.0, "recording runs nothing");
+    for up in [3.0, 4.0] {
+        gate.write(up);
+        // SAFETY: the memory that it was recorded with is still there.
+        unsafe { graph.launch() }.unwrap();
+        assert_eq!(gate.result(), 30.0 * up);
+    }
+    assert_eq!(Graph::record(&gpu, || Ok(())).err(), Some(CudaError::EmptyGraph));
+    // What fails within leaves a stream that runs things again.
+    assert!(Graph::record(&gpu, || gpu.synchronize()).is_err());
+    gate.launch(&gpu).unwrap();
+    assert_eq!(gate.result(), 120.0);
+}
+
+#[test]
+fn work_is_done_when_its_time_is_known() {
+    if !inside() && !runs_on_gpu() {
+        run_on(&machine_with_kernels(), "work_is_done_when_its_time_is_known");
+        return;
+    }
+    let gpu = Gpu::open(0).unwrap();
+    let gate = Gate::new(&gpu);
+    gate.write(2.0);
+    assert!(gpu.time(|| gate.launch(&gpu)).unwrap() > Duration::ZERO);
+    assert_eq!(gate.result(), 60.0);
+}
+
+/// More uploads between two waits than the staging memory holds, and larger ones, all different.
+#[test]
+fn uploads_keep_their_values_until_they_are_copied() {
+    if !inside() && !runs_on_gpu() {
+        run_on(&machine_with_kernels(), "uploads_keep_their_values_until_they_are_copied");
+        return;
+    }
+    let gpu = Gpu::open(0).unwrap();
+    let lengths = [1, 63, 64, 65, 1 << 20, 1 << 20, 7, (1 << 21) + 1, 100, 1 << 20];
+    let upload = |number: usize, length: usize| {
+        let values: Vec<u32> = (0..length as u32).map(|i| i * 7 + number as u32).collect();
+        let memory = Memory::kept(&gpu, 4 * length).unwrap();
+        memory.write(&values).unwrap();
+        (memory, values)
+    };
+    let uploads: Vec<_> =
+        lengths.into_iter().enumerate().map(|(number, length)| upload(number, length)).collect();
+    for (number, (memory, values)) in uploads.iter().enumerate() {
+        assert!(memory.read::<u32>(values.len()).unwrap() == *values, "upload {number}");
+    }
 }

@@ -1,14 +1,12 @@
 //! A machine that runs kernels: buffers with guard pages, the kernels' files compiled by g++, launches; or a GPU, when
-//! `ROUNDHOUSE_GPU` names one.
+//! `ROUNDHOUSE_GPU` is set.
 //!
 //! `ROUNDHOUSE_KERNEL_SOURCES` names another directory than `cu/`: the mutation test's.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use half::bf16;
@@ -16,7 +14,9 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use worker_kernels::cuda::launch::Launch;
 use worker_kernels::cuda::params::{Address, DeviceValue};
-use worker_kernels::cuda::{Gpu, Libraries, Memory};
+use worker_kernels::cuda::{Gpu, Memory};
+
+use crate::fake;
 
 /// When a copy to shared memory lands that a kernel has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,17 +45,14 @@ impl Run {
     }
 }
 
-/// The GPU that tests run on when `ROUNDHOUSE_GPU` names one: `system`, or a library that stands for driver and cuBLASLt.
+/// The GPU that tests run on when `ROUNDHOUSE_GPU` is set.
 pub(crate) fn gpu() -> Option<&'static Arc<Gpu>> {
     static GPU: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
-    GPU.get_or_init(|| Some(Gpu::open(&gpu_libraries()?, 0).unwrap())).as_ref()
+    GPU.get_or_init(|| runs_on_gpu().then(|| Gpu::open(0).unwrap())).as_ref()
 }
 
-pub(crate) fn gpu_libraries() -> Option<Libraries> {
-    match std::env::var("ROUNDHOUSE_GPU").ok()?.as_str() {
-        "system" => Some(Libraries::system()),
-        path => Some(Libraries { driver: path.into(), blas: path.into() }),
-    }
+pub(crate) fn runs_on_gpu() -> bool {
+    std::env::var_os("ROUNDHOUSE_GPU").is_some()
 }
 
 /// Random numbers of a test; `ROUNDHOUSE_SEED` gives fresh ones.
@@ -82,8 +79,8 @@ unsafe extern "C" {
     ) -> *mut c_void;
     fn munmap(at: *mut c_void, bytes: usize) -> c_int;
     fn mprotect(at: *mut c_void, bytes: usize, access: c_int) -> c_int;
-    pub(crate) fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
-    pub(crate) fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
     fn dlerror() -> *const c_char;
 }
 
@@ -276,10 +273,6 @@ fn load(library: &Path) -> HostLaunchFn {
 
 const OTHER_SOURCES: &str = "ROUNDHOUSE_KERNEL_SOURCES";
 
-/// Of each library its own kernels and its own machine: nothing is shared between them.
-const COMPILER_FLAGS: &str = "-x c++ -std=c++17 -O2 -Wall -DHOST_SHIM -shared -fPIC -fvisibility=hidden \
-    -fno-gnu-unique -fno-exceptions -fno-rtti -fno-strict-aliasing";
-
 /// Of a mutant one failure is enough: the process ends with it, and what it says is not kept from the log.
 fn end_at_the_first_failure() {
     std::panic::set_hook(Box::new(|failure| {
@@ -288,45 +281,18 @@ fn end_at_the_first_failure() {
     }));
 }
 
-/// Compiles a kernel's file, unless that was done before with the same sources.
-pub(crate) fn compile(source: &str) -> PathBuf {
-    let other = std::env::var_os(OTHER_SOURCES).map(PathBuf::from);
-    if other.is_some() {
-        end_at_the_first_failure();
+/// Compiles a kernel's file.
+fn compile(source: &str) -> PathBuf {
+    match std::env::var_os(OTHER_SOURCES) {
+        None => fake::compile(&crate_directory().join("cu"), source, "-Werror"),
+        Some(sources) => {
+            end_at_the_first_failure();
+            // A mutant may leave a variable unused.
+            fake::compile(Path::new(&sources), source, "-w")
+        }
     }
-    let sources = other.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"));
-    let library =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{:016x}.so", digest(&sources, source)));
-    if library.exists() {
-        return library;
-    }
-    let unfinished = library.with_extension(format!("{}.part", std::process::id()));
-    let output = Command::new("g++")
-        .args(COMPILER_FLAGS.split_whitespace())
-        // A mutant may leave a variable unused.
-        .arg(if std::env::var_os(OTHER_SOURCES).is_some() { "-w" } else { "-Werror" })
-        .arg("-o")
-        .arg(&unfinished)
-        .arg(sources.join(source))
-        .output()
-        .expect("g++ is needed to run the CUDA kernels on this machine; Debian's package is g++");
-    assert!(output.status.success(), "g++ refuses {source}:\n{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::rename(&unfinished, &library).unwrap();
-    library
 }
 
-/// Of a file and all headers.
-fn digest(sources: &Path, source: &str) -> u64 {
-    let mut files: Vec<PathBuf> = [sources.to_owned(), sources.join("host")]
-        .iter()
-        .flat_map(|directory| std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "h" || extension == "cuh"))
-        .collect();
-    files.push(sources.join(source));
-    files.sort();
-    let mut hasher = DefaultHasher::new();
-    for file in files {
-        std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display())).hash(&mut hasher);
-    }
-    hasher.finish()
+pub(crate) fn crate_directory() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
 }

@@ -7,8 +7,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod attention;
+mod fake;
 mod gpu;
 mod machine;
+mod moe;
 mod mutants;
 mod rowwise;
 mod sampling;

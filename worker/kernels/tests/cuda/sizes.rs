@@ -5,8 +5,10 @@
 use half::bf16;
 use worker_kernels::Span;
 use worker_kernels::cuda::launch;
+use worker_kernels::cuda::moe::{self, MoeGemmParams, MoeSumParams, MoeTile};
 use worker_kernels::cuda::params::{
-    DecodeParams, Paging, PrefillParams, RopeStoreParams, SiluMulParams, Visibility,
+    CombineParams, DecodeChunk, DecodeParams, Draw, GatherParams, Merge, Paging, PrefillParams,
+    RmsNormParams, RopeStoreParams, SampleParams, Sequence, SiluMulParams, Visibility,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
 
@@ -94,7 +96,7 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
 
     let plan = AttentionPlan::new(&[decode_span], HEAD_DIM, visibility).unwrap();
     let mut whole = plan.chunks[1];
-    whole.slot = worker_kernels::cuda::params::DecodeChunk::WHOLE;
+    whole.slot = DecodeChunk::WHOLE;
     let (chunks, sequences) = (Buffer::of(&[whole]), Buffer::of(&plan.sequences));
     let params = DecodeParams {
         q: q.address(),
@@ -165,4 +167,182 @@ fn the_last_of_128k_rows_goes_through_the_gate() {
     let last = out.read_at::<u16>((POSITIONS * width - 2048) * 2, 2048);
     let want = bf16::from_f32(1.0 / (1.0 + (-1.0f32).exp()));
     assert!(last.iter().all(|&number| bf16::from_bits(number) == want), "{:?}", &last[..8]);
+}
+
+#[test]
+fn the_last_of_a_million_pairs_meets_the_last_matrix_of_256_experts() {
+    // DeepSeek-V3's first product, and a prompt of 128k: w has 7.5e9 numbers, out 4.3e9.
+    let (experts, inputs, outputs, top_k) = (256, 7168, 4096, 8);
+    let pairs = POSITIONS * top_k;
+    let (x, out) = (Buffer::zeroed(POSITIONS * inputs * 2), Buffer::zeroed(pairs * outputs * 2));
+    let w = Buffer::zeroed(experts * outputs * inputs * 2);
+    let (first, second) = (bf16::from_f32(3.0).to_bits(), bf16::from_f32(0.5).to_bits());
+    x.write((POSITIONS * inputs - 1) * 2, &[first]);
+    w.write((experts * outputs * inputs - 1) * 2, &[second]);
+    let order = Buffer::zeroed(pairs * 4);
+    order.write((pairs - 1) * 4, &[pairs as u32 - 1]);
+    let most = moe::most_tiles(pairs, experts);
+    let (tiles, tile_count) = (Buffer::zeroed(most * size_of::<MoeTile>()), Buffer::of(&[most as u32]));
+    let tile = MoeTile { expert: experts as u32 - 1, first: pairs as u32 - 1, end: pairs as u32 };
+    tiles.write((most - 1) * size_of::<MoeTile>(), &[tile]);
+    let params = MoeGemmParams {
+        x: x.address(),
+        w: w.address(),
+        out: out.address(),
+        order: order.address(),
+        tiles: tiles.address(),
+        tile_count: tile_count.address(),
+        inputs: inputs as u32,
+        outputs: outputs as u32,
+        top_k: top_k as u32,
+        reserved: 0,
+    };
+    let launch = moe::multiply(pairs, experts, inputs, outputs).unwrap();
+    launch_blocks(launch, &params, RUN, &[launch.grid - 1]).unwrap();
+    let last = bf16::from_bits(out.read_at::<u16>((pairs * outputs - 1) * 2, 1)[0]);
+    assert_eq!(last.to_f32(), 1.5);
+}
+
+#[test]
+fn the_last_of_128k_rows_gets_its_sum() {
+    let (width, top_k) = (7168, 8);
+    let pairs = POSITIONS * top_k;
+    let (from, out) = (Buffer::zeroed(pairs * width * 2), Buffer::zeroed(POSITIONS * width * 4));
+    from.write((pairs * width - 1) * 2, &[bf16::from_f32(3.0).to_bits()]);
+    out.write((POSITIONS * width - 1) * 4, &[1.0f32]);
+    let (weights, places) = (Buffer::zeroed(pairs * 4), Buffer::zeroed(pairs * 4));
+    weights.write((pairs - 1) * 4, &[2.0f32]);
+    places.write((pairs - 1) * 4, &[pairs as u32 - 1]);
+    let params = MoeSumParams {
+        from: from.address(),
+        weights: weights.address(),
+        places: places.address(),
+        out: out.address(),
+        rows: POSITIONS as u32,
+        width: width as u32,
+        top_k: top_k as u32,
+        reserved: 0,
+    };
+    let launch = moe::sum(POSITIONS, width).unwrap();
+    launch_blocks(launch, &params, RUN, &[launch.grid - 1]).unwrap();
+    assert_eq!(out.read_at::<f32>((POSITIONS * width - 1) * 4, 1), [7.0]);
+}
+
+#[test]
+fn parts_beyond_the_first_4e9_numbers_are_written_and_added_up() {
+    const SLOT: u32 = 600_000;
+    let (slots, parts) = (SLOT as usize + 2, (SLOT as usize + 2) * HEADS);
+    let (partial_sums, partial_logs) = (Buffer::zeroed(parts * HEAD_DIM * 4), Buffer::zeroed(parts * 4));
+    let (keys, values) = (pool(), pool());
+    let last_block = BLOCKS as u32 - 1;
+    for place in 0..BLOCK_TOKENS {
+        values.write(offset(last_block, KV_HEADS - 1, place), &numbers(2.0));
+    }
+    let (q, out) = (Buffer::zeroed(QKV * 2), Buffer::zeroed(POSITIONS * HEADS * HEAD_DIM * 2));
+    let table = Buffer::of(&[last_block]);
+    let sequence = Sequence { first_row: 0, rows: 1, context_tokens: BLOCK_TOKENS as u32 - 1, table_start: 0 };
+    let chunk = DecodeChunk { sequence: 0, begin: 0, end: BLOCK_TOKENS as u32, slot: SLOT };
+    let (sequences, chunks) = (Buffer::of(&[sequence]), Buffer::of(&[chunk]));
+    let params = DecodeParams {
+        q: q.address(),
+        keys: keys.address(),
+        values: values.address(),
+        out: out.address(),
+        partial_sums: partial_sums.address(),
+        partial_logs: partial_logs.address(),
+        chunks: chunks.address(),
+        sequences: sequences.address(),
+        paging: paging(&table),
+        heads: HEADS as u32,
+        q_stride: QKV as u32,
+        out_stride: (HEADS * HEAD_DIM) as u32,
+        score_scale: 1.0,
+        ..Default::default()
+    };
+    let decode = launch::decode(HEAD_DIM, 1, HEADS, KV_HEADS).unwrap();
+    launch_blocks(decode, &params, RUN, &[KV_HEADS as u32 - 1]).unwrap();
+    let part = (SLOT as usize + 1) * HEADS - 1;
+    assert_eq!(partial_sums.read_at::<f32>(part * HEAD_DIM * 4, HEAD_DIM), [2.0; HEAD_DIM]);
+
+    // A second part of the same weight, of fours.
+    partial_sums.write((slots * HEADS - 1) * HEAD_DIM * 4, &[4.0f32; HEAD_DIM]);
+    let log = partial_logs.read_at::<f32>(part * 4, 1);
+    partial_logs.write((slots * HEADS - 1) * 4, &log);
+    let merge = Merge { row: POSITIONS as u32 - 1, first_slot: SLOT, slots: 2 };
+    let merges = Buffer::of(&[merge]);
+    let params = CombineParams {
+        partial_sums: partial_sums.address(),
+        partial_logs: partial_logs.address(),
+        sink_logits: 0,
+        merges: merges.address(),
+        out: out.address(),
+        heads: HEADS as u32,
+        out_stride: (HEADS * HEAD_DIM) as u32,
+    };
+    let combine = launch::combine(HEAD_DIM, 1, HEADS).unwrap();
+    launch_blocks(combine, &params, RUN, &[HEADS as u32 - 1]).unwrap();
+    let at = (POSITIONS * HEADS - 1) * HEAD_DIM * 2;
+    assert_eq!(out.read_at::<u16>(at, HEAD_DIM), numbers(3.0));
+}
+
+#[test]
+fn the_last_rows_of_tables_of_4e9_numbers_are_found() {
+    let (rows, width) = (262_144, 16_384);
+    let out = Buffer::zeroed(width * 4);
+    let indices = Buffer::of(&[rows as u32 - 1]);
+    let table = Buffer::zeroed(rows * width * 4);
+    let params = GatherParams {
+        from: table.address(),
+        indices: indices.address(),
+        out: out.address(),
+        width: width as u32,
+        reserved: 0,
+    };
+    // The same memory as bf16, and then as f32: the last of its numbers.
+    table.write((rows * width - 1) * 2, &[bf16::from_f32(3.0).to_bits()]);
+    launch_blocks(launch::embed(1).unwrap(), &params, RUN, &[]).unwrap();
+    assert_eq!(out.read_at::<f32>((width - 1) * 4, 1), [3.0]);
+    table.write((rows * width - 1) * 4, &[5.0f32]);
+    launch_blocks(launch::select_rows(1).unwrap(), &params, RUN, &[]).unwrap();
+    assert_eq!(out.read_at::<f32>((width - 1) * 4, 1), [5.0]);
+}
+
+#[test]
+fn the_last_of_262144_rows_is_normalised() {
+    let (rows, width) = (262_144, 16_384);
+    let (x, out) = (Buffer::zeroed(rows * width * 4), Buffer::zeroed(rows * width * 2));
+    let weight = Buffer::of(&vec![1.0f32; width]);
+    x.write((rows - 1) * width * 4, &vec![2.0f32; width]);
+    let params = RmsNormParams {
+        x: x.address(),
+        addend: 0,
+        weight: weight.address(),
+        out: out.address(),
+        width: width as u32,
+        eps: 0.0,
+    };
+    let launch = launch::rms_norm(rows, width).unwrap();
+    launch_blocks(launch, &params, RUN, &[launch.grid - 1]).unwrap();
+    let one = bf16::from_f32(1.0).to_bits();
+    assert!(out.read_at::<u16>((rows - 1) * width * 2, width).iter().all(|&number| number == one));
+}
+
+#[test]
+fn the_last_of_32768_rows_of_logits_gets_its_token() {
+    let (rows, vocab) = (32_768, 151_936);
+    let (logits, tokens) = (Buffer::zeroed(rows * vocab * 4), Buffer::zeroed(rows * 4));
+    logits.write((rows * vocab - 1) * 4, &[1.0f32]);
+    let draws = Buffer::zeroed(rows * size_of::<Draw>());
+    let greedy = Draw { seed: 1, position: 0, temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0 };
+    draws.write((rows - 1) * size_of::<Draw>(), &[greedy]);
+    let params = SampleParams {
+        logits: logits.address(),
+        draws: draws.address(),
+        tokens: tokens.address(),
+        vocab: vocab as u32,
+        reserved: 0,
+    };
+    let launch = launch::sample(rows, vocab).unwrap();
+    launch_blocks(launch, &params, RUN, &[launch.grid - 1]).unwrap();
+    assert_eq!(tokens.read_at::<u32>((rows - 1) * 4, 1), [vocab as u32 - 1]);
 }

@@ -1,0 +1,102 @@
+//! The worker as a process, on a machine.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::fake::FakeMachine;
+
+/// No wait of a test is longer; reaching it is a failure.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn command(machine: &FakeMachine, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_worker"));
+    command.args(["--port", "0", "--threads", "1"]).args(arguments).env("NO_COLOR", "1");
+    machine.enter(&mut command);
+    command
+}
+
+/// What a worker says that does not start.
+pub(crate) fn refusal(machine: &FakeMachine, arguments: &[&str]) -> String {
+    let output = command(machine, arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    said
+}
+
+/// A worker that serves until it is stopped or dropped.
+pub(crate) struct Program {
+    child: Child,
+    /// Its first line: address, model, backend.
+    described: String,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Program {
+    pub(crate) fn start(machine: &FakeMachine, arguments: &[&str]) -> Self {
+        let mut child =
+            command(machine, arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let (send, first_line) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = stdout.read_line(&mut line);
+            let _ = send.send(line);
+        });
+        let mut program = Self { child, described: first_line.recv_timeout(LIMIT).expect("it starts in time") };
+        if program.described.is_empty() {
+            panic!("the worker does not start:\n{}", program.stop());
+        }
+        program
+    }
+
+    pub(crate) fn described(&self) -> &str {
+        &self.described
+    }
+
+    /// The tokens that greedily follow a prompt.
+    pub(crate) fn complete(&self, prompt: &str, max_tokens: usize) -> Vec<String> {
+        let body = json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 1});
+        let answer = self.post("/v1/completions", &body);
+        let tokens = answer["choices"][0]["logprobs"]["tokens"].as_array();
+        let tokens = tokens.unwrap_or_else(|| panic!("no tokens: {answer}"));
+        tokens.iter().map(|token| token.as_str().unwrap().to_owned()).collect()
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let address = self.described.split("http://").nth(1).unwrap().split(": ").next().unwrap();
+        let body = body.to_string();
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
+    }
+
+    /// Ends it; returns what it wrote to stderr.
+    pub(crate) fn stop(&mut self) -> String {
+        let _ = self.child.kill();
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        said
+    }
+}
