@@ -35,7 +35,10 @@ fn machines_that_lack_something() -> Vec<(FakeMachine, &'static str)> {
             "the NVIDIA driver has no cuMemAllocAsync; one of the 580 series (CUDA 13.0) or later is needed",
         ),
         (machine().set("FAKE_DEVICES", 0), "the NVIDIA driver finds no GPU"),
-        (machine().set("FAKE_CAPABILITY_MAJOR", 7), "Fake GPU has compute capability 7.0; 8.0 or later is needed"),
+        (
+            machine().set("FAKE_CAPABILITY_MAJOR", 7),
+            "Fake GPU has compute capability 7.0; 8.0 or later is needed",
+        ),
         (
             machine().with_kernels(&kernels()).without_blas(),
             "no cuBLASLt: libcublasLt.so.13 cannot be loaded; it is part of CUDA 13",
@@ -77,7 +80,16 @@ fn answers_of_cuda_are_those_of_the_cpu_token_for_token() {
     let machine = machine().with_kernels(&kernels());
     let model = with_heads_of_64();
     let answers = |backend: &str, described: &str| {
-        let arguments = ["--model", model.to_str().unwrap(), "--backend", backend, "--kv-blocks", "64"];
+        let arguments = [
+            "--model",
+            model.to_str().unwrap(),
+            "--backend",
+            backend,
+            "--context-length",
+            "1024",
+            "--kv-blocks",
+            "64",
+        ];
         let mut program = Program::start(&machine, &arguments);
         assert!(program.described().contains(described), "{}", program.described());
         // The second prompt finds the first one's blocks in the prefix cache; the third is longer than a prefill tile.

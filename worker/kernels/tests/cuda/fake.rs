@@ -38,19 +38,20 @@ impl FakeMachine {
     }
 
     /// Sets what fake_cuda.cpp reads: `FAKE_VERSION`, `FAKE_DEVICES`, `FAKE_CAPABILITY_MAJOR`, `FAKE_INIT_STATUS`.
-    pub(crate) fn set(mut self, name: &'static str, value: impl ToString) -> Self {
-        self.environment.push((name, value.to_string()));
+    pub(crate) fn set(mut self, name: &'static str, value: impl Into<i64>) -> Self {
+        self.environment.push((name, value.into().to_string()));
         self
     }
 
     /// All kernels of `cu/`, for this CPU.
-    pub(crate) fn with_kernels(self, crate_directory: &Path) -> Self {
+    pub(crate) fn with_kernels(mut self, crate_directory: &Path) -> Self {
         let sources = crate_directory.join("cu");
         let libraries: Vec<String> = kernel_files(&sources)
             .iter()
             .map(|source| compile(&sources, source, "-Werror").to_str().expect("a plain path").to_owned())
             .collect();
-        self.set("FAKE_LIBRARIES", libraries.join(":"))
+        self.environment.push(("FAKE_LIBRARIES", libraries.join(":")));
+        self
     }
 
     /// Makes a process that is not yet started see this machine.
@@ -61,7 +62,7 @@ impl FakeMachine {
 
     fn built(crate_directory: &Path, macros: &str) -> Self {
         let source = crate_directory.join("tests/cuda/fake_cuda.cpp");
-        let digest = digest(&[source.clone()], macros);
+        let digest = digest(std::slice::from_ref(&source), macros);
         let directory = once(&format!("fake-{digest:016x}"), |unfinished| {
             std::fs::create_dir(unfinished).expect("the directory of a build is writable");
             let library = unfinished.join("libcuda.so");
@@ -132,11 +133,8 @@ fn once(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     if wanted.exists() {
         return wanted;
     }
-    let unfinished = wanted.with_extension(format!(
-        "{}-{:?}",
-        std::process::id(),
-        std::thread::current().id()
-    ));
+    let unfinished =
+        wanted.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
     make(&unfinished);
     // Another process may have been quicker with a directory.
     if std::fs::rename(&unfinished, &wanted).is_err() {

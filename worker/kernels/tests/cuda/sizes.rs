@@ -240,7 +240,8 @@ fn parts_beyond_the_first_4e9_numbers_are_written_and_added_up() {
     }
     let (q, out) = (Buffer::zeroed(QKV * 2), Buffer::zeroed(POSITIONS * HEADS * HEAD_DIM * 2));
     let table = Buffer::of(&[last_block]);
-    let sequence = Sequence { first_row: 0, rows: 1, context_tokens: BLOCK_TOKENS as u32 - 1, table_start: 0 };
+    let sequence =
+        Sequence { first_row: 0, rows: 1, context_tokens: BLOCK_TOKENS as u32 - 1, table_start: 0 };
     let chunk = DecodeChunk { sequence: 0, begin: 0, end: BLOCK_TOKENS as u32, slot: SLOT };
     let (sequences, chunks) = (Buffer::of(&[sequence]), Buffer::of(&[chunk]));
     let params = DecodeParams {
