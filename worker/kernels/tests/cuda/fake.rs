@@ -138,9 +138,10 @@ fn once(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
         std::thread::current().id()
     ));
     make(&unfinished);
-    // Another process may have been quicker with a directory.
     if std::fs::rename(&unfinished, &wanted).is_err() {
+        // Another process was quicker with the directory.
         assert!(wanted.exists(), "{} cannot be renamed", unfinished.display());
+        let _ = std::fs::remove_dir_all(&unfinished);
     }
     wanted
 }
