@@ -9,8 +9,8 @@ use roundhouse_text::{ChatTemplate, TemplateError, Tokenizer};
 use worker_core::SchedulerLimits;
 use worker_core::step::{Backend, KvCapacity};
 use worker_core::timing::EnginePreset;
-use worker_kernels::cuda::launch::head_dim_is_supported;
 use worker_kernels::cuda::CudaKernels;
+use worker_kernels::cuda::launch::head_dim_is_supported;
 
 use crate::api::Api;
 use crate::backend::timing::SystemClock;
@@ -348,6 +348,5 @@ fn capacity(
 
 /// The first GPU, or why it cannot be used.
 fn open_gpu() -> Result<CudaKernels, WorkerError> {
-    CudaKernels::open(0)
-        .map_err(|error| WorkerError::Config(format!("backend cuda: {error}")))
+    CudaKernels::open(0).map_err(|error| WorkerError::Config(format!("backend cuda: {error}")))
 }

@@ -84,7 +84,8 @@ impl Rates {
         let times = graphs * STEPS_OF_A_GRAPH;
         let graph = Graph::record(&self.gpu, || (0..STEPS_OF_A_GRAPH).try_for_each(|_| step())).unwrap();
         // SAFETY: all that `step` launches on is still there.
-        let from_graphs = || self.gpu.time(|| (0..graphs).try_for_each(|_| unsafe { graph.launch() })).unwrap();
+        let from_graphs =
+            || self.gpu.time(|| (0..graphs).try_for_each(|_| unsafe { graph.launch() })).unwrap();
         from_graphs();
         let seconds = from_graphs().as_secs_f64() / f64::from(times);
         let (unit, rate) = match work {

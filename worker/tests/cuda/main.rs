@@ -35,7 +35,10 @@ fn machines_that_lack_something() -> Vec<(FakeMachine, &'static str)> {
             "the NVIDIA driver has no cuMemAllocAsync; one of the 580 series (CUDA 13.0) or later is needed",
         ),
         (machine().set("FAKE_DEVICES", 0), "the NVIDIA driver finds no GPU"),
-        (machine().set("FAKE_CAPABILITY_MAJOR", 7), "Fake GPU has compute capability 7.0; 8.0 or later is needed"),
+        (
+            machine().set("FAKE_CAPABILITY_MAJOR", 7),
+            "Fake GPU has compute capability 7.0; 8.0 or later is needed",
+        ),
         (
             machine().with_kernels(&kernels()).without_blas(),
             "no cuBLASLt: libcublasLt.so.13 cannot be loaded; it is part of CUDA 13",

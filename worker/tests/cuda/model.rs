@@ -18,7 +18,8 @@ pub(crate) fn with_heads_of_64() -> PathBuf {
     for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(from.join(file), to.join(file)).unwrap();
     }
-    let mut config: Value = serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
     assert_eq!(config["head_dim"], SHORT);
     config["head_dim"] = json!(LONG);
     std::fs::write(to.join("config.json"), config.to_string()).unwrap();

@@ -53,7 +53,8 @@ impl Program {
             let _ = stdout.read_line(&mut line);
             let _ = send.send(line);
         });
-        let mut program = Self { child, described: first_line.recv_timeout(LIMIT).expect("it starts in time") };
+        let mut program =
+            Self { child, described: first_line.recv_timeout(LIMIT).expect("it starts in time") };
         if program.described.is_empty() {
             panic!("the worker does not start:\n{}", program.stop());
         }

@@ -214,10 +214,12 @@ struct Description(sys::cublasLtMatmulDesc_t);
 
 impl Description {
     fn new(product: &Product) -> Result<Self, CudaError> {
-        let description =
-            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F)
-                .map(Self)
-                .map_err(during("cublasLtMatmulDescCreate"))?;
+        let description = result::create_matmul_desc(
+            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            cudaDataType::CUDA_R_32F,
+        )
+        .map(Self)
+        .map_err(during("cublasLtMatmulDescCreate"))?;
         description.set(DescriptionAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         if product.bias != 0 {
             let with_bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;

@@ -30,13 +30,10 @@ impl Graph {
         launches: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
         let stream = gpu.stream();
-        stream
-            .begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-            .map_err(during("cuStreamBeginCapture"))?;
+        stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(during("cuStreamBeginCapture"))?;
         let outcome = launches();
         // Ended in any case: a stream that records runs nothing.
-        let graph =
-            stream.end_capture(CUgraphInstantiate_flags(0)).map_err(during("cuStreamEndCapture"))?;
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(during("cuStreamEndCapture"))?;
         outcome?;
         let graph = graph.ok_or(CudaError::EmptyGraph)?;
         Ok(Self { gpu: Arc::clone(gpu), graph })

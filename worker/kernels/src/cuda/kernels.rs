@@ -15,8 +15,8 @@ use super::gpu::Gpu;
 use super::launch;
 use super::memory::Memory;
 use super::params::{
-    CombineParams, DecodeParams, GatherParams, MixedParams, PrefillParams, RmsNormParams, RopeStoreParams, SiluMulParams,
-    Visibility,
+    CombineParams, DecodeParams, GatherParams, MixedParams, PrefillParams, RmsNormParams, RopeStoreParams,
+    SiluMulParams, Visibility,
 };
 use super::plan::AttentionPlan;
 use crate::{AttentionShape, Device, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView};

@@ -187,7 +187,12 @@ fn by_head_dim(
     launch(name, grid, threads, shared_bytes)
 }
 
-pub(super) fn launch(kernel: &'static str, grid: u64, threads: u32, shared_bytes: u32) -> Result<Launch, KernelError> {
+pub(super) fn launch(
+    kernel: &'static str,
+    grid: u64,
+    threads: u32,
+    shared_bytes: u32,
+) -> Result<Launch, KernelError> {
     if grid > MAX_GRID {
         return Err(KernelError::Shape {
             operation: kernel,

@@ -293,7 +293,13 @@ impl Device {
         }
     }
 
-    fn decode(&self, case: &Case, chunks: Address, partial_sums: Address, partial_logs: Address) -> DecodeParams {
+    fn decode(
+        &self,
+        case: &Case,
+        chunks: Address,
+        partial_sums: Address,
+        partial_logs: Address,
+    ) -> DecodeParams {
         DecodeParams {
             q: self.q.address(),
             keys: self.keys.address(),

@@ -132,11 +132,8 @@ fn once(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     if wanted.exists() {
         return wanted;
     }
-    let unfinished = wanted.with_extension(format!(
-        "{}-{:?}",
-        std::process::id(),
-        std::thread::current().id()
-    ));
+    let unfinished =
+        wanted.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
     make(&unfinished);
     if std::fs::rename(&unfinished, &wanted).is_err() {
         // Another process was quicker with the directory.

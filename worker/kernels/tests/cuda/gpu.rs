@@ -60,10 +60,7 @@ fn machines_that_lack_something_say_what() {
     let needed = "one of the 580 series (CUDA 13.0) or later is needed";
     let cases = [
         (FakeMachine::without_driver(), "no NVIDIA driver: libcuda.so.1 cannot be loaded".to_owned()),
-        (
-            machine().set("FAKE_VERSION", 12_090),
-            format!("the NVIDIA driver is for CUDA 12.9; {needed}"),
-        ),
+        (machine().set("FAKE_VERSION", 12_090), format!("the NVIDIA driver is for CUDA 12.9; {needed}")),
         (
             FakeMachine::with_an_ancient_driver(crate_directory()),
             format!("the NVIDIA driver has no cuMemAllocAsync; {needed}"),
@@ -95,8 +92,11 @@ fn the_fake_has_what_is_looked_for_and_nothing_else() {
         .lines()
         .filter_map(|line| line.strip_prefix("Status cu")?.split_once('(').map(|(name, _)| name))
         .collect();
-    let looked_for: BTreeSet<&str> =
-        driver::FUNCTIONS.iter().chain(blas::FUNCTIONS).map(|name| name.strip_prefix("cu").unwrap()).collect();
+    let looked_for: BTreeSet<&str> = driver::FUNCTIONS
+        .iter()
+        .chain(blas::FUNCTIONS)
+        .map(|name| name.strip_prefix("cu").unwrap())
+        .collect();
     assert_eq!(defined, looked_for);
 }
 

@@ -26,8 +26,10 @@ struct Routing {
 fn route(logits: &[f32], experts: usize, top_k: usize, weights: Weights, run: Run) -> Routing {
     let rows = logits.len() / experts;
     let device_logits = Buffer::of(logits);
-    let routing =
-        Routing { chosen: Buffer::poisoned::<u32>(rows * top_k), weights: Buffer::poisoned::<f32>(rows * top_k) };
+    let routing = Routing {
+        chosen: Buffer::poisoned::<u32>(rows * top_k),
+        weights: Buffer::poisoned::<f32>(rows * top_k),
+    };
     let params = MoeRouteParams {
         logits: device_logits.address(),
         chosen: routing.chosen.address(),
@@ -80,7 +82,8 @@ fn check_route(experts: usize, top_k: usize, weights: Weights, number: usize) {
 
 #[test]
 fn the_best_experts_are_chosen_and_weighed() {
-    let shapes = [(1, 1), (4, 2), (8, 2), (31, 4), (32, 32), (33, 5), (60, 4), (128, 8), (256, 8), (1024, 10)];
+    let shapes =
+        [(1, 1), (4, 2), (8, 2), (31, 4), (32, 32), (33, 5), (60, 4), (128, 8), (256, 8), (1024, 10)];
     for (number, (experts, top_k)) in shapes.into_iter().enumerate() {
         for weights in [Weights::OfChosen, Weights::OfAll] {
             check_route(experts, top_k, weights, number);
@@ -262,7 +265,8 @@ fn products_take_each_pair_to_its_expert() {
 
 #[test]
 fn what_the_experts_gave_is_weighed_and_added() {
-    for (number, (rows, width, top_k)) in [(1, 8, 1), (3, 24, 2), (5, 2056, 8), (257, 8, 4)].into_iter().enumerate()
+    for (number, (rows, width, top_k)) in
+        [(1, 8, 1), (3, 24, 2), (5, 2056, 8), (257, 8, 4)].into_iter().enumerate()
     {
         let mut rng = rng(number as u64);
         let pairs = rows * top_k;
@@ -342,7 +346,10 @@ fn a_whole_layer_gives_what_its_experts_give_row_by_row() {
         }
         for (column, want) in want.iter().enumerate() {
             let got = f64::from(got[row * width + column]);
-            assert!((got - want).abs() < 0.02 * (1.0 + want.abs()), "row {row}, column {column}: {got}, not {want}");
+            assert!(
+                (got - want).abs() < 0.02 * (1.0 + want.abs()),
+                "row {row}, column {column}: {got}, not {want}"
+            );
         }
     }
 }
