@@ -136,9 +136,10 @@ fn once(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let unfinished =
         wanted.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
     make(&unfinished);
-    // Another process may have been quicker with a directory.
     if std::fs::rename(&unfinished, &wanted).is_err() {
+        // Another process was quicker with the directory.
         assert!(wanted.exists(), "{} cannot be renamed", unfinished.display());
+        let _ = std::fs::remove_dir_all(&unfinished);
     }
     wanted
 }
