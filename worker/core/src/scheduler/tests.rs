@@ -598,3 +598,25 @@ proptest! {
         prop_assert_eq!(order, expected.into_iter().map(|(id, _)| id).collect::<Vec<_>>());
     }
 }
+
+#[test]
+fn salts_keep_blocks_apart_and_are_no_events() {
+    let mut scheduler = scheduler(20, 4, 40);
+    scheduler.record_events();
+    let mut device = Device::default();
+    let prompt = [1; 13];
+    let mut run = |salt: Option<&[u8]>| {
+        scheduler.submit_salted(submission(&prompt, 1), salt).unwrap();
+        let batch = scheduler.schedule();
+        let drawn = device.forward(&batch);
+        let cached = scheduler.commit(&batch, &drawn)[0].cached_tokens;
+        scheduler.check_invariants();
+        let stored = |event: &KvEvent| matches!(event, KvEvent::Stored(_));
+        (cached, scheduler.take_events().iter().filter(|event| stored(event)).count())
+    };
+    assert_eq!(run(Some(b"a")), (0, 0));
+    assert_eq!(run(Some(b"a")), (12, 0));
+    assert_eq!(run(Some(b"b")), (0, 0));
+    assert_eq!(run(None), (0, 1));
+    assert_eq!(run(None), (12, 0));
+}
