@@ -65,8 +65,7 @@ impl TextLimit {
         if text_bytes > self.piece_bytes() {
             let (mut counted_tokens, mut counted_bytes) = (0, 0);
             while counted_bytes < text_bytes {
-                let rest = &text[counted_bytes..];
-                let piece = &rest[..rest.floor_char_boundary(self.piece_bytes())];
+                let piece = beginning(&text[counted_bytes..], self.piece_bytes());
                 counted_tokens += tokenizer.encode(piece, SpecialTokenPolicy::Omit).map_err(failed)?.len();
                 counted_bytes += piece.len();
                 if counted_tokens > context_tokens.saturating_mul(BEYOND_DOUBT) {
@@ -82,6 +81,15 @@ impl TextLimit {
         }
         tokenizer.encode(text, special).map_err(failed)
     }
+}
+
+/// The first `bytes` of `text`, or as many fewer as cut no character.
+fn beginning(text: &str, bytes: usize) -> &str {
+    let mut end = bytes.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 #[cfg(test)]

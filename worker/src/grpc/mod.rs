@@ -62,7 +62,7 @@ impl GrpcWorker {
             };
             if !drains {
                 // Nobody can say so any more, and nobody waits for this stream.
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         };
         Response::new(Box::pin(replies.take_until(drained)))
