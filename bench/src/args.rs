@@ -6,7 +6,6 @@ pub mod validate;
 pub mod values;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -133,7 +132,7 @@ pub struct TrafficArgs {
     /// Seed of prompts, lengths and arrivals: the same seed sends the same run
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Requests sent before the clock starts, with the first prompt and at most 32 output tokens
+    /// Requests sent before the clock starts, with a prompt of their own, as long as the first, and at most 32 output tokens
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub warmup_requests: u32,
     /// POST /flush_cache after the warm-up
@@ -279,7 +278,7 @@ impl ServeArgs {
     pub fn goodput(&self) -> Option<Goodput> {
         let limit = |metric| {
             let given = self.report.goodput.iter().rev().find(|(name, _)| *name == metric);
-            given.map(|(_, limit_ms)| Duration::from_secs_f64(limit_ms / 1e3))
+            given.and_then(|(_, limit_ms)| values::time(limit_ms / 1e3))
         };
         (!self.report.goodput.is_empty()).then(|| Goodput {
             ttft: limit(GoodputMetric::Ttft),
@@ -308,6 +307,8 @@ impl ServeArgs {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn parse(line: &str) -> Result<ServeArgs, clap::Error> {
@@ -349,12 +350,26 @@ mod tests {
             "--burstiness 0",
             "--goodput itl:5",
             "--goodput ttft:-1",
+            "--goodput ttft:1e300",
+            "--goodput tpot:inf",
             "--header x",
         ] {
             assert!(parse(line).is_err(), "{line} was accepted");
         }
         assert!(parse("--base-url http://a --port 1").is_err());
         assert!(parse("--backend sglang").is_err(), "the native /generate protocol is not spoken");
+    }
+
+    #[test]
+    fn refuses_times_that_no_clock_can_be_moved_by() {
+        for (line, flag) in [
+            ("--timeout 1e300", "--timeout"),
+            ("--timeout inf", "--timeout"),
+            ("--turn-delay-ms 18446744073709551615", "--turn-delay-ms"),
+        ] {
+            let message = parse(line).unwrap().validate().unwrap_err().to_string();
+            assert!(message.contains(flag), "{line}: {message}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::f64::consts::TAU;
 use std::fmt;
 use std::time::Duration;
 
+use crate::args::values::time;
 use rand::RngExt;
 use rand::rngs::Xoshiro256PlusPlus;
 
@@ -133,26 +134,43 @@ impl fmt::Display for Arrivals {
 
 /// The start of each of `count` conversations, ascending. The first starts at zero, as in the originals. `recorded` are
 /// the offsets of a trace; they are used for [`Arrivals::Trace`] only, and there must be `count` of them then.
+///
+/// # Errors
+/// A rate or speed so low that a start would be decades away.
 pub fn schedule(
     arrivals: &Arrivals,
     count: usize,
     recorded: &[Duration],
     rng: &mut Xoshiro256PlusPlus,
-) -> Vec<Duration> {
+) -> Result<Vec<Duration>, TooLate> {
+    let starts = |seconds: f64| time(seconds).ok_or(TooLate { seconds });
     match arrivals {
-        Arrivals::Infinite => return vec![Duration::ZERO; count],
-        Arrivals::Trace { speed } => return recorded.iter().map(|offset| offset.div_f64(*speed)).collect(),
+        Arrivals::Infinite => return Ok(vec![Duration::ZERO; count]),
+        Arrivals::Trace { speed } => {
+            return recorded.iter().map(|offset| starts(offset.as_secs_f64() / speed)).collect();
+        }
         Arrivals::Steady { .. } | Arrivals::Ramp { .. } => {}
     }
     let burstiness = arrivals.burstiness();
     let mut at_seconds = 0.0;
     (0..count)
         .map(|index| {
-            let start = Duration::from_secs_f64(at_seconds);
+            let start = starts(at_seconds);
             at_seconds += burstiness.gap_seconds(arrivals.mean_gap_seconds(index, count), rng);
             start
         })
         .collect()
+}
+
+/// A start that nobody will live to see.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error(
+    "a conversation would start {seconds:e} seconds after the first, and the latest possible is 1e9: give a higher --request-rate, \
+     --ramp-up-start-rps or --trace-speed"
+)]
+pub struct TooLate {
+    /// When it would.
+    pub seconds: f64,
 }
 
 /// In [0, 1).
@@ -217,7 +235,7 @@ mod tests {
     }
 
     fn starts(arrivals: &Arrivals, count: usize, seed: u64) -> Vec<Duration> {
-        schedule(arrivals, count, &[], &mut rng(seed))
+        schedule(arrivals, count, &[], &mut rng(seed)).unwrap()
     }
 
     /// Mean and standard deviation of the gaps in seconds.
@@ -272,8 +290,21 @@ mod tests {
     #[test]
     fn a_trace_is_replayed_at_its_speed() {
         let recorded = [0, 100, 100, 900].map(Duration::from_millis);
-        let starts = schedule(&Arrivals::Trace { speed: 2.0 }, 4, &recorded, &mut rng(1));
+        let starts = schedule(&Arrivals::Trace { speed: 2.0 }, 4, &recorded, &mut rng(1)).unwrap();
         assert_eq!(starts, [0, 50, 50, 450].map(Duration::from_millis));
+    }
+
+    #[test]
+    fn starts_that_nobody_would_live_to_see_are_refused() {
+        let late =
+            |arrivals, recorded: &[Duration]| schedule(&arrivals, 3, recorded, &mut rng(1)).unwrap_err();
+        let said = late(steady(1e-300, Burstiness::Constant), &[]).to_string();
+        assert!(said.contains("1e300 seconds") && said.contains("--request-rate"), "{said}");
+        late(steady(f64::MIN_POSITIVE / 8.0, Burstiness::Constant), &[]);
+        late(Arrivals::Trace { speed: 1e-300 }, &[0, 1, 2].map(Duration::from_secs));
+        let ramp = RampStrategy::Exponential;
+        let burstiness = Burstiness::Constant;
+        late(Arrivals::Ramp { strategy: ramp, start_rate: 1e-200, end_rate: 1.0, burstiness }, &[]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use http::header::{
 };
 use serde::Deserialize;
 
+use crate::args::values::time;
 use crate::args::{Api, ServeArgs};
 use crate::wire::message::Progress;
 use crate::wire::socket::ReadError;
@@ -115,7 +116,7 @@ impl Client {
         let headers = lines_of(&headers(args, &target)?);
         let head = |api| head("POST", target.uri(path_of(api)).path(), &headers);
         let (chat_head, completion_head) = (head(Api::Chat), head(Api::Completions));
-        let timeout = Duration::from_secs_f64(args.target.timeout);
+        let timeout = time(args.target.timeout).context("--timeout must be from 0 to 1e9 seconds")?;
         Ok(Self { connections, target, headers, chat_head, completion_head, timeout })
     }
 

@@ -116,6 +116,13 @@ impl KneeArgs {
                 problems.push(format!("a knee sets the rate itself, from --start-rate on; leave out {flag}"));
             }
         }
+        if traffic.max_concurrency.is_some() {
+            problems.push(
+                "--max-concurrency lets requests wait in the client, where waiting is no part of TTFT: the knee found would be too \
+                 high; leave it out"
+                    .to_owned(),
+            );
+        }
         if !(self.good_share > 0.0 && self.good_share <= 1.0) {
             problems.push("--good-share must be above 0 and at most 1".to_owned());
         }

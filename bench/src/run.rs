@@ -5,6 +5,7 @@
 
 pub mod conversation;
 pub mod dispatch;
+pub mod rehearsal;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::statistics::Statistics;
 use crate::tokens::TokenCounter;
 use crate::{arrivals, client};
 use conversation::Workload;
+use rehearsal::Rehearsal;
 
 /// Tasks that run between two looks at the sockets: few, so that what has come is not left lying.
 const EVENT_INTERVAL: u32 = 16;
@@ -79,6 +81,7 @@ async fn drive(
     let dataset = dataset::load(args, counter)?;
     announce(&dataset);
     let num_prompts = dataset.conversations.len();
+    let rehearsal = Rehearsal::of(&dataset, args, counter)?;
     let progress = progress_bar(args, &dataset);
     let workload = Arc::new(Workload {
         client,
@@ -89,10 +92,10 @@ async fn drive(
         sends_session_id: args.request.send_session_id,
         progress,
     });
-    warm_up(args, &workload).await?;
+    warm_up(args, &workload, &rehearsal).await?;
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(args.traffic.seed ^ ARRIVALS_STREAM);
     let recorded = &workload.dataset.arrivals;
-    let schedule = arrivals::schedule(&args.arrivals(), num_prompts, recorded, &mut rng);
+    let schedule = arrivals::schedule(&args.arrivals(), num_prompts, recorded, &mut rng)?;
     let finished = dispatch::run(&workload, &schedule, args.traffic.max_concurrency).await?;
     workload.progress.finish_and_clear();
     Ok((model, num_prompts, finished))
@@ -128,11 +131,11 @@ fn progress_bar(args: &ServeArgs, dataset: &Dataset) -> ProgressBar {
     ProgressBar::new(requests as u64).with_style(style)
 }
 
-async fn warm_up(args: &ServeArgs, workload: &Arc<Workload>) -> anyhow::Result<()> {
+async fn warm_up(args: &ServeArgs, workload: &Arc<Workload>, rehearsal: &Rehearsal) -> anyhow::Result<()> {
     let count = args.traffic.warmup_requests;
     if count > 0 {
         println!("Starting warmup with {count} sequences...");
-        if let Some(failure) = workload.warm_up(count).await {
+        if let Some(failure) = rehearsal.send(workload, count).await {
             bail!("every warm-up request failed, the last with: {failure}");
         }
         println!("Warmup completed with {count} sequences. Starting main benchmark run...");

@@ -122,6 +122,16 @@ fn one_connection_is_used_again_and_again() {
 }
 
 #[test]
+fn a_warm_up_is_over_when_all_of_it_is() {
+    // None is broken off when the first has ended, which would cost its connection.
+    let mock = Mock::in_groups_of(3, three_words);
+    let flags = SMALL.replace("--warmup-requests 0", "--warmup-requests 3 --max-concurrency 3");
+    let (summary, _) = measure(&mock, &flags.replace("--num-prompts 10", "--num-prompts 9"));
+    assert_eq!(summary.statistics.completed_requests, 9);
+    assert_eq!(mock.connections(), 3, "those of the warm-up serve the run");
+}
+
+#[test]
 fn connections_that_the_server_closes_are_replaced() {
     let mock = Mock::without_keep_alive(three_words);
     let (summary, _) = measure(&mock, &format!("{SMALL} --max-concurrency 1"));

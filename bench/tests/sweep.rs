@@ -18,8 +18,10 @@ use serde_json::Value;
 
 fn command(words: &str, mock: &Mock, flags: &str) -> Command {
     let url = mock.url();
-    let all = ["bench", words, "--base-url", &url, "--warmup-requests", "0", "--disable-tqdm"];
-    Cli::try_parse_from(all.into_iter().chain(flags.split_whitespace())).unwrap().command
+    let all =
+        ["bench", words, "--base-url", &url, "--disable-tqdm"].into_iter().chain(flags.split_whitespace());
+    let quiet = if flags.contains("--warmup-requests") { &[][..] } else { &["--warmup-requests", "0"] };
+    Cli::try_parse_from(all.chain(quiet.iter().copied())).unwrap().command
 }
 
 fn sweep_args(mock: &Mock, flags: &str) -> SweepArgs {
@@ -107,6 +109,24 @@ fn a_sweep_runs_every_cell_and_writes_a_table_a_plot_and_lines() {
 }
 
 #[test]
+fn no_cell_finds_the_prompt_of_its_warm_up_in_a_cache() {
+    let mock = Mock::start(two_words);
+    let flags = "--concurrencies 1,2 --input-lens 9 --rounds 2 --random-output-len 2 --warmup-requests 3";
+    let cells = sweep::sweep(&sweep_args(&mock, flags)).unwrap();
+    assert_eq!(cells.iter().map(|cell| cell.summary.statistics.completed_requests).sum::<u64>(), 2 + 4);
+    let seen = mock.seen();
+    let prompts: Vec<_> =
+        seen.iter().map(|seen| seen.body["messages"][0]["content"].as_str().unwrap()).collect();
+    assert_eq!(prompts.len(), 3 + 2 + 3 + 4);
+    assert!(prompts.iter().all(|prompt| prompt.split(' ').count() == 9), "{prompts:?}");
+    assert_eq!(
+        prompts.iter().collect::<HashSet<_>>().len(),
+        2 + 2 + 4,
+        "each warm-up has one prompt of its own, and each measured request"
+    );
+}
+
+#[test]
 fn a_sweep_refuses_flags_that_contradict_the_grid() {
     let mock = Mock::start(two_words);
     let flags = "--num-prompts 5 --max-concurrency 2 --dataset-name multi-turn";
@@ -152,9 +172,10 @@ fn failed_requests_are_not_good_and_a_share_of_them_is_too_many() {
 #[test]
 fn a_knee_needs_objectives_and_sets_the_rate_itself() {
     let mock = Mock::start(two_words);
-    let error =
-        bench::knee::knee(&knee_args(&mock, "--request-rate 3 --good-share 2")).unwrap_err().to_string();
-    for part in ["--goodput", "--request-rate", "--good-share"] {
+    let error = bench::knee::knee(&knee_args(&mock, "--request-rate 3 --good-share 2 --max-concurrency 4"))
+        .unwrap_err()
+        .to_string();
+    for part in ["--goodput", "--request-rate", "--good-share", "--max-concurrency"] {
         assert!(error.contains(part), "{part} missing in {error}");
     }
 }

@@ -113,6 +113,16 @@ fn lines_that_are_no_requests_are_refused_with_their_number() {
     assert!(header.contains("TIMESTAMP,ContextTokens,GeneratedTokens"), "{header}");
     let line = refuse("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,many,1\n");
     assert!(line.contains("line 2"), "{line}");
+    for (line, part) in [
+        (r#"{"timestamp": 1e300, "input_length": 5, "output_length": 1, "hash_ids": [0]}"#, "timestamp"),
+        (
+            r#"{"timestamp": 0, "input_length": 5, "output_length": 18446744073709551615, "hash_ids": [0]}"#,
+            "output_length",
+        ),
+    ] {
+        let error = refuse("trace", line);
+        assert!(error.contains("line 1") && error.contains(part), "{error}");
+    }
 }
 
 #[test]

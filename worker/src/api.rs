@@ -3,6 +3,8 @@
 //! Next: [`generate`] for what is generated, [`tokens`] for text to tokens and back.
 
 mod generate;
+mod text_limit;
+mod tokenizing;
 mod tokens;
 
 use std::sync::Arc;
@@ -14,12 +16,15 @@ use roundhouse_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::body::{ChunkSource, WorkerBody};
-use crate::engine::{Engine, RequestId};
+use crate::engine::{Caller, Engine, RequestId};
 use crate::error::RequestError;
 use crate::kv_events::KvLog;
 use crate::metrics::Metrics;
 use crate::openai::request::Kind;
 use crate::simulation::Simulation;
+
+pub use self::text_limit::TextLimit;
+pub use self::tokenizing::Tokenizing;
 
 const REQUEST_ID: &str = "x-request-id";
 
@@ -39,6 +44,10 @@ pub struct Api {
     pub vocab_tokens: usize,
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
+    /// How long texts may be.
+    pub text_limit: TextLimit,
+    /// Where they are tokenized.
+    pub tokenizing: Tokenizing,
     /// Conversations to text; `None` for models that only complete.
     pub template: Option<ChatTemplate>,
     /// Runs generations.
@@ -58,18 +67,18 @@ pub struct Api {
 impl Api {
     /// Answers one request, which is known by its header `x-request-id`, if it has one.
     pub async fn handle(self: &Arc<Self>, request: Request<Bytes>) -> Response<WorkerBody> {
-        let id = request_id(request.headers());
-        self.handle_as(id, request).await
+        let caller = Caller { request_id: request_id(request.headers()), ..Caller::default() };
+        self.handle_for(caller, request).await
     }
 
-    /// Answers one request, which is known as `request_id`.
-    pub(crate) async fn handle_as(
+    /// Answers one request of `caller`'s.
+    pub(crate) async fn handle_for(
         self: &Arc<Self>,
-        request_id: RequestId,
+        caller: Caller,
         request: Request<Bytes>,
     ) -> Response<WorkerBody> {
         let id = request.headers().get(REQUEST_ID).cloned();
-        let mut response = match self.route(request_id, request).await {
+        let mut response = match self.route(caller, request).await {
             Ok(response) => response,
             Err(error) => error.response(),
         };
@@ -81,7 +90,7 @@ impl Api {
 
     async fn route(
         self: &Arc<Self>,
-        request_id: RequestId,
+        caller: Caller,
         request: Request<Bytes>,
     ) -> Result<Response<WorkerBody>, RequestError> {
         let path = request.uri().path().to_owned();
@@ -99,8 +108,8 @@ impl Api {
         };
         takes(request.method(), allowed)?;
         match path.as_str() {
-            "/v1/chat/completions" => self.generate(Kind::Chat, request_id, request.into_body()).await,
-            "/v1/completions" => self.generate(Kind::Completion, request_id, request.into_body()).await,
+            "/v1/chat/completions" => self.generate(Kind::Chat, caller, request.into_body()).await,
+            "/v1/completions" => self.generate(Kind::Completion, caller, request.into_body()).await,
             "/tokenize" => self.tokenize(request.into_body()).await,
             "/detokenize" => self.detokenize(request.into_body()).await,
             "/v1/models" => Ok(json_response(&json!({ "object": "list", "data": [self.model_entry()] }))),
@@ -118,6 +127,8 @@ impl Api {
                 let blocks = blocks.ok_or_else(|| RequestError::Engine("it has stopped".to_owned()))?;
                 Ok(json_response(&json!({ "flushed_blocks": blocks })))
             }
+            // Alive, healthy and ready are the same here: without its engine a worker is none of them, and does not recover.
+            _ if self.engine.has_ended() => Err(RequestError::EngineEnded),
             _ => Ok(text_response("text/plain; charset=utf-8", "ok\n".to_owned())),
         }
     }
@@ -183,4 +194,61 @@ fn event_response(events: impl ChunkSource + 'static) -> Response<WorkerBody> {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::engine::tests::broken_engine;
+    use crate::model::{ModelFiles, ModelSource};
+
+    /// With an engine that broke down, and a model of a hundred tokens, of which the tokenizer has more.
+    async fn api() -> Arc<Api> {
+        let files = ModelFiles::open(&ModelSource::Builtin).unwrap();
+        let tokenizer = Tokenizer::from_json(files.tokenizer.as_deref().unwrap().as_bytes()).unwrap();
+        Arc::new(Api {
+            model: "m".to_owned(),
+            backend: "none".to_owned(),
+            context_tokens: 100,
+            block_tokens: 4,
+            end_tokens: Arc::new([]),
+            vocab_tokens: 100,
+            text_limit: TextLimit::new(&tokenizer, 100),
+            tokenizing: Tokenizing::new(1, 1),
+            tokenizer,
+            template: None,
+            engine: broken_engine().await,
+            metrics: Arc::default(),
+            started: SystemTime::now(),
+            simulation: None,
+            instance: 1,
+            kv_log: None,
+        })
+    }
+
+    #[tokio::test]
+    async fn a_worker_whose_engine_broke_down_is_not_healthy() {
+        let api = api().await;
+        for path in ["/health", "/readyz", "/livez"] {
+            let response = api.handle(Request::get(path).body(Bytes::new()).unwrap()).await;
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        }
+        let models = api.handle(Request::get("/v1/models").body(Bytes::new()).unwrap()).await;
+        assert_eq!(models.status(), StatusCode::OK, "what needs no engine is answered");
+    }
+
+    #[tokio::test]
+    async fn tokens_that_the_model_has_not_are_refused_before_they_come_to_the_engine() {
+        let api = api().await;
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 1}).to_string();
+        let request = Request::post("/v1/completions").body(Bytes::from(body)).unwrap();
+        let response = api.handle(request).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+        let answer = response.into_body().collect().await.unwrap().to_bytes();
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.contains("vocabulary has only 100") && answer.contains("invalid_value"), "{answer}");
+    }
 }

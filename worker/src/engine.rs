@@ -4,10 +4,12 @@
 //! blocks are free at the next step. Knows no text. Next: [`generation`](crate::generation).
 
 mod reports;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -17,7 +19,7 @@ use roundhouse_types::{FinishReason, TokenId, WorkerLoad};
 use tokio::sync::{mpsc, oneshot, watch};
 use worker_core::sampling::Logprobs;
 use worker_core::scheduler::{Progress, SchedulerStats};
-use worker_core::step::{Backend, Batch, NextToken, SequenceId};
+use worker_core::step::{Backend, BackendError, Batch, NextToken, SequenceId};
 use worker_core::{Scheduler, SchedulerLimits, Submission};
 
 use self::reports::{Pace, publish_events};
@@ -46,6 +48,32 @@ pub enum Event {
     Failed(String),
 }
 
+/// On whose behalf something is generated.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    /// How the client names its request.
+    pub request_id: RequestId,
+    /// Ends the generation from outside.
+    pub abort: AbortFlag,
+    /// Blocks are shared with generations of the same salt only.
+    pub cache_salt: Option<Arc<str>>,
+}
+
+/// Ends what is generated under it, at the next step, also while nobody asks for its events; clones are the same flag.
+#[derive(Clone, Debug, Default)]
+pub struct AbortFlag(Arc<AtomicBool>);
+
+impl AbortFlag {
+    /// Raises it, for good.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A running generation. Dropping it cancels.
 #[derive(Debug)]
 pub struct Generation {
@@ -62,7 +90,14 @@ struct Asked {
 /// Who gets a generation's events.
 struct Client {
     events: mpsc::UnboundedSender<Event>,
-    request_id: RequestId,
+    caller: Caller,
+}
+
+impl Client {
+    /// Whether nobody wants its events any more.
+    fn has_left(&self) -> bool {
+        self.events.is_closed() || self.caller.abort.is_raised()
+    }
 }
 
 enum Command {
@@ -86,8 +121,19 @@ pub struct Engine {
 struct Shared {
     stats: Mutex<SchedulerStats>,
     load: watch::Sender<WorkerLoad>,
-    /// Submitted and not admitted to a step yet.
+    /// Submitted and not among what `stats` counts yet.
     queued: AtomicUsize,
+    /// The thread has ended, as it was told or by a panic.
+    has_ended: AtomicBool,
+}
+
+/// Says that the thread has ended, however it did.
+struct End(Arc<Shared>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Ordering::Release);
+    }
 }
 
 impl Engine {
@@ -117,10 +163,17 @@ impl Engine {
             siblings: HashMap::new(),
             kv_log,
             pace: Pace::default(),
+            taken: 0,
         };
         run.publish();
         let thread = std::thread::Builder::new().name("engine".to_owned());
-        let thread = thread.spawn(move || run.run()).map_err(WorkerError::Thread)?;
+        let end = End(Arc::clone(&shared));
+        let body = move || {
+            // Dropped before `run`, with which go the channels of whoever waits: who finds those closed finds this said.
+            let _end = end;
+            run.run();
+        };
+        let thread = thread.spawn(body).map_err(WorkerError::Thread)?;
         Ok(Self { commands, shared, thread: Mutex::new(Some(thread)), max_waiting, pool_tokens })
     }
 
@@ -131,7 +184,7 @@ impl Engine {
     pub fn submit(
         &self,
         submissions: Vec<Submission>,
-        request_id: &RequestId,
+        caller: &Caller,
     ) -> Result<Vec<Generation>, RequestError> {
         for Submission { prompt, max_tokens, .. } in &submissions {
             // The last token is drawn and never computed.
@@ -149,7 +202,7 @@ impl Engine {
         }
         let begin = |submission| {
             let (sender, events) = mpsc::unbounded_channel();
-            let client = Client { events: sender, request_id: request_id.clone() };
+            let client = Client { events: sender, caller: caller.clone() };
             (Asked { submission, client }, Generation { events })
         };
         let (asked, generations) = submissions.into_iter().map(begin).unzip();
@@ -165,6 +218,12 @@ impl Engine {
         let (tell, told) = oneshot::channel();
         self.commands.send(Command::Flush(tell)).ok()?;
         told.await.ok()
+    }
+
+    /// Whether the thread has ended, and nothing will be generated any more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.shared.has_ended.load(Ordering::Acquire)
     }
 
     /// Tokens that fit into the KV pool.
@@ -214,6 +273,15 @@ struct Run {
     /// Where cache events go, if anybody may want them.
     kv_log: Option<Arc<KvLog>>,
     pace: Pace,
+    /// Generations that came in and are still counted among the queued.
+    taken: usize,
+}
+
+/// Why a step came to nothing.
+struct Failure {
+    /// Whose fault it is, if nothing was computed for the others.
+    only: Option<SequenceId>,
+    reason: String,
 }
 
 /// Whether the thread goes on.
@@ -228,6 +296,7 @@ impl Run {
         while self.take_commands() == Turn::GoOn {
             self.cancel_abandoned();
             let batch = self.scheduler.schedule();
+            self.count_taken();
             if !batch.sequences.is_empty() {
                 match self.forward(&batch) {
                     Ok(drawn) => {
@@ -236,7 +305,7 @@ impl Run {
                         self.publish_events();
                         self.deliver(&progress, drawn);
                     }
-                    Err(reason) => self.fail(&batch, &reason),
+                    Err(failure) => self.fail(&batch, &failure),
                 }
             }
             self.publish();
@@ -259,7 +328,7 @@ impl Run {
             };
             match command {
                 Ok(Command::Submit(asked)) => {
-                    self.shared.queued.fetch_sub(asked.len(), Ordering::Relaxed);
+                    self.taken += asked.len();
                     self.submit_first(asked);
                 }
                 Ok(Command::Flush(tell)) => {
@@ -277,6 +346,15 @@ impl Run {
         }
     }
 
+    /// Those that came in are among the counters from here on: before the step, since others come in while it lasts. For a moment
+    /// they are counted twice, never not at all.
+    fn count_taken(&mut self) {
+        if self.taken > 0 {
+            self.publish();
+            self.shared.queued.fetch_sub(std::mem::take(&mut self.taken), Ordering::Relaxed);
+        }
+    }
+
     /// Submits the first and holds the others back. Should it be refused, the next is the first.
     fn submit_first(&mut self, mut siblings: VecDeque<Asked>) {
         while let Some(first) = siblings.pop_front() {
@@ -289,8 +367,13 @@ impl Run {
         }
     }
 
+    /// Submits one, unless its client has left meanwhile.
     fn submit(&mut self, Asked { submission, client }: Asked) -> Option<SequenceId> {
-        match self.scheduler.submit(submission) {
+        if client.has_left() {
+            return None;
+        }
+        let salt = client.caller.cache_salt.as_deref().map(str::as_bytes);
+        match self.scheduler.submit_salted(submission, salt) {
             Ok(id) => {
                 self.clients.insert(id, client);
                 Some(id)
@@ -305,7 +388,7 @@ impl Run {
 
     fn cancel_abandoned(&mut self) {
         let abandoned: Vec<_> =
-            self.clients.iter().filter(|(_, client)| client.events.is_closed()).map(|(id, _)| *id).collect();
+            self.clients.iter().filter(|(_, client)| client.has_left()).map(|(id, _)| *id).collect();
         for id in abandoned {
             self.scheduler.cancel(id);
             self.clients.remove(&id);
@@ -315,16 +398,22 @@ impl Run {
         }
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, String> {
+    fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, Failure> {
         let began = Instant::now();
         let step = catch_unwind(AssertUnwindSafe(|| self.backend.forward(batch)));
         self.pace.stepped(batch, began.elapsed());
         match step {
-            Ok(outcome) => outcome.map_err(|error| error.to_string()),
+            Ok(outcome) => outcome.map_err(|error| {
+                let only = match &error {
+                    BackendError::InvalidSequence { id, .. } => Some(*id),
+                    BackendError::Device(_) => None,
+                };
+                Failure { only, reason: error.to_string() }
+            }),
             Err(panic) => {
                 let said = panic.downcast_ref::<String>().map(String::as_str);
                 let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(format!("the backend panicked: {said}"))
+                Err(Failure { only: None, reason: format!("the backend panicked: {said}") })
             }
         }
     }
@@ -350,14 +439,19 @@ impl Run {
         }
     }
 
-    /// What the step wrote is undefined; none of it has become findable.
-    fn fail(&mut self, batch: &Batch, reason: &str) {
-        tracing::error!(reason, sequences = batch.sequences.len(), "step failed");
-        for step in &batch.sequences {
-            self.scheduler.cancel(step.id);
-            let siblings = self.siblings.remove(&step.id).into_iter().flatten().map(|sibling| sibling.client);
-            for client in self.clients.remove(&step.id).into_iter().chain(siblings) {
-                let _ = client.events.send(Event::Failed(reason.to_owned()));
+    /// Ends whom it concerns. What the step wrote, if anything, is undefined; none of it has become findable.
+    fn fail(&mut self, batch: &Batch, failure: &Failure) {
+        let Failure { only, reason } = failure;
+        let ids = || batch.sequences.iter().map(|step| step.id);
+        // A name that is none of the batch's must not leave a batch that fails for ever.
+        let only = only.filter(|only| ids().any(|id| id == *only));
+        let ended: Vec<SequenceId> = ids().filter(|id| only.is_none_or(|only| only == *id)).collect();
+        tracing::error!(reason, sequences = ended.len(), of = batch.sequences.len(), "step failed");
+        for id in ended {
+            self.scheduler.cancel(id);
+            let siblings = self.siblings.remove(&id).into_iter().flatten().map(|sibling| sibling.client);
+            for client in self.clients.remove(&id).into_iter().chain(siblings) {
+                let _ = client.events.send(Event::Failed(reason.clone()));
             }
         }
     }

@@ -72,6 +72,38 @@ pub enum RequestError {
         /// The answer.
         max_tokens: usize,
     },
+    /// A text has more bytes than a whole context of the longest token.
+    #[error(
+        "the context length is {context_tokens} tokens, which is at most {most_bytes} bytes of text, but the text has \
+         {text_bytes} bytes; shorten it"
+    )]
+    TextTooLong {
+        /// The parameter with the text.
+        parameter: &'static str,
+        /// What there is.
+        context_tokens: usize,
+        /// The most that could fit.
+        most_bytes: usize,
+        /// The text's length.
+        text_bytes: usize,
+    },
+    /// The beginning of a text alone is far beyond the context.
+    #[error(
+        "the context length is {context_tokens} tokens, but of the {text_bytes} bytes of the text the first \
+         {counted_bytes} are some {counted_tokens} tokens already; shorten it"
+    )]
+    TextOverflows {
+        /// The parameter with the text.
+        parameter: &'static str,
+        /// What there is.
+        context_tokens: usize,
+        /// The text's length.
+        text_bytes: usize,
+        /// The length of what was tokenized.
+        counted_bytes: usize,
+        /// What that gave.
+        counted_tokens: usize,
+    },
     /// Prompt and answer fit the context and not the KV pool.
     #[error(
         "the request needs KV for {needed_tokens} tokens, prompt and max_tokens together, but the whole pool holds \
@@ -115,9 +147,18 @@ pub enum RequestError {
         /// How many.
         waiting: usize,
     },
+    /// Too many texts wait to be tokenized.
+    #[error("{waiting} texts wait to be tokenized already; try again later")]
+    TextsWait {
+        /// How many.
+        waiting: usize,
+    },
     /// The engine failed or has stopped.
     #[error("the engine failed: {0}")]
     Engine(String),
+    /// The engine's thread has ended, and nothing will be generated any more.
+    #[error("the engine has ended; the worker must be started anew")]
+    EngineEnded,
 }
 
 impl RequestError {
@@ -128,14 +169,17 @@ impl RequestError {
             Self::Json(_)
             | Self::Parameter { .. }
             | Self::TooLong { .. }
+            | Self::TextTooLong { .. }
+            | Self::TextOverflows { .. }
             | Self::OutOfKv { .. }
             | Self::Template(_)
             | Self::Body(_) => StatusCode::BAD_REQUEST,
             Self::UnknownModel { .. } | Self::NotFound { .. } => StatusCode::NOT_FOUND,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Busy { .. } | Self::TextsWait { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Engine(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::EngineEnded => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -146,13 +190,15 @@ impl RequestError {
                 ("invalid_request_error", Some(parameter), Some("invalid_value"))
             }
             Self::UnknownModel { .. } => ("invalid_request_error", Some("model"), Some("model_not_found")),
-            Self::TooLong { parameter, .. } => {
+            Self::TooLong { parameter, .. }
+            | Self::TextTooLong { parameter, .. }
+            | Self::TextOverflows { parameter, .. } => {
                 ("invalid_request_error", Some(parameter), Some("context_length_exceeded"))
             }
             Self::OutOfKv { .. } => ("invalid_request_error", None, Some("kv_capacity_exceeded")),
             Self::Template(_) => ("invalid_request_error", Some("messages"), None),
-            Self::Busy { .. } => ("rate_limit_error", None, Some("queue_full")),
-            Self::Engine(_) => ("server_error", None, Some("engine_failed")),
+            Self::Busy { .. } | Self::TextsWait { .. } => ("rate_limit_error", None, Some("queue_full")),
+            Self::Engine(_) | Self::EngineEnded => ("server_error", None, Some("engine_failed")),
             _ => ("invalid_request_error", None, None),
         }
     }
@@ -172,6 +218,7 @@ impl RequestError {
             StatusCode::NOT_FOUND => tonic::Code::NotFound,
             StatusCode::TOO_MANY_REQUESTS => tonic::Code::ResourceExhausted,
             StatusCode::INTERNAL_SERVER_ERROR => tonic::Code::Internal,
+            StatusCode::SERVICE_UNAVAILABLE => tonic::Code::Unavailable,
             _ => tonic::Code::InvalidArgument,
         };
         tonic::Status::new(code, self.to_string())
@@ -185,7 +232,9 @@ impl RequestError {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self {
-            Self::Busy { .. } => drop(headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"))),
+            Self::Busy { .. } | Self::TextsWait { .. } => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
             Self::MethodNotAllowed { allowed, .. } => {
                 headers.insert(header::ALLOW, HeaderValue::from_static(allowed));
             }

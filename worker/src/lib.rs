@@ -10,6 +10,7 @@ pub mod body;
 pub mod config;
 pub mod engine;
 pub mod error;
+pub mod file_limit;
 pub mod generation;
 pub mod grpc;
 pub mod kv_events;

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use worker::kv_events::zmq::{Endpoint, Publisher, ZmqConfig};
 use worker::model::ModelSource;
-use worker::{BackendChoice, KvBudget, KvEventRecording, Worker, WorkerConfig, serve};
+use worker::{BackendChoice, KvBudget, KvEventRecording, Worker, WorkerConfig, file_limit, serve};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -126,6 +126,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     let address = SocketAddr::new(cli.host, cli.port);
     let grace = Duration::from_secs(cli.grace_period);
     let zmq = zmq(&cli)?;
+    file_limit::raise();
     let worker = Worker::start(configuration(cli))?;
     if worker.is_simulated() {
         tracing::warn!(what = worker.describe(), "compute is simulated");

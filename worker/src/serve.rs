@@ -6,7 +6,7 @@ mod answer;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -24,6 +24,8 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 const HTTP2_BEGINS: [u8; 3] = *b"PRI";
 /// Between two looks at a client that has sent less than that.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// Between two complaints about connections that cannot be accepted.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 /// Streams of one HTTP/2 connection: a router's thread puts its requests on few connections. What is too much for the engine
 /// it refuses itself.
 const MAX_STREAMS: u32 = 1_024;
@@ -37,7 +39,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 pub async fn serve(worker: &Worker, listener: TcpListener, grace: Duration, stop: impl Future<Output = ()>) {
     let (drain, draining) = watch::channel(false);
     let mut connections = JoinSet::new();
-    let answerer = Answerer::new(worker);
+    let mut complaint = Complaint::default();
+    let answerer = Answerer::new(worker, &draining);
     tokio::pin!(stop);
     loop {
         tokio::select! {
@@ -46,7 +49,9 @@ pub async fn serve(worker: &Worker, listener: TcpListener, grace: Duration, stop
                     connections.spawn(serve_connection(answerer.clone(), stream, draining.clone()));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept");
+                    if let Some(failures) = complaint.is_due(Instant::now()) {
+                        tracing::warn!(%error, failures, "cannot accept connections");
+                    }
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             },
@@ -60,6 +65,26 @@ pub async fn serve(worker: &Worker, listener: TcpListener, grace: Duration, stop
     let finished = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(grace, finished).await.is_err() {
         tracing::warn!("grace period over, connections cut off");
+    }
+}
+
+/// Says rarely what would happen a hundred times a second, as long as there are no files left for connections.
+#[derive(Debug, Default)]
+struct Complaint {
+    last: Option<Instant>,
+    /// Failures since then.
+    failures: u64,
+}
+
+impl Complaint {
+    /// Takes in a failure. Whether it is time to complain, and of how many.
+    fn is_due(&mut self, now: Instant) -> Option<u64> {
+        self.failures += 1;
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < COMPLAINT_INTERVAL) {
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.failures))
     }
 }
 
@@ -159,4 +184,21 @@ async fn serve_http2(
         .keep_alive_timeout(PING_INTERVAL)
         .serve_connection(TokioIo::new(stream), service);
     until_drained!(connection, draining)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_rare_and_count_what_they_left_out() {
+        let mut complaint = Complaint::default();
+        let begin = Instant::now();
+        assert_eq!(complaint.is_due(begin), Some(1));
+        for early in 1..1_000 {
+            assert_eq!(complaint.is_due(begin + Duration::from_millis(early * 10)), None, "{early}");
+        }
+        assert_eq!(complaint.is_due(begin + COMPLAINT_INTERVAL), Some(1_000));
+        assert_eq!(complaint.is_due(begin + COMPLAINT_INTERVAL * 2), Some(1));
+    }
 }

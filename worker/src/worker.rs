@@ -12,7 +12,7 @@ use worker_core::timing::EnginePreset;
 use worker_kernels::cuda::CudaKernels;
 use worker_kernels::cuda::launch::head_dim_is_supported;
 
-use crate::api::Api;
+use crate::api::{Api, TextLimit, Tokenizing};
 use crate::backend::timing::SystemClock;
 use crate::backend::{CpuBackend, CudaBackend, CudaModel, TimingBackend, kv_block_bytes};
 use crate::engine::Engine;
@@ -169,6 +169,8 @@ impl Worker {
         config: WorkerConfig,
     ) -> Result<Self, WorkerError> {
         let instance = rand::random();
+        warn_of_unknown_tokens(&text.tokenizer, model.vocab);
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let kv_log = (config.kv_events == KvEventRecording::On).then(|| Arc::new(KvLog::new(instance)));
         let api = Api {
             model: config.served_model_name.unwrap_or(parts.name),
@@ -177,6 +179,8 @@ impl Worker {
             block_tokens: BLOCK_TOKENS,
             end_tokens: model.eos_tokens.clone().into(),
             vocab_tokens: model.vocab,
+            text_limit: TextLimit::new(&text.tokenizer, parts.context_tokens),
+            tokenizing: Tokenizing::new(threads, config.max_waiting),
             tokenizer: text.tokenizer,
             template: text.template,
             engine: Engine::start(parts.backend, parts.limits, config.max_waiting, kv_log.clone())?,
@@ -264,6 +268,21 @@ impl Text {
     }
 }
 
+/// A tokenizer with tokens that the model has not is a mistake of whoever put the two together, and no reason not to serve
+/// texts without them.
+fn warn_of_unknown_tokens(tokenizer: &Tokenizer, vocab_tokens: usize) {
+    let unknown = tokenizer.ids().into_iter().filter(|id| *id as usize >= vocab_tokens);
+    let (count, highest) = unknown.fold((0, 0), |(count, _), id| (count + 1, id));
+    if count > 0 {
+        tracing::warn!(
+            count,
+            highest,
+            vocab_tokens,
+            "the tokenizer has tokens beyond the model's vocabulary; prompts that have one are refused"
+        );
+    }
+}
+
 fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     check_simulation(config)?;
     let bounds = [
@@ -273,10 +292,17 @@ fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
         ("max-waiting", config.max_waiting),
         ("memory-sharers", config.memory_sharers),
     ];
-    match bounds.iter().find(|(_, value)| *value == 0) {
-        Some((name, _)) => Err(WorkerError::Config(format!("{name} must be at least 1"))),
-        None => Ok(()),
+    if let Some((name, _)) = bounds.iter().find(|(_, value)| *value == 0) {
+        return Err(WorkerError::Config(format!("{name} must be at least 1")));
     }
+    let (step, running) = (config.max_tokens_per_step, config.max_running);
+    if step < running {
+        return Err(WorkerError::Config(format!(
+            "max-tokens-per-step {step} must be at least max-running, {running}: each running sequence computes a token a \
+             step, and those beyond would starve"
+        )));
+    }
+    Ok(())
 }
 
 fn check_simulation(config: &WorkerConfig) -> Result<(), WorkerError> {

@@ -2,6 +2,7 @@
 //!
 //! Next on the path: [`crate::run`].
 
+use super::values::time;
 use super::{DatasetName, RequestRate, ServeArgs, Style};
 use crate::arrivals::Burstiness;
 
@@ -15,8 +16,11 @@ impl ServeArgs {
         self.check_dataset(&mut problems);
         self.check_traffic(&mut problems);
         self.check_report(&mut problems);
-        if !(self.target.timeout > 0.0 && self.target.timeout.is_finite()) {
-            problems.push("--timeout must be a number of seconds above 0".to_owned());
+        if !(self.target.timeout > 0.0 && time(self.target.timeout).is_some()) {
+            problems.push("--timeout must be a number of seconds above 0 and up to 1e9".to_owned());
+        }
+        if time(self.dataset.turn_delay_ms as f64 / 1e3).is_none() {
+            problems.push("--turn-delay-ms must be at most 1000000000000".to_owned());
         }
         for key in ["model", "messages", "prompt", "stream", "stream_options"] {
             if self.request.extra_request_body.as_ref().is_some_and(|body| body.contains_key(key)) {

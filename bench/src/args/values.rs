@@ -2,12 +2,22 @@
 //!
 //! Next on the path: [`super::validate`].
 
+use std::time::Duration;
+
 use clap::ValueEnum;
 
 use crate::arrivals::Burstiness;
 
 /// A JSON object given on the command line.
 pub type JsonObject = serde_json::Map<String, serde_json::Value>;
+
+/// Longest time that a flag or a file may name, in seconds: 30 years. Clocks can be moved by that much and not by what f64 holds.
+pub const LONGEST_SECONDS: f64 = 1e9;
+
+/// `seconds` as a time; `None` unless they are from 0 to [`LONGEST_SECONDS`].
+pub fn time(seconds: f64) -> Option<Duration> {
+    (0.0..=LONGEST_SECONDS).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
+}
 
 /// How many conversations start per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -175,7 +185,7 @@ pub(super) fn parse_object(text: &str) -> Result<JsonObject, String> {
 
 /// Reads one value of a flag.
 pub(super) fn parse_objective(text: &str) -> Result<(GoodputMetric, f64), String> {
-    let expected = || "expected ttft:MS, tpot:MS or e2el:MS with milliseconds of at least 0".to_owned();
+    let expected = || "expected ttft:MS, tpot:MS or e2el:MS with milliseconds from 0 to 1e12".to_owned();
     let (name, limit) = text.split_once(':').ok_or_else(expected)?;
     let metric = match name {
         "ttft" => GoodputMetric::Ttft,
@@ -184,5 +194,5 @@ pub(super) fn parse_objective(text: &str) -> Result<(GoodputMetric, f64), String
         _ => return Err(expected()),
     };
     let limit_ms: f64 = limit.parse().map_err(|_| expected())?;
-    if limit_ms >= 0.0 { Ok((metric, limit_ms)) } else { Err(expected()) }
+    if time(limit_ms / 1e3).is_some() { Ok((metric, limit_ms)) } else { Err(expected()) }
 }

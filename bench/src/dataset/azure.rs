@@ -46,7 +46,7 @@ fn request(line: &str) -> anyhow::Result<(Duration, u64, u64)> {
     else {
         anyhow::bail!(expected());
     };
-    let tokens = |text: &str| text.trim().parse::<u64>().ok();
+    let tokens = |text: &str| text.trim().parse::<u32>().ok().map(u64::from);
     let request = || Some((time(at)?, tokens(input).filter(|tokens| *tokens > 0)?, tokens(output)?));
     request().with_context(expected)
 }
@@ -60,7 +60,8 @@ fn time(text: &str) -> Option<Duration> {
     let mut parts = clock.splitn(3, ':');
     let (hour, minute) = (parts.next()?.parse::<u64>().ok()?, parts.next()?.parse::<u64>().ok()?);
     let second: f64 = parts.next()?.parse().ok()?;
-    let in_range = (1..=12).contains(&month) && (1..=31).contains(&day) && hour < 24 && minute < 60;
+    let in_range =
+        year <= 9_999 && (1..=12).contains(&month) && (1..=31).contains(&day) && hour < 24 && minute < 60;
     if !in_range || !(0.0..61.0).contains(&second) {
         return None;
     }
@@ -96,6 +97,8 @@ mod tests {
             "yesterday,1,1",
             "2023-13-16 18:17:03,1,1",
             "2023-11-16 18:17:03,0,1",
+            "2023-11-16 18:17:03,1,18446744073709551615",
+            "18446744073709551615-11-16 18:17:03,1,1",
         ] {
             let error = request(line).unwrap_err().to_string();
             assert!(error.contains("4808,10"), "{line}: {error}");

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::blocks::{BlockWriter, Recipe};
 use super::{Content, Conversation, Dataset, Turn, read_file};
 use crate::args::DatasetArgs;
+use crate::args::values::time;
 
 #[derive(Deserialize)]
 struct Line {
@@ -51,12 +52,14 @@ fn request(line: &str, block_tokens: u64) -> anyhow::Result<Recorded> {
         line.hash_ids.len()
     );
     ensure!(line.input_length > 0, "input_length must be at least 1");
+    let longest = u64::from(u32::MAX);
     ensure!(
-        line.timestamp >= 0.0 && line.timestamp.is_finite(),
-        "timestamp must be milliseconds of at least 0"
+        line.input_length <= longest && line.output_length <= longest,
+        "input_length and output_length must be at most {longest}"
     );
+    let at = time(line.timestamp / 1e3).context("timestamp must be milliseconds from 0 to 1e12")?;
     Ok(Recorded {
-        at: Duration::from_secs_f64(line.timestamp / 1e3),
+        at,
         recipe: Recipe { blocks: line.hash_ids, tokens: line.input_length },
         output_tokens: line.output_length,
     })

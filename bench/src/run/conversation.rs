@@ -1,12 +1,10 @@
 //! The turns of one conversation: each a request that carries what was really said before it.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use indicatif::ProgressBar;
-use tokio::task::JoinSet;
 
 use crate::args::Api;
 use crate::arrivals::split_delay;
@@ -15,9 +13,6 @@ use crate::client::Client;
 use crate::client::exchange::Call;
 use crate::dataset::{Content, Conversation, Dataset, Turn};
 use crate::record::RequestRecord;
-
-/// Most output tokens of a warm-up request, as in SGLang.
-const WARM_UP_OUTPUT_TOKENS: u64 = 32;
 
 /// Everything that conversations share.
 #[derive(Debug)]
@@ -110,33 +105,6 @@ impl Workload {
         };
         (record, said)
     }
-
-    /// Sends the first turn of the first conversation `count` times at once; returns a failure if all failed.
-    pub async fn warm_up(self: &Arc<Self>, count: u32) -> Option<String> {
-        let mut tasks = JoinSet::new();
-        for _ in 0..count {
-            let workload = Arc::clone(self);
-            tasks.spawn(async move {
-                let conversation = workload.dataset.conversations.first()?;
-                let turn = conversation.turns.first()?;
-                let history = History::new(workload.api, conversation);
-                let tokens = turn.output_tokens.unwrap_or(WARM_UP_OUTPUT_TOKENS).min(WARM_UP_OUTPUT_TOKENS);
-                let said = workload.dataset.text(&turn.content);
-                let (api, body) = history.body(&workload.writer, turn, said.as_deref(), Some(tokens));
-                let call = Call { api, body, streaming: workload.writer.streaming(), session: None };
-                workload.client.generate(call).await.failure.map(|error| with_causes(&error))
-            });
-        }
-        let mut failure = None;
-        while let Some(outcome) = tasks.join_next().await {
-            match outcome {
-                Ok(None) => return None,
-                Ok(failed) => failure = failed,
-                Err(broken) => failure = Some(broken.to_string()),
-            }
-        }
-        failure
-    }
 }
 
 /// Records of the turns from `first` on, which were never sent.
@@ -150,7 +118,7 @@ fn unsent(session: usize, first: usize, turns: usize) -> impl Iterator<Item = Re
 }
 
 /// An error and what caused it, in one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -104,6 +104,15 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// The ids of all tokens, added ones included, ascending. Where there are gaps the last is beyond
+    /// [`vocab_size`](Self::vocab_size). Copies the vocabulary: for the start of a program.
+    #[must_use]
+    pub fn ids(&self) -> Vec<TokenId> {
+        let mut ids: Vec<TokenId> = self.inner.get_vocab(true).into_values().collect();
+        ids.sort_unstable();
+        ids
+    }
+
     /// The id of a token by its exact spelling, such as `<|im_end|>`.
     #[must_use]
     pub fn token_to_id(&self, token: &str) -> Option<TokenId> {

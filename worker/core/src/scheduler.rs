@@ -136,6 +136,19 @@ impl Scheduler {
     /// # Errors
     /// When it could not run even with the pool to itself.
     pub fn submit(&mut self, submission: Submission) -> Result<SequenceId, SubmitError> {
+        self.submit_salted(submission, None)
+    }
+
+    /// The same for a generation that shares blocks only with those of the same salt. What becomes of its blocks is not among
+    /// the events when they are stored: whoever follows those could not find them by their tokens.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_salted(
+        &mut self,
+        submission: Submission,
+        salt: Option<&[u8]>,
+    ) -> Result<SequenceId, SubmitError> {
         if submission.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
@@ -147,7 +160,10 @@ impl Scheduler {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         self.counted.uncomputed_tokens += submission.prompt.len();
-        self.waiting.push(Sequence::new(id, submission, self.root));
+        let root = salt.map_or(self.root, |salt| self.root.salted(salt));
+        let mut sequence = Sequence::new(id, submission, root);
+        sequence.is_salted = salt.is_some();
+        self.waiting.push(sequence);
         if self.waiting.front_mut().is_some_and(|first| first.id == id) {
             self.blocked = None;
         }
@@ -317,7 +333,9 @@ impl Scheduler {
             sequence.computed_tokens += block_tokens;
             sequence.full_blocks += 1;
             self.counted.uncomputed_tokens -= block_tokens;
-            if sequence.generated_tokens() == 0 {
+            // What it had before a retraction was counted then, as found or as computed.
+            let is_new = index * block_tokens >= sequence.furthest_tokens;
+            if is_new && sequence.generated_tokens() == 0 {
                 sequence.cached_tokens = sequence.cached_tokens.map(|tokens| tokens + block_tokens);
                 self.counted.hit_tokens += block_tokens as u64;
             }
@@ -361,6 +379,7 @@ impl Scheduler {
         self.counted.retracted_tokens += sequence.computed_tokens as u64;
         self.counted.uncomputed_tokens += sequence.computed_tokens;
         sequence.lost_tokens = sequence.computed_tokens;
+        sequence.furthest_tokens = sequence.furthest_tokens.max(sequence.computed_tokens);
         sequence.computed_tokens = 0;
         sequence.full_blocks = 0;
         self.waiting.push(sequence);

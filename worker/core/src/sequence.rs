@@ -41,6 +41,10 @@ pub(crate) struct Sequence {
     pub(crate) priority: i64,
     /// Tokens that were computed when it was retracted last: computing one of those again is what that cost.
     pub(crate) lost_tokens: usize,
+    /// The most of its tokens that were ever computed before it was retracted: what it finds of those was its own.
+    pub(crate) furthest_tokens: usize,
+    /// Whether its blocks are kept apart from those of others, who cannot find them.
+    pub(crate) is_salted: bool,
     /// It has drawn its last token.
     pub(crate) is_finished: bool,
     end_tokens: Arc<[TokenId]>,
@@ -63,6 +67,8 @@ impl Sequence {
             table: BlockTable::default(),
             priority,
             lost_tokens: 0,
+            furthest_tokens: 0,
+            is_salted: false,
             is_finished: false,
             end_tokens,
             max_tokens,

@@ -92,8 +92,9 @@ pub trait Backend: Send {
     /// Runs one step and returns one token for every sequence with a `sample`, in batch order.
     ///
     /// # Errors
-    /// [`BackendError`] when the device failed. KV written by this step is undefined after it; the engine ends the
-    /// batch's sequences with an error.
+    /// [`BackendError::Device`] when the device failed. KV written by this step is undefined after it; the engine ends the
+    /// batch's sequences with an error. [`BackendError::InvalidSequence`] when nothing was computed for the fault of one; the
+    /// engine ends that one.
     fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError>;
 
     /// The engine has nothing to do: the next step begins whenever work comes. For backends that keep time.
@@ -103,9 +104,15 @@ pub trait Backend: Send {
 /// Why a step could not be computed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// A batch that breaks the contract of [`SequenceStep`]; a bug in the caller.
-    #[error("invalid batch: {0}")]
-    InvalidBatch(String),
+    /// A sequence that breaks the contract of [`SequenceStep`]; a bug in the caller. Nothing was computed: without it the
+    /// others can go on.
+    #[error("invalid batch: sequence {}: {reason}", .id.0)]
+    InvalidSequence {
+        /// Which.
+        id: SequenceId,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The device or its driver failed.
     #[error("device failed: {0}")]
     Device(String),

@@ -10,7 +10,7 @@ use worker_core::{SamplingParams, Submission};
 
 use super::{Api, event_response, json_response, seconds};
 use crate::body::WorkerBody;
-use crate::engine::{Generation, RequestId};
+use crate::engine::{Caller, Generation};
 use crate::error::RequestError;
 use crate::generation::TextStream;
 use crate::openai::logprobs::LogprobsWriter;
@@ -37,14 +37,14 @@ impl Api {
     pub(super) async fn generate(
         self: &Arc<Self>,
         kind: Kind,
-        request_id: RequestId,
+        caller: Caller,
         body: Bytes,
     ) -> Result<Response<WorkerBody>, RequestError> {
         let length = body.len();
         let prepared =
             self.away(length, move |api| api.prepare(GenerationRequest::parse(kind, &body)?)).await?;
         let streaming = prepared.request.streaming;
-        let choices = self.begin(prepared, &request_id).await?;
+        let choices = self.begin(prepared, caller).await?;
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let head = ReplyHead {
             kind,
@@ -63,19 +63,19 @@ impl Api {
         self: &Arc<Self>,
         request: GenerationRequest,
         length: usize,
-        request_id: RequestId,
+        caller: Caller,
     ) -> Result<Vec<Choice>, RequestError> {
         let prepared = self.away(length, move |api| api.prepare(request)).await?;
-        self.begin(prepared, &request_id).await
+        self.begin(prepared, caller).await
     }
 
-    async fn begin(&self, prepared: Prepared, request_id: &RequestId) -> Result<Vec<Choice>, RequestError> {
+    async fn begin(&self, prepared: Prepared, caller: Caller) -> Result<Vec<Choice>, RequestError> {
         if let Some(wait) = self.simulation.as_ref().map(|simulation| simulation.pace().request())
             && !wait.is_zero()
         {
             tokio::time::sleep(wait).await;
         }
-        self.submit(prepared, request_id)
+        self.submit(prepared, caller)
     }
 
     /// Renders, tokenizes and checks.
@@ -101,12 +101,23 @@ impl Api {
 
     /// What a simulated engine does not have it refuses: there are no probabilities behind its words.
     fn check_simulation(&self, request: &GenerationRequest) -> Result<(), RequestError> {
-        if self.simulation.is_none() || request.params.logprobs.is_none() {
+        if self.simulation.is_none() {
             return Ok(());
         }
-        let message = "logprobs are not to be had of this worker: its compute is simulated and its text random words; \
-                       leave logprobs and top_logprobs out";
-        Err(RequestError::Parameter { parameter: "logprobs", message: message.to_owned() })
+        let params = &request.params;
+        let asked = [
+            ("logprobs", params.logprobs.is_some()),
+            ("logit_bias", !params.logit_bias.is_empty()),
+            ("repetition_penalty", params.repetition_penalty != 1.0),
+            ("frequency_penalty", params.frequency_penalty != 0.0),
+            ("presence_penalty", params.presence_penalty != 0.0),
+        ];
+        let Some((parameter, _)) = asked.into_iter().find(|(_, asked)| *asked) else { return Ok(()) };
+        let message = format!(
+            "{parameter} is not to be had of this worker: its compute is simulated, and there are no probabilities behind \
+             its random words; leave {parameter} out"
+        );
+        Err(RequestError::Parameter { parameter, message })
     }
 
     fn prepare_prompt(
@@ -168,8 +179,9 @@ impl Api {
     }
 
     /// Begins all generations of a request. When one is refused, those before it are dropped, which cancels them.
-    fn submit(&self, prepared: Prepared, request_id: &RequestId) -> Result<Vec<Choice>, RequestError> {
+    fn submit(&self, prepared: Prepared, caller: Caller) -> Result<Vec<Choice>, RequestError> {
         let Prepared { request, prompts } = prepared;
+        let caller = Caller { cache_salt: request.cache_salt.clone(), ..caller };
         let params: Vec<_> =
             (0..request.choices).map(|sibling| sibling_params(&request.params, sibling)).collect();
         let end_tokens = self.end_tokens(&request);
@@ -184,7 +196,7 @@ impl Api {
                 // Of the scheduler's priorities the highest goes first, of vLLM's the lowest.
                 priority: -i64::from(request.priority),
             };
-            let generations = self.engine.submit(params.iter().map(submission).collect(), request_id)?;
+            let generations = self.engine.submit(params.iter().map(submission).collect(), &caller)?;
             self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
             for (sibling, generation) in generations.into_iter().enumerate() {
                 choices.push(Choice {

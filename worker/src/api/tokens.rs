@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::{Api, json_response, seconds};
 use crate::body::WorkerBody;
 use crate::error::RequestError;
-use crate::openai::prompt::{Conversation, Input, Prompt};
-use crate::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
+use crate::openai::prompt::{Conversation, Prompt};
+use crate::openai::tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 
 /// Bodies longer than this are read, rendered and tokenized on a thread of their own: at 1 to 2 MB/s a longer one would
 /// hold up the other connections of its thread.
@@ -29,8 +29,7 @@ impl Api {
             return work(self);
         }
         let api = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || work(&api)).await;
-        done.unwrap_or_else(|_| Err(RequestError::Engine("reading the request panicked".to_owned())))
+        self.tokenizing.run(length, move || work(&api)).await
     }
 
     pub(super) fn check_model(&self, asked: Option<&str>) -> Result<(), RequestError> {
@@ -53,13 +52,12 @@ impl Api {
 
     fn tokenize_now(&self, request: &TokenizeRequest) -> Result<Value, RequestError> {
         self.check_model(request.model.as_deref())?;
-        let tokens = match &request.input {
-            Input::Chat(conversation) => self.conversation_tokens(conversation, request.special_tokens)?,
-            Input::Prompts(prompts) => {
-                let tokens = prompts.iter().map(|prompt| self.prompt_tokens(prompt, request.special_tokens));
-                tokens.collect::<Result<Vec<_>, _>>()?.concat()
-            }
+        let (parameter, text) = match &request.input {
+            TokenizeInput::Chat(conversation) => ("messages", self.conversation_text(conversation)?),
+            TokenizeInput::Text(text) => ("prompt", text.clone()),
         };
+        self.check_tokenize(parameter, text.len(), "bytes")?;
+        let tokens = self.tokenizer.encode(&text, request.special_tokens).map_err(failed)?;
         let spelled = |token: &u32| {
             String::from_utf8_lossy(&self.tokenizer.token_bytes(*token).unwrap_or_default()).into_owned()
         };
@@ -81,6 +79,7 @@ impl Api {
         let work = move |api: &Self| {
             let request = DetokenizeRequest::parse(&body)?;
             api.check_model(request.model.as_deref())?;
+            api.check_tokenize("tokens", request.tokens.len(), "ids")?;
             api.check_vocabulary("tokens", &request.tokens)?;
             api.text_of(&request.tokens)
         };
@@ -105,13 +104,41 @@ impl Api {
         }
     }
 
+    /// Checks how much `/tokenize` or `/detokenize` is asked for.
+    fn check_tokenize(&self, parameter: &'static str, count: usize, unit: &str) -> Result<(), RequestError> {
+        let most = self.text_limit.tokenize_bytes();
+        if count <= most {
+            return Ok(());
+        }
+        let message = format!("{parameter} has {count} {unit}; it must have at most {most}");
+        Err(RequestError::Parameter { parameter, message })
+    }
+
+    /// Checks what the tokenizer gave: one that does not fit the model has tokens that the model has not.
+    fn known(&self, parameter: &'static str, tokens: Vec<u32>) -> Result<Vec<u32>, RequestError> {
+        let Some(unknown) = tokens.iter().find(|token| **token as usize >= self.vocab_tokens) else {
+            return Ok(tokens);
+        };
+        let spelling =
+            String::from_utf8_lossy(&self.tokenizer.token_bytes(*unknown).unwrap_or_default()).into_owned();
+        let vocab = self.vocab_tokens;
+        let message = format!(
+            "{parameter} has {spelling:?}, which the tokenizer makes token {unknown}, but the model's vocabulary has only \
+             {vocab}; leave it out"
+        );
+        Err(RequestError::Parameter { parameter, message })
+    }
+
     pub(super) fn prompt_tokens(
         &self,
         prompt: &Prompt,
         special: SpecialTokenPolicy,
     ) -> Result<Vec<u32>, RequestError> {
         match prompt {
-            Prompt::Text(text) => self.tokenizer.encode(text, special).map_err(failed),
+            Prompt::Text(text) => {
+                let tokens = self.text_limit.encode(&self.tokenizer, ("prompt", text), special)?;
+                self.known("prompt", tokens)
+            }
             Prompt::Tokens(tokens) => {
                 self.check_vocabulary("prompt", tokens)?;
                 Ok(tokens.clone())
@@ -124,6 +151,12 @@ impl Api {
         conversation: &Conversation,
         special: SpecialTokenPolicy,
     ) -> Result<Vec<u32>, RequestError> {
+        let text = self.conversation_text(conversation)?;
+        let tokens = self.text_limit.encode(&self.tokenizer, ("messages", &text), special)?;
+        self.known("messages", tokens)
+    }
+
+    fn conversation_text(&self, conversation: &Conversation) -> Result<String, RequestError> {
         let Some(template) = &self.template else {
             let message = "this model has no chat template: messages cannot be rendered; use /v1/completions";
             return Err(RequestError::Parameter { parameter: "messages", message: message.to_owned() });
@@ -135,12 +168,11 @@ impl Api {
             extra: Some(&conversation.template_variables),
             unix_seconds: i64::try_from(seconds(SystemTime::now())).unwrap_or(0),
         };
-        let text = template.render(&input).map_err(RequestError::Template)?;
-        self.tokenizer.encode(&text, special).map_err(failed)
+        template.render(&input).map_err(RequestError::Template)
     }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn failed(error: roundhouse_text::TokenizerError) -> RequestError {
+pub(super) fn failed(error: roundhouse_text::TokenizerError) -> RequestError {
     RequestError::Engine(format!("{error}: {error:?}"))
 }

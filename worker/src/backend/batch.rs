@@ -79,7 +79,7 @@ impl FlatBatch {
 }
 
 fn invalid(step: &SequenceStep, reason: &str) -> BackendError {
-    BackendError::InvalidBatch(format!("sequence {}: {reason}", step.id.0))
+    BackendError::InvalidSequence { id: step.id, reason: reason.to_owned() }
 }
 
 fn check(step: &SequenceStep, config: &ModelConfig, kv: KvCapacity) -> Result<(), String> {

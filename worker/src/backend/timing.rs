@@ -86,7 +86,14 @@ impl<C: Clock> TimingBackend<C> {
         let position = (step.context_tokens + step.tokens.len()) as u64;
         let last = u64::from(step.tokens.last().copied().unwrap_or_default());
         let number = mixed(mixed(seed ^ last) ^ position);
-        let token = self.words[(number % self.words.len() as u64) as usize];
+        let params = &sample.params;
+        let withheld: &[u32] =
+            if sample.generated_tokens < params.min_tokens { &params.withheld_tokens } else { &[] };
+        let first = (number % self.words.len() as u64) as usize;
+        // The next one that may be drawn. A request that withholds every word gets one all the same: there is nothing else.
+        let (before, after) = self.words.split_at(first);
+        let token =
+            *after.iter().chain(before).find(|word| !withheld.contains(word)).unwrap_or(&self.words[first]);
         Some(NextToken { id: step.id, token, logprobs: None })
     }
 }

@@ -95,7 +95,7 @@ pub(super) fn publish_events(
             parent: stored.parent,
             tokens: stored.tokens,
             block_tokens: stored.block_tokens,
-            request_id: clients.get(&stored.sequence).and_then(|client| client.request_id.clone()),
+            request_id: clients.get(&stored.sequence).and_then(|client| client.caller.request_id.clone()),
             first_position: stored.positions.start,
         }),
     };

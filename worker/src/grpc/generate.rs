@@ -23,7 +23,7 @@ use super::running::Place;
 use super::{GrpcWorker, MAX_BODY_BYTES, Replies};
 use crate::api;
 use crate::body::WorkerBody;
-use crate::engine::RequestId;
+use crate::engine::{Caller, RequestId};
 use crate::error::RequestError;
 use crate::generation::{Said, TextEvent, TextStream};
 use crate::openai::prompt::{Input, Prompt};
@@ -41,13 +41,14 @@ pub(super) fn over_http(
 ) -> Result<Replies<v1::GenerateReply>, Status> {
     let request = request_of(call)?;
     let id = named(request_id).or_else(|| api::request_id(request.headers()));
-    let (place, registration) = enter(worker, id.as_ref());
+    let caller = Caller { request_id: id, ..Caller::default() };
+    let (place, registration) = enter(worker, &caller);
     let api = Arc::clone(&worker.api);
     let answer = async move {
         if request.body().len() > MAX_BODY_BYTES {
             return RequestError::BodyTooLarge { limit_bytes: MAX_BODY_BYTES }.response();
         }
-        api.handle_as(id, request).await
+        api.handle_for(caller, request).await
     };
     // Nothing may be said before there is a head: an answer that is not streamed comes whole, after all its steps.
     let begin = async move {
@@ -64,14 +65,15 @@ pub(super) async fn from_prompt(
     request_id: String,
     prompt: v1::Prompt,
 ) -> Result<Replies<v1::GenerateReply>, Status> {
-    let id = named(request_id);
-    let (place, registration) = enter(worker, id.as_ref());
+    let caller = Caller { request_id: named(request_id), ..Caller::default() };
+    let (place, registration) = enter(worker, &caller);
     let length = match &prompt.content {
         Some(Content::Text(text)) => text.len(),
-        _ => 0,
+        Some(Content::Tokens(tokens)) => size_of_val(tokens.ids.as_slice()),
+        None => 0,
     };
     let request = generation_request(prompt)?;
-    let choices = worker.api.generate_text(request, length, id).await.map_err(|error| error.grpc())?;
+    let choices = worker.api.generate_text(request, length, caller).await.map_err(|error| error.grpc())?;
     let texts = choices.into_iter().map(|choice| choice.text);
     Ok(abortable(TokenReplies::new(texts), place, registration))
 }
@@ -81,10 +83,10 @@ fn named(id: String) -> RequestId {
 }
 
 /// A place among those that run, and what ends it from there; without an id it cannot be ended from outside.
-fn enter(worker: &GrpcWorker, id: Option<&Arc<str>>) -> (Option<Place>, AbortRegistration) {
-    match id {
+fn enter(worker: &GrpcWorker, caller: &Caller) -> (Option<Place>, AbortRegistration) {
+    match &caller.request_id {
         Some(id) => {
-            let (place, registration) = worker.running.enter(id);
+            let (place, registration) = worker.running.enter(id, caller.abort.clone());
             (Some(place), registration)
         }
         None => (None, AbortHandle::new_pair().1),
@@ -298,6 +300,7 @@ fn generation_request(prompt: v1::Prompt) -> Result<GenerationRequest, Status> {
         ignore_eos: prompt.ignore_eos,
         echo: false,
         priority: prompt.priority,
+        cache_salt: None,
         streaming: Streaming::Yes,
     })
 }

@@ -11,10 +11,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt};
 use roundhouse_wire::v1;
 use roundhouse_wire::v1::generate_request::Input;
 use roundhouse_wire::v1::worker_server::{self, WorkerServer};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use self::running::Running;
@@ -33,11 +34,38 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 pub struct GrpcWorker {
     api: Arc<Api>,
     running: Arc<Running>,
+    /// Turns true when the worker drains; `None` for one that never does.
+    draining: Option<watch::Receiver<bool>>,
 }
 
 impl GrpcWorker {
     pub(crate) fn new(api: Arc<Api>) -> Self {
-        Self { api, running: Arc::default() }
+        Self { api, running: Arc::default(), draining: None }
+    }
+
+    /// The same, but streams that would go on for ever end when `draining` turns true: whoever drains waits for all streams.
+    #[must_use]
+    pub fn until(self, draining: watch::Receiver<bool>) -> Self {
+        Self { draining: Some(draining), ..self }
+    }
+
+    /// `replies` until the worker drains.
+    fn followed<T: Send + 'static>(
+        &self,
+        replies: impl Stream<Item = Result<T, Status>> + Send + 'static,
+    ) -> Response<Replies<T>> {
+        let draining = self.draining.clone();
+        let drained = async move {
+            let drains = match draining {
+                Some(mut draining) => draining.wait_for(|draining| *draining).await.is_ok(),
+                None => false,
+            };
+            if !drains {
+                // Nobody can say so any more, and nobody waits for this stream.
+                std::future::pending::<()>().await;
+            }
+        };
+        Response::new(Box::pin(replies.take_until(drained)))
     }
 
     /// As what serves HTTP/2 requests for it.
@@ -94,7 +122,7 @@ impl worker_server::Worker for GrpcWorker {
                 return Err(Status::invalid_argument(wrong));
             }
         };
-        Ok(Response::new(Box::pin(reports::load(self.api.engine.load(), interval))))
+        Ok(self.followed(reports::load(self.api.engine.load(), interval)))
     }
 
     async fn kv_events(
@@ -106,6 +134,6 @@ impl worker_server::Worker for GrpcWorker {
         };
         let v1::KvEventsRequest { from_sequence, instance } = request.into_inner();
         let from = from_sequence.filter(|_| instance == Some(log.instance()));
-        Ok(Response::new(Box::pin(reports::kv_events(Arc::clone(log), from))))
+        Ok(self.followed(reports::kv_events(Arc::clone(log), from)))
     }
 }

@@ -1,4 +1,4 @@
-//! `Load` and `KvEvents`: streams that go on until they are closed.
+//! `Load` and `KvEvents`: streams that go on until their reader closes them or the worker drains.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

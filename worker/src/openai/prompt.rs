@@ -79,12 +79,12 @@ impl Fields {
         several.iter().map(one_prompt).collect::<Option<_>>().ok_or_else(wanted)
     }
 
-    pub(super) fn one_prompt(&self) -> Result<Prompt, RequestError> {
+    pub(super) fn one_text(&self) -> Result<String, RequestError> {
         let prompt = self.get("prompt").and_then(Value::as_str);
         let given = || self.get("prompt").map_or_else(|| "missing".to_owned(), shown);
         let prompt =
             prompt.ok_or_else(|| wrong("prompt", format!("prompt must be a string; it is {}", given())))?;
-        Ok(Prompt::Text(prompt.to_owned()))
+        Ok(prompt.to_owned())
     }
 
     pub(super) fn special_tokens(

@@ -49,23 +49,11 @@ impl Choice {
     }
 
     /// All of it, as an entry of `choices`.
-    async fn whole(&mut self, kind: Kind, index: usize) -> Result<Value, RequestError> {
-        let mut all = Vec::new();
-        let finished = loop {
-            match self.text.next().await {
-                Some(TextEvent::Text(said)) => all.push(said),
-                Some(TextEvent::Finished(said, reason)) => {
-                    all.push(said);
-                    break reason;
-                }
-                Some(TextEvent::Failed(reason)) => return Err(RequestError::Engine(reason)),
-                None => return Err(RequestError::Engine("it ended without a reason".to_owned())),
-            }
-        };
+    fn entry(&mut self, kind: Kind, index: usize, whole: &Whole) -> Value {
         let text = self.echo.take().unwrap_or_default();
-        let text = all.iter().fold(text, |text, said| text + &said.text);
-        let logprobs = self.logprobs(&all);
-        Ok(match kind {
+        let text = whole.said.iter().fold(text, |text, said| text + &said.text);
+        let (logprobs, finished) = (self.logprobs(&whole.said), whole.finished);
+        match kind {
             Kind::Chat => json!({
                 "index": index,
                 "message": { "role": "assistant", "content": text },
@@ -75,8 +63,56 @@ impl Choice {
             Kind::Completion => {
                 json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finished })
             }
-        })
+        }
     }
+}
+
+/// What a choice has said so far, where it is to be told whole.
+#[derive(Default)]
+struct Whole {
+    said: Vec<Said>,
+    /// Set after the last.
+    finished: Option<FinishReason>,
+}
+
+impl Whole {
+    /// Takes in what `text` says until it waits or ends.
+    fn poll(&mut self, text: &mut TextStream, cx: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
+        while self.finished.is_none() {
+            match std::task::ready!(text.poll_next(cx)) {
+                Some(TextEvent::Text(said)) => self.said.push(said),
+                Some(TextEvent::Finished(said, reason)) => {
+                    self.said.push(said);
+                    self.finished = Some(reason);
+                }
+                Some(TextEvent::Failed(reason)) => return Poll::Ready(Err(RequestError::Engine(reason))),
+                None => {
+                    let reason = "it ended without a reason".to_owned();
+                    return Poll::Ready(Err(RequestError::Engine(reason)));
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// What all of `choices` say. Each is heard as it speaks: one that comes to a stop string is not generated any further, whatever
+/// the others do.
+async fn hear(choices: &mut [Choice]) -> Result<Vec<Whole>, RequestError> {
+    let mut wholes: Vec<Whole> = choices.iter().map(|_| Whole::default()).collect();
+    std::future::poll_fn(|cx| {
+        let mut waits = false;
+        for (whole, choice) in wholes.iter_mut().zip(&mut *choices) {
+            match whole.poll(&mut choice.text, cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => waits = true,
+            }
+        }
+        if waits { Poll::Pending } else { Poll::Ready(Ok(())) }
+    })
+    .await?;
+    Ok(wholes)
 }
 
 impl ReplyHead {
@@ -85,11 +121,10 @@ impl ReplyHead {
     /// # Errors
     /// When the engine failed.
     pub async fn whole(&self, mut choices: Vec<Choice>) -> Result<Value, RequestError> {
-        let mut entries = Vec::with_capacity(choices.len());
-        // One after the other: all of them run, and what they say waits in their channels.
-        for (index, choice) in choices.iter_mut().enumerate() {
-            entries.push(choice.whole(self.kind, index).await?);
-        }
+        let wholes = hear(&mut choices).await?;
+        let entry =
+            |(index, (choice, whole)): (usize, (&mut Choice, &Whole))| choice.entry(self.kind, index, whole);
+        let entries: Vec<Value> = choices.iter_mut().zip(&wholes).enumerate().map(entry).collect();
         let mut object = self.object(Streaming::No, &json!(entries));
         object["usage"] = usage_object(choices.iter());
         Ok(object)
@@ -281,5 +316,53 @@ impl ChunkSource for EventStream {
             let (index, text) = std::task::ready!(self.poll_choices(cx));
             self.take(index, text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use futures_util::FutureExt;
+    use roundhouse_text::{Detokenizer, SpecialTokenPolicy, Tokenizer};
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::engine::{Event, Generation};
+    use crate::metrics::Metrics;
+    use crate::model::{ModelFiles, ModelSource};
+
+    fn choice(tokenizer: &Tokenizer) -> (Choice, mpsc::UnboundedSender<Event>) {
+        let (sender, events) = mpsc::unbounded_channel();
+        let detokenizer = Detokenizer::new(tokenizer.clone(), vec!["stop".to_owned()]);
+        let text = TextStream::new(Generation { events }, detokenizer, 1, &Arc::new(Metrics::default()));
+        (Choice { text, echo: None, logprobs: None, is_first_of_prompt: true }, sender)
+    }
+
+    #[tokio::test]
+    async fn a_choice_that_comes_to_a_stop_string_ends_while_others_go_on() {
+        let files = ModelFiles::open(&ModelSource::Builtin).unwrap();
+        let tokenizer = Tokenizer::from_json(files.tokenizer.as_deref().unwrap().as_bytes()).unwrap();
+        let (first, goes_on) = choice(&tokenizer);
+        let (second, stops) = choice(&tokenizer);
+        let head = ReplyHead { kind: Kind::Completion, id: String::new(), created: 0, model: String::new() };
+        let mut whole = pin!(head.whole(vec![first, second]));
+        let say = |to: &mpsc::UnboundedSender<Event>, text: &str, finished| {
+            for token in tokenizer.encode(text, SpecialTokenPolicy::Omit).unwrap() {
+                let event =
+                    Event::Token { token, cached_tokens: 0, logprobs: None, at: Instant::now(), finished };
+                to.send(event).unwrap();
+            }
+        };
+        say(&stops, "now stop", None);
+        assert!(whole.as_mut().now_or_never().is_none());
+        assert!(stops.is_closed() && !goes_on.is_closed(), "the engine sees that it need not go on");
+        say(&goes_on, "x", Some(FinishReason::Length));
+        let answer = whole.await.unwrap();
+        assert_eq!(answer["choices"][1]["text"].as_str().unwrap().trim(), "now");
+        assert_eq!(answer["choices"][1]["finish_reason"], "stop");
+        assert_eq!(answer["choices"][0]["finish_reason"], "length");
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! Next: [`api`](crate::api) turns the input into tokens.
 
+use std::sync::Arc;
+
 use roundhouse_text::SpecialTokenPolicy;
 use worker_core::SamplingParams;
 
@@ -58,6 +60,8 @@ pub struct GenerationRequest {
     pub echo: bool,
     /// Of requests that wait, the lowest goes first, as in vLLM.
     pub priority: i32,
+    /// What keeps the request's part of the prefix cache apart from that of others.
+    pub cache_salt: Option<Arc<str>>,
     /// How to reply.
     pub streaming: Streaming,
 }
@@ -73,6 +77,11 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("guided_choice", &[]),
     ("guided_grammar", &[]),
     ("structured_outputs", &["{}"]),
+    ("regex", &[]),
+    ("json_schema", &[]),
+    ("ebnf", &[]),
+    ("structural_tag", &[]),
+    ("return_tokens_as_token_ids", &["false"]),
     ("allowed_token_ids", &[]),
     ("bad_words", &["[]"]),
     ("prompt_logprobs", &[]),
@@ -123,6 +132,7 @@ impl GenerationRequest {
             ignore_eos: fields.switch("ignore_eos", false)?,
             echo: fields.switch("echo", false)?,
             priority: fields.priority()?,
+            cache_salt: fields.cache_salt()?,
             streaming: fields.streaming()?,
         };
         if let Some(max_tokens) = request.max_tokens {
@@ -167,6 +177,15 @@ impl Fields {
             Some(tokens) => Ok(Some(tokens)),
             None => self.whole("max_tokens", 1),
         }
+    }
+
+    fn cache_salt(&self) -> Result<Option<Arc<str>>, RequestError> {
+        let salt = self.text("cache_salt")?;
+        if salt.as_ref().is_some_and(String::is_empty) {
+            let message = "cache_salt is empty; it must have at least one character, or be left out";
+            return Err(wrong("cache_salt", message.to_owned()));
+        }
+        Ok(salt.map(Arc::from))
     }
 
     fn streaming(&self) -> Result<Streaming, RequestError> {

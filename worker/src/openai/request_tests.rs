@@ -47,6 +47,32 @@ fn reads_every_parameter() {
 }
 
 #[test]
+fn a_cache_salt_is_a_text_with_something_in_it() {
+    let salt = |given: Value| chat(&json!({"cache_salt": given})).map(|request| request.cache_salt);
+    assert_eq!(salt(json!("s")).unwrap().as_deref(), Some("s"));
+    assert_eq!(salt(Value::Null).unwrap(), None);
+    for (wrong, said) in [(json!(""), "at least one character"), (json!(5), "a string")] {
+        let error = salt(wrong).unwrap_err().to_string();
+        assert!(error.contains("cache_salt") && error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn constraints_under_sglangs_names_are_refused() {
+    for (name, value) in [
+        ("regex", json!("a+")),
+        ("json_schema", json!("{}")),
+        ("ebnf", json!("root ::= 'a'")),
+        ("structural_tag", json!({})),
+        ("return_tokens_as_token_ids", json!(true)),
+    ] {
+        let error = chat(&json!({name: value})).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("not supported"), "{error}");
+    }
+    assert!(chat(&json!({"return_tokens_as_token_ids": false, "regex": null})).is_ok());
+}
+
+#[test]
 fn max_completion_tokens_wins() {
     let request = chat(&json!({"max_tokens": 7, "max_completion_tokens": 9})).unwrap();
     assert_eq!(request.max_tokens, Some(9));

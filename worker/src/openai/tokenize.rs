@@ -3,8 +3,17 @@
 use roundhouse_text::SpecialTokenPolicy;
 
 use super::fields::{Fields, must, token_ids, wrong};
-use super::prompt::Input;
+use super::prompt::Conversation;
 use crate::error::RequestError;
+
+/// What is to be tokenized.
+#[derive(Clone, PartialEq, Debug)]
+pub enum TokenizeInput {
+    /// A conversation, as it would be generated from.
+    Chat(Conversation),
+    /// A text.
+    Text(String),
+}
 
 /// A text or a conversation whose tokens are wanted.
 #[derive(Clone, PartialEq, Debug)]
@@ -12,7 +21,7 @@ pub struct TokenizeRequest {
     /// The model asked for, if any was.
     pub model: Option<String>,
     /// The text.
-    pub input: Input,
+    pub input: TokenizeInput,
     /// Whether the tokenizer's own tokens are put around it.
     pub special_tokens: SpecialTokenPolicy,
     /// Whether the tokens' spellings are wanted beside their ids.
@@ -28,9 +37,9 @@ impl TokenizeRequest {
         let fields = Fields::parse(body)?;
         fields.refuse(&[("continue_final_message", &["false"]), ("chat_template", &[])])?;
         let (input, special_tokens) = if fields.get("messages").is_some() {
-            (Input::Chat(fields.conversation()?), SpecialTokenPolicy::Omit)
+            (TokenizeInput::Chat(fields.conversation()?), SpecialTokenPolicy::Omit)
         } else {
-            (Input::Prompts(vec![fields.one_prompt()?]), SpecialTokenPolicy::Add)
+            (TokenizeInput::Text(fields.one_text()?), SpecialTokenPolicy::Add)
         };
         Ok(Self {
             model: fields.text("model")?,

@@ -9,6 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use roundhouse_wire::v1::worker_server::WorkerServer;
+use tokio::sync::watch;
 use tonic::codegen::Service;
 
 use super::CLIENT_TIMEOUT;
@@ -24,9 +25,9 @@ pub(super) struct Answerer {
 }
 
 impl Answerer {
-    /// Answers for `worker`.
-    pub(super) fn new(worker: &Worker) -> Self {
-        Self { worker: worker.clone(), grpc: worker.grpc().service() }
+    /// Answers for `worker`, which drains once `draining` turns true.
+    pub(super) fn new(worker: &Worker, draining: &watch::Receiver<bool>) -> Self {
+        Self { worker: worker.clone(), grpc: worker.grpc().until(draining.clone()).service() }
     }
 
     /// Answers a request by HTTP.

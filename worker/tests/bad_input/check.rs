@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use worker::error::RequestError;
 use worker::openai::prompt::Input;
 use worker::openai::request::{GenerationRequest, Kind};
-use worker::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
+use worker::openai::tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 
 /// A body is read as something that can be computed, or refused with a 400.
 pub(crate) fn request(body: &[u8]) {
@@ -65,7 +65,7 @@ pub(crate) fn chat_template(body: &[u8]) {
     let Ok(value) = serde_json::from_slice::<Value>(body) else { return };
     let body = if value.is_object() { value } else { json!({ "messages": value }) };
     if let Ok(request) = TokenizeRequest::parse(body.to_string().as_bytes())
-        && let Input::Chat(conversation) = request.input
+        && let TokenizeInput::Chat(conversation) = request.input
     {
         let input = ChatInput {
             messages: &conversation.messages,

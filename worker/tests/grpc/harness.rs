@@ -50,12 +50,21 @@ pub(crate) async fn serve_worker() -> Served {
 }
 
 pub(crate) async fn serve_with(config: WorkerConfig) -> Served {
+    serve_until(config, Duration::ZERO, std::future::pending()).await
+}
+
+/// Serves until `stop`, and then for at most `grace`.
+pub(crate) async fn serve_until(
+    config: WorkerConfig,
+    grace: Duration,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Served {
     let worker = tokio::task::spawn_blocking(|| Worker::start(config).unwrap()).await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serving = worker.clone();
     let task = tokio::spawn(async move {
-        serve::serve(&serving, listener, Duration::ZERO, std::future::pending()).await;
+        serve::serve(&serving, listener, grace, stop).await;
     });
     Served { worker, address, task }
 }
@@ -83,6 +92,11 @@ impl Service<Request<tonic::body::Body>> for Channel {
 pub(crate) type Client = WorkerClient<Channel>;
 
 impl Served {
+    /// Waits until it serves no more.
+    pub(crate) async fn ended(&mut self) {
+        (&mut self.task).await.unwrap();
+    }
+
     pub(crate) async fn client(&self) -> Client {
         let stream = TcpStream::connect(self.address).await.unwrap();
         let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));

@@ -2,6 +2,8 @@
 
 use roundhouse_wire::v1;
 use tonic::Code;
+use worker::model::ModelSource;
+use worker::{KvEventRecording, WorkerConfig};
 
 use crate::harness::*;
 
@@ -27,6 +29,24 @@ async fn load_follows_what_runs_and_tells_how_fast() {
     assert!(busy.prefill_tokens_per_second.is_some_and(|speed| speed > 0.0), "{busy:?}");
     drop(stream);
     while in_time(load.message()).await.unwrap().unwrap().kv_used_tokens > 0 {}
+}
+
+#[tokio::test]
+async fn a_worker_that_drains_does_not_wait_for_followers() {
+    let mut config = WorkerConfig::new(ModelSource::Builtin);
+    config.kv_events = KvEventRecording::On;
+    config.threads = 1;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let mut served = serve_until(config, LIMIT * 1_000, async { drop(stopped.await) }).await;
+    let mut client = served.client().await;
+    let mut load = client.load(v1::LoadRequest::default()).await.unwrap().into_inner();
+    let mut events = client.kv_events(v1::KvEventsRequest::default()).await.unwrap().into_inner();
+    in_time(load.message()).await.unwrap().unwrap();
+    in_time(events.message()).await.unwrap().unwrap();
+    stop.send(()).unwrap();
+    in_time(served.ended()).await;
+    while in_time(load.message()).await.unwrap().is_some() {}
+    while in_time(events.message()).await.unwrap().is_some() {}
 }
 
 #[tokio::test]

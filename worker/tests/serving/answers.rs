@@ -199,8 +199,28 @@ async fn a_client_that_leaves_frees_its_blocks() {
 }
 
 #[tokio::test]
+async fn requests_of_different_salts_share_nothing() {
+    let worker = start(|_| {});
+    let prompt: Vec<u32> = (300..400).collect();
+    let cached = async |salt: Value| {
+        let body = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0, "cache_salt": salt});
+        let (status, answer) = post(&worker, "/v1/completions", &body).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(cached(json!("a")).await, 0);
+    assert_eq!(cached(json!("a")).await, 96, "its own it finds");
+    assert_eq!(cached(json!("b")).await, 0);
+    assert_eq!(cached(Value::Null).await, 0);
+    assert_eq!(cached(Value::Null).await, 96);
+}
+
+#[tokio::test]
 async fn choices_that_still_wait_for_their_prompt_go_with_their_client() {
-    let worker = start(|config| config.max_tokens_per_step = 16);
+    let worker = start(|config| {
+        config.max_tokens_per_step = 16;
+        config.max_running = 16;
+    });
     let long = "a long story that is told again ".repeat(50);
     let body = chat(&long, &json!({"stream": true, "n": 4, "max_tokens": 1_000, "ignore_eos": true}));
     drop(send(&worker, Method::POST, CHAT, body.to_string()).await);

@@ -142,6 +142,38 @@ async fn probabilities_that_it_does_not_have_are_refused() {
 }
 
 #[tokio::test]
+async fn what_would_change_probabilities_is_refused() {
+    let worker = start(|_| {});
+    for (name, value, harmless) in [
+        ("logit_bias", json!({"7": 5}), json!({})),
+        ("repetition_penalty", json!(1.5), json!(1.0)),
+        ("frequency_penalty", json!(0.5), json!(0)),
+        ("presence_penalty", json!(-0.5), json!(0.0)),
+    ] {
+        let (status, answer) = post(&worker, CHAT, &chat("x", &json!({name: value}))).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(name)), "{answer}");
+        assert_eq!(post(&worker, CHAT, &chat("x", &json!({name: harmless}))).await.0, 200);
+    }
+}
+
+#[tokio::test]
+async fn min_tokens_holds_against_stop_tokens() {
+    let worker = start(|_| {});
+    let prompt: Vec<u32> = (10..20).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0});
+    let (_, free) = post(&worker, COMPLETION, &body).await;
+    let text = free["choices"][0]["text"].as_str().unwrap();
+    let (_, tokens) = post(&worker, "/tokenize", &json!({"prompt": text, "add_special_tokens": false})).await;
+    let mut stopping = body.clone();
+    stopping["stop_token_ids"] = json!([tokens["tokens"][0]]);
+    let (_, stopped) = post(&worker, COMPLETION, &stopping).await;
+    assert_eq!(stopped["usage"]["completion_tokens"], 1, "the first word ends it");
+    stopping["min_tokens"] = json!(8);
+    let (_, whole) = post(&worker, COMPLETION, &stopping).await;
+    assert_eq!(whole["usage"]["completion_tokens"], 8);
+}
+
+#[tokio::test]
 async fn out_of_kv_is_retraction_and_everybody_gets_an_answer() {
     let worker = start(|config| config.kv = KvBudget::Blocks(12));
     let body = |first: u32| {

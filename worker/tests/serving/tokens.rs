@@ -47,6 +47,36 @@ async fn a_long_text_is_no_obstacle() {
 }
 
 #[tokio::test]
+async fn a_text_of_many_megabytes_is_refused_before_it_is_tokenized() {
+    let long = "word ".repeat(4 << 20);
+    let messages = json!([{"role": "user", "content": long}]);
+    for (path, body, parameter) in [
+        ("/v1/completions", json!({"prompt": long}), "prompt"),
+        ("/v1/completions", json!({"prompt": ["x", long]}), "prompt"),
+        ("/v1/chat/completions", json!({"messages": messages}), "messages"),
+    ] {
+        let (status, answer) = post(&SHARED, path, &body).await;
+        let error = &answer["error"];
+        assert_eq!(
+            (status, &error["param"], &error["code"]),
+            (400, &json!(parameter), &json!("context_length_exceeded"))
+        );
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("8192 tokens") && message.contains("209715"), "{message}");
+    }
+    for (path, body) in [
+        ("/tokenize", json!({"prompt": long})),
+        ("/tokenize", json!({"messages": messages})),
+        ("/detokenize", json!({"tokens": vec![5; 2 << 20]})),
+    ] {
+        let (status, answer) = post(&SHARED, path, &body).await;
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert_eq!(status, 400, "{message}");
+        assert!(message.contains("at most 1048576"), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_wrong_is_named() {
     for (path, body, parameter) in [
         ("/tokenize", json!({"prompt": 5}), "prompt"),

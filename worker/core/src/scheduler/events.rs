@@ -49,7 +49,7 @@ impl EventLog {
         blocks: Range<usize>,
         block_tokens: usize,
     ) {
-        if blocks.is_empty() || self.events.is_none() {
+        if blocks.is_empty() || sequence.is_salted || self.events.is_none() {
             return;
         }
         // A block may have been forgotten to make room for just these.

@@ -14,8 +14,14 @@ impl Scheduler {
         self.pool.check_invariants();
         self.check_tables();
         self.check_order();
-        let all = self.running.iter().chain(self.waiting.iter());
-        let remaining: usize = all.map(Sequence::remaining_tokens).sum();
+        let all = || self.running.iter().chain(self.waiting.iter());
+        for sequence in all() {
+            assert!(
+                sequence.cached_tokens.unwrap_or(0) < sequence.prompt_tokens,
+                "of a prompt one token is computed at least"
+            );
+        }
+        let remaining: usize = all().map(Sequence::remaining_tokens).sum();
         assert_eq!(self.stats().uncomputed_tokens, remaining);
         assert!(self.counted.recomputed_tokens <= self.counted.retracted_tokens);
         assert!(self.running.len() <= self.limits.max_running);

@@ -598,3 +598,50 @@ proptest! {
         prop_assert_eq!(order, expected.into_iter().map(|(id, _)| id).collect::<Vec<_>>());
     }
 }
+
+#[test]
+fn salts_keep_blocks_apart_and_are_no_events() {
+    let mut scheduler = scheduler(20, 4, 40);
+    scheduler.record_events();
+    let mut device = Device::default();
+    let prompt = [1; 13];
+    let mut run = |salt: Option<&[u8]>| {
+        scheduler.submit_salted(submission(&prompt, 1), salt).unwrap();
+        let batch = scheduler.schedule();
+        let drawn = device.forward(&batch);
+        let cached = scheduler.commit(&batch, &drawn)[0].cached_tokens;
+        scheduler.check_invariants();
+        let stored = |event: &KvEvent| matches!(event, KvEvent::Stored(_));
+        (cached, scheduler.take_events().iter().filter(|event| stored(event)).count())
+    };
+    assert_eq!(run(Some(b"a")), (0, 0));
+    assert_eq!(run(Some(b"a")), (12, 0));
+    assert_eq!(run(Some(b"b")), (0, 0));
+    assert_eq!(run(None), (0, 1));
+    assert_eq!(run(None), (12, 0));
+}
+
+#[test]
+fn what_is_taken_over_again_after_a_retraction_is_counted_once() {
+    let mut scheduler = scheduler(40, 4, 13);
+    let mut device = Device::default();
+    scheduler.submit(submission(&[1; 40], 1)).unwrap();
+    for _ in 0..12 {
+        // It computes two blocks in a step in which the long one computes the first of them.
+        scheduler.submit(Submission { priority: 1, ..submission(&[1; 9], 1) }).unwrap();
+        step(&mut scheduler, &mut device);
+        // The long one takes the second over.
+        let batch = step(&mut scheduler, &mut device);
+        assert_eq!(batch.sequences[0].context_tokens, 8);
+        scheduler.retract_last();
+        scheduler.flush_cache();
+    }
+    let cached_tokens = loop {
+        let batch = scheduler.schedule();
+        let drawn = device.forward(&batch);
+        if let [progress] = scheduler.commit(&batch, &drawn)[..] {
+            break progress.cached_tokens;
+        }
+    };
+    assert_eq!(cached_tokens, 4);
+}

@@ -141,3 +141,22 @@ fn a_chunk_that_does_not_sample_draws_nothing() {
     assert_eq!(backend.forward(&Batch { sequences: vec![silent] }).unwrap(), []);
     assert_eq!(hands.now(), Duration::from_millis(20), "it is prefill");
 }
+
+#[test]
+fn what_min_tokens_withholds_is_not_drawn_before() {
+    let (mut backend, ..) = backend(1.0);
+    let drawn = |backend: &mut TimingBackend<Hands>, withheld: Vec<u32>, min_tokens| {
+        let params = SamplingParams { min_tokens, withheld_tokens: withheld, ..SamplingParams::greedy() };
+        // It has generated one token.
+        backend.forward(&Batch { sequences: vec![decode(1, 5, 3, params)] }).unwrap()[0].token
+    };
+    let free = drawn(&mut backend, Vec::new(), 9);
+    let other = drawn(&mut backend, vec![free], 9);
+    assert_ne!(other, free);
+    assert!((100..200).contains(&other));
+    let third = drawn(&mut backend, vec![free, other], 9);
+    assert!(third != free && third != other);
+    assert_eq!(drawn(&mut backend, vec![free], 1), free, "it has as many as it must");
+    let all_but_one: Vec<u32> = (100..200).filter(|word| *word != 150).collect();
+    assert_eq!(drawn(&mut backend, all_but_one, 9), 150);
+}

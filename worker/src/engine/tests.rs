@@ -1,0 +1,191 @@
+//! The engine over a backend that takes each step when it is told.
+
+use worker_core::SamplingParams;
+use worker_core::step::KvCapacity;
+
+use super::*;
+
+/// What a step comes to.
+enum Outcome {
+    Drawn,
+    Refused(SequenceId),
+}
+
+/// Says which sequences it is to step, and waits to be told what comes of it.
+struct Told {
+    steps: std_mpsc::Sender<Vec<u64>>,
+    outcomes: std_mpsc::Receiver<Outcome>,
+}
+
+impl Backend for Told {
+    fn kv_capacity(&self) -> KvCapacity {
+        KvCapacity { block_tokens: 4, blocks: 100 }
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError> {
+        // The test may be over.
+        let _ = self.steps.send(batch.sequences.iter().map(|step| step.id.0).collect());
+        if let Ok(Outcome::Refused(id)) = self.outcomes.recv() {
+            return Err(BackendError::InvalidSequence { id, reason: "of a bad kind".to_owned() });
+        }
+        let drawing = batch.sequences.iter().filter(|step| step.sample.is_some());
+        Ok(drawing.map(|step| NextToken { id: step.id, token: 7, logprobs: None }).collect())
+    }
+}
+
+/// An engine, what it steps, and how its steps are told to end.
+struct Rig {
+    engine: Engine,
+    steps: std_mpsc::Receiver<Vec<u64>>,
+    outcomes: std_mpsc::Sender<Outcome>,
+}
+
+impl Rig {
+    fn new(max_running: usize, max_waiting: usize) -> Self {
+        let ((say, steps), (outcomes, told)) = (std_mpsc::channel(), std_mpsc::channel());
+        let backend = Box::new(Told { steps: say, outcomes: told });
+        let limits = SchedulerLimits::mixed(max_running, 8);
+        Self { engine: Engine::start(backend, limits, max_waiting, None).unwrap(), steps, outcomes }
+    }
+
+    /// Begins `choices` generations of a prompt of so many tokens.
+    fn submit_for(
+        &self,
+        caller: &Caller,
+        prompt_tokens: usize,
+        choices: usize,
+    ) -> Result<Vec<Generation>, RequestError> {
+        let submission = || Submission {
+            prompt: vec![1; prompt_tokens],
+            params: Arc::new(SamplingParams::greedy()),
+            max_tokens: 50,
+            end_tokens: Arc::new([]),
+            priority: 0,
+        };
+        self.engine.submit((0..choices).map(|_| submission()).collect(), caller)
+    }
+
+    fn submit(&self) -> Result<Generation, RequestError> {
+        Ok(self.submit_for(&Caller::default(), 2, 1)?.remove(0))
+    }
+
+    /// Who takes part in the next step, which lasts until it is told to end.
+    fn step(&self) -> Vec<u64> {
+        self.steps.recv_timeout(std::time::Duration::from_secs(60)).expect("a step")
+    }
+
+    fn end(&self, outcome: Outcome) {
+        self.outcomes.send(outcome).unwrap();
+    }
+
+    /// Who runs and who waits, once the engine has looked who has left.
+    async fn present(&self) -> (usize, usize) {
+        self.engine.flush_cache().await.expect("it runs");
+        let stats = self.engine.stats();
+        (stats.running, stats.waiting)
+    }
+}
+
+impl Drop for Rig {
+    /// Ends all steps to come, so that the engine can stop.
+    fn drop(&mut self) {
+        self.outcomes = std_mpsc::channel().0;
+    }
+}
+
+#[test]
+fn what_came_in_waits_also_while_its_first_step_lasts() {
+    let rig = Rig::new(1, 1);
+    let _running = rig.submit().unwrap();
+    rig.step();
+    let _waiting = rig.submit().unwrap();
+    let is_busy = || matches!(rig.submit(), Err(RequestError::Busy { waiting: 1 }));
+    assert!(is_busy(), "it is on its way");
+    rig.end(Outcome::Drawn);
+    assert_eq!(rig.step(), [0]);
+    assert!(is_busy(), "it has come in");
+}
+
+#[tokio::test]
+async fn choices_of_a_client_that_left_during_their_prefill_are_not_begun() {
+    let rig = Rig::new(8, 100);
+    let choices = rig.submit_for(&Caller::default(), 40, 4).unwrap();
+    assert_eq!(rig.step(), [0], "one computes the prompt");
+    drop(choices);
+    rig.end(Outcome::Drawn);
+    assert_eq!(rig.present().await, (0, 0));
+}
+
+#[tokio::test]
+async fn a_raised_flag_ends_what_nobody_reads() {
+    let rig = Rig::new(8, 100);
+    let caller = Caller::default();
+    let mut unread = rig.submit_for(&caller, 2, 1).unwrap();
+    let _other = rig.submit().unwrap();
+    rig.step();
+    caller.abort.raise();
+    rig.end(Outcome::Drawn);
+    // The other one has come in by the next step, if not before.
+    rig.step();
+    rig.end(Outcome::Drawn);
+    rig.step();
+    rig.end(Outcome::Drawn);
+    let events = &mut unread[0].events;
+    while let Some(event) = events.recv().await {
+        assert!(matches!(event, Event::Token { .. }), "{event:?}");
+    }
+    assert_eq!(rig.step(), [1], "the other one goes on");
+}
+
+#[tokio::test]
+async fn an_invalid_sequence_fails_alone() {
+    let rig = Rig::new(8, 100);
+    let mut sound = vec![rig.submit().unwrap()];
+    assert_eq!(rig.step(), [0]);
+    let mut invalid = rig.submit().unwrap();
+    sound.push(rig.submit().unwrap());
+    rig.end(Outcome::Drawn);
+    assert_eq!(rig.step(), [0, 1, 2]);
+    rig.end(Outcome::Refused(SequenceId(1)));
+    assert_eq!(rig.step(), [0, 2], "the others' step is taken again");
+    rig.end(Outcome::Drawn);
+    let Some(Event::Failed(reason)) = invalid.events.recv().await else { panic!("it fails") };
+    assert!(reason.contains("sequence 1: of a bad kind"), "{reason}");
+    for sound in &mut sound {
+        let event = sound.events.recv().await;
+        assert!(matches!(event, Some(Event::Token { token: 7, .. })), "{event:?}");
+    }
+}
+
+/// A backend over which the engine's thread breaks down, as by a mistake of the scheduler's.
+struct Breaking;
+
+impl Backend for Breaking {
+    fn kv_capacity(&self) -> KvCapacity {
+        KvCapacity { block_tokens: 4, blocks: 100 }
+    }
+
+    fn forward(&mut self, _: &Batch) -> Result<Vec<NextToken>, BackendError> {
+        Ok(Vec::new())
+    }
+
+    fn idle(&mut self) {
+        panic!("a mistake");
+    }
+}
+
+/// An engine whose thread has panicked.
+pub(crate) async fn broken_engine() -> Engine {
+    let engine = Engine::start(Box::new(Breaking), SchedulerLimits::mixed(1, 1), 1, None).unwrap();
+    assert_eq!(engine.flush_cache().await, None);
+    engine
+}
+
+#[tokio::test]
+async fn an_engine_that_broke_down_says_so() {
+    assert!(broken_engine().await.has_ended());
+    let rig = Rig::new(1, 1);
+    assert!(!rig.engine.has_ended());
+    rig.engine.stop();
+    assert!(rig.engine.has_ended());
+}
