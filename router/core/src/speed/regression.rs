@@ -1,4 +1,8 @@
-//! Recursive least squares of intervals over what was computed in them.
+//! Least squares of intervals over what was computed in them, old intervals counting less and less.
+//!
+//! Kept are the decayed sums of the normal equations, which rounding cannot make anything but symmetric and positive, however long a
+//! router lives; a recursion over their inverse is cheaper by nothing that matters for three unknowns, and diverges after some ten
+//! thousand observations. No coefficient is negative: one that would be is nought, and the others are fitted without it.
 
 use super::{Observation, PrefillSpeed};
 
@@ -7,31 +11,30 @@ const TOKENS: f64 = 1e3;
 const PAIRS: f64 = 1e6;
 /// Weight of what is known already, against each new observation: some five hundred count.
 const FORGETTING: f64 = 0.998;
-/// How little the start values are trusted: variance of a coefficient, relative to its start value squared.
-const START_VARIANCE: f64 = 100.0;
+/// Weight of the start values against one observation, each in its own direction. It does not fade: where nothing varies, only the
+/// start values can tell the coefficients apart.
+const START_WEIGHT: f64 = 0.01;
 /// An interval this many times what was expected says that something else happened; it counts as so much.
 const LARGEST_SURPRISE: f64 = 4.0;
 /// Coefficients stay above this share of their start values' ratio to one another, so that a queue is never free.
 const LEAST_TOKEN_S: f64 = 1e-8;
 
-/// d, p and q, and how sure of them.
+/// d, p and q, and what they follow from.
 #[derive(Clone, Debug)]
 pub(super) struct Regression {
     speed: PrefillSpeed,
-    /// In scaled units.
-    coefficients: [f64; 3],
-    covariance: [[f64; 3]; 3],
+    /// Start values, in scaled units.
+    start: [f64; 3],
+    /// Decayed sums of products of two features, and of features and what was seen.
+    products: [[f64; 3]; 3],
+    seen: [f64; 3],
 }
 
 impl Default for Regression {
     fn default() -> Self {
         let speed = PrefillSpeed::default();
-        let coefficients = [speed.fixed_s, speed.token_s * TOKENS, speed.pair_s * PAIRS];
-        let mut covariance = [[0.0; 3]; 3];
-        for (at, row) in covariance.iter_mut().enumerate() {
-            row[at] = START_VARIANCE;
-        }
-        Self { speed, coefficients, covariance }
+        let start = [speed.fixed_s, speed.token_s * TOKENS, speed.pair_s * PAIRS];
+        Self { speed, start, products: [[0.0; 3]; 3], seen: [0.0; 3] }
     }
 }
 
@@ -47,30 +50,57 @@ impl Regression {
         // Relative errors are alike, so each observation is weighed by what was expected.
         let weight = 1.0 / expected_s.max(1e-9);
         let features = [weight, weight * observation.new_tokens / TOKENS, weight * observation.pairs / PAIRS];
-        self.update(features, weight * seen_s);
-        let [fixed_s, token_s, pair_s] = self.coefficients;
+        for (at, row) in self.products.iter_mut().enumerate() {
+            for (cell, other) in row.iter_mut().zip(features) {
+                *cell = *cell * FORGETTING + features[at] * other;
+            }
+            self.seen[at] = self.seen[at] * FORGETTING + features[at] * weight * seen_s;
+        }
+        let [fixed_s, token_s, pair_s] = self.fit();
         self.speed = PrefillSpeed {
-            fixed_s: fixed_s.max(0.0),
+            fixed_s,
             token_s: (token_s / TOKENS).max(LEAST_TOKEN_S),
-            pair_s: (pair_s / PAIRS).max(0.0),
+            pair_s: pair_s / PAIRS,
             ..self.speed
         };
     }
 
-    fn update(&mut self, features: [f64; 3], seen: f64) {
-        let dot = |one: &[f64; 3], two: &[f64; 3]| one.iter().zip(two).map(|(a, b)| a * b).sum::<f64>();
-        let spread = self.covariance.map(|row| dot(&row, &features));
-        let error = seen - dot(&self.coefficients, &features);
-        let scale = FORGETTING + dot(&features, &spread);
-        for (at, coefficient) in self.coefficients.iter_mut().enumerate() {
-            *coefficient += spread[at] / scale * error;
-            for (cell, other) in self.covariance[at].iter_mut().zip(&spread) {
-                *cell = (*cell - spread[at] / scale * other) / FORGETTING;
+    /// The coefficients, none of them negative.
+    fn fit(&self) -> [f64; 3] {
+        let mut is_fitted = [true; 3];
+        loop {
+            let fitted = self.fit_some(is_fitted);
+            let least =
+                (0..3).min_by(|a, b| fitted[*a].total_cmp(&fitted[*b])).filter(|at| fitted[*at] < 0.0);
+            match least {
+                Some(least) => is_fitted[least] = false,
+                None => return fitted,
             }
         }
-        // What does not vary is not seen; its variance must not grow for ever.
-        for (at, row) in self.covariance.iter_mut().enumerate() {
-            row[at] = row[at].min(START_VARIANCE);
+    }
+
+    /// The coefficients, of which those that are not fitted are nought: Gauss's elimination, which needs no pivots here.
+    fn fit_some(&self, is_fitted: [bool; 3]) -> [f64; 3] {
+        let (mut left, mut right) = (self.products, self.seen);
+        for at in 0..3 {
+            left[at][at] += START_WEIGHT;
+            right[at] += START_WEIGHT * self.start[at];
+            if !is_fitted[at] {
+                left[at] = [0.0; 3];
+                left.iter_mut().for_each(|row| row[at] = 0.0);
+                left[at][at] = 1.0;
+                right[at] = 0.0;
+            }
         }
+        for at in 0..3 {
+            let (row, value) = (left[at].map(|cell| cell / left[at][at]), right[at] / left[at][at]);
+            (left[at], right[at]) = (row, value);
+            for other in (0..3).filter(|other| *other != at) {
+                let factor = left[other][at];
+                left[other].iter_mut().zip(row).for_each(|(cell, from)| *cell -= factor * from);
+                right[other] -= factor * value;
+            }
+        }
+        right
     }
 }
