@@ -49,6 +49,25 @@ fn learns_the_speed_of_an_engine_it_has_never_seen() {
     }
 }
 
+/// Prompts that differ little, with waits that have nothing to do with them, told for hours.
+#[test]
+fn what_is_learned_does_not_drift_away() {
+    let (mut speeds, mut rng) = (Speeds::default(), SmallRng::seed_from_u64(7));
+    for _ in 0..60_000 {
+        let prefill = Prefill { new_tokens: rng.random_range(20..400), cached_tokens: 0 };
+        let wait_s = if rng.random_bool(0.3) { rng.random_range(0.0..0.2) } else { 0.0 };
+        speeds.learn(&Observation {
+            seconds: whole_s(&TRUTH, prefill) + wait_s,
+            new_tokens: prefill.new_tokens as f64,
+            pairs: prefill.pairs(),
+            ratio: 1.0,
+        });
+        let learned = speeds.prefill();
+        let expected_s = whole_s(&learned, Prefill { new_tokens: 200, cached_tokens: 0 });
+        assert!((0.05..0.4).contains(&expected_s), "{learned:?}");
+    }
+}
+
 #[test]
 fn tells_a_slow_worker_from_a_fast_one() {
     let (_, queues) = two_workers(3.0, 200);
