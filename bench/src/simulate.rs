@@ -11,6 +11,7 @@ pub mod engine;
 pub mod goals;
 pub mod grid;
 pub mod html;
+pub mod in_flight;
 pub mod outcome;
 pub mod plan;
 pub mod recorded;
@@ -22,15 +23,19 @@ pub mod workload;
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use args::SimulateArgs;
 use comparison::Comparison;
-use grid::{Row, run_all};
+use contender::Family;
+use grid::{Job, Row, run_all};
+use html::Watched;
 use outcome::Objective;
 use report::{Key, Line};
+use summary::HIGHEST_LOAD;
 
 /// Runs `bench simulate`: prints the table, writes the JSON. Returns how many simulations there were.
 ///
@@ -72,13 +77,18 @@ fn judge(args: &SimulateArgs) -> anyhow::Result<usize> {
         lines.iter().for_each(|line| comparison.add(line));
     }
     summary::lines(&comparison).iter().chain(&goals::lines(&comparison)).for_each(|line| println!("{line}"));
-    write_page(args, &comparison)?;
+    write_page(args, &comparison, &[])?;
     Ok(count)
 }
 
-fn write_page(args: &SimulateArgs, comparison: &Comparison) -> anyhow::Result<()> {
-    let Some(path) = &args.html else { return Ok(()) };
-    std::fs::write(path, html::page(comparison)).with_context(|| format!("cannot write {}", path.display()))
+fn write_page(args: &SimulateArgs, comparison: &Comparison, in_flight: &[Watched]) -> anyhow::Result<()> {
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    if let Some(path) = &args.svg {
+        write(path, html::overview(comparison))?;
+    }
+    args.html.as_deref().map_or(Ok(()), |path| write(path, html::page(comparison, in_flight)))
 }
 
 /// Where rows go.
@@ -89,6 +99,8 @@ struct Writer {
     done: HashSet<Key>,
     heading: String,
     comparison: Comparison,
+    /// Of each trace ours at the highest load up to R*.
+    in_flight: Vec<Watched>,
 }
 
 impl Writer {
@@ -99,6 +111,7 @@ impl Writer {
             done: HashSet::new(),
             heading: String::new(),
             comparison: Comparison::default(),
+            in_flight: Vec::new(),
         };
         let Some(path) = &args.json else { return Ok(writer) };
         let mut kept = String::new();
@@ -136,6 +149,7 @@ impl Writer {
         self.heading = heading;
         let line = Line::of(row);
         self.comparison.add(&line);
+        self.watch(row);
         if let Some(json) = &mut self.json {
             // At once, so that a run that is ended loses nothing.
             let text = serde_json::to_string(&line)? + "\n";
@@ -144,12 +158,30 @@ impl Writer {
         Ok(())
     }
 
+    fn watch(&mut self, row: &Row<'_>) {
+        let Job { cell, load, contender } = row.job;
+        if contender.family != Family::Ours || load > HIGHEST_LOAD {
+            return;
+        }
+        let watched = || Watched {
+            trace: cell.name.clone(),
+            load,
+            title: format!("{} workers of {} blocks at load {load}", cell.workers, cell.blocks),
+            in_flight: row.in_flight.clone(),
+        };
+        match self.in_flight.iter_mut().find(|watched| watched.trace == cell.name) {
+            Some(best) if best.load < load => *best = watched(),
+            Some(_) => {}
+            None => self.in_flight.push(watched()),
+        }
+    }
+
     fn finish(self, args: &SimulateArgs) -> anyhow::Result<()> {
         self.bar.finish_and_clear();
         let goals = if args.grid { goals::lines(&self.comparison) } else { Vec::new() };
         for line in summary::lines(&self.comparison).iter().chain(&goals) {
             println!("{line}");
         }
-        write_page(args, &self.comparison)
+        write_page(args, &self.comparison, &self.in_flight)
     }
 }

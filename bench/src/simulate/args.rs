@@ -45,7 +45,7 @@ pub struct SimulateArgs {
     /// [default: 0.7,0.9; with --grid 0.7,0.9,1.0,1.2]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub load: Vec<f64>,
-    /// Who is compared: names, or all (the router's policies and the oracle). Besides: min_ttft, hash_two_blocks,
+    /// Who is compared: names, or all (the router's policies and the oracle). Besides: prefix_aware_reported, min_ttft, hash_two_blocks,
     /// cache_aware_smallest_tree
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all")]
     pub policies: Vec<String>,
@@ -74,6 +74,9 @@ pub struct SimulateArgs {
     /// File for a page with plots
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// File for one plot (SVG) of all cells together: times over load, geometric means
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
     /// Keep what the --json file holds already, and simulate what is missing
     #[arg(long, requires = "json")]
     pub resume: bool,
@@ -115,9 +118,14 @@ pub enum FleetKind {
     HalfSpeed,
     /// The first worker takes four times as long, from a third of the time to two thirds.
     Slowing,
+    /// The first worker dies after a third of the time, and is back with an empty cache after half of it.
+    Restarting,
 }
 
 impl FleetKind {
+    /// Those of `--grid`.
+    pub const OF_GRID: &[Self] = &[Self::Even, Self::HalfSpeed, Self::Slowing];
+
     /// What it adds to the name of a trace.
     #[must_use]
     pub fn suffix(self) -> &'static str {
@@ -125,6 +133,7 @@ impl FleetKind {
             Self::Even => "",
             Self::HalfSpeed => "+half-speed",
             Self::Slowing => "+slowing",
+            Self::Restarting => "+restarting",
         }
     }
 }

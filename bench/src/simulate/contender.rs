@@ -2,8 +2,12 @@
 //!
 //! Next: [`run`](super::run) gives each what it knows.
 
+use std::time::Duration;
+
 use rand::Rng;
-use router_core::policy::{Choice, ColdChoice, IndexBound, IndexSource, IndexUse, SglangCacheAware, by_name};
+use router_core::policy::{
+    Choice, ColdChoice, IndexBound, IndexSource, IndexUse, PrefixAware, SglangCacheAware, by_name,
+};
 use router_core::{Policy, PromptUse, RequestView};
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +83,7 @@ const OF_THE_ROUTER: &[Contender] = of_the_router![
 /// Those that must be asked for.
 const SIMULATED_ONLY: &[Contender] = &[
     Contender { name: "oracle", family: Family::Oracle, make: || Some(Box::new(Oracle)) },
+    Contender { name: "prefix_aware_reported", family: Family::Ours, make: || Some(Box::new(Reported)) },
     Contender { name: "min_ttft", family: Family::Oracle, make: || Some(Box::new(MinTtft)) },
     Contender { name: "hash_two_blocks", family: Family::Baseline, make: || Some(Box::new(HashTwoBlocks)) },
     Contender {
@@ -135,7 +140,8 @@ pub fn named(names: &[String]) -> anyhow::Result<Vec<Contender>> {
     Ok(found)
 }
 
-/// Ours, with what the workers' caches really hold and what they are about to hold.
+/// Ours, with what the workers' caches really hold and are about to hold, and with the time that the request would really wait at each of
+/// them if nothing came after it: queues, memory, lengths of answers and speeds are known.
 #[derive(Debug)]
 struct Oracle;
 
@@ -153,7 +159,37 @@ impl Policy for Oracle {
     }
 
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        router_core::policy::PrefixAware.costs(request, choice)
+        PrefixAware.costs(request, choice)
+    }
+}
+
+/// Ours, beside workers that tell their load every 100 ms, and what their caches hold at once, as Roundhouse's own do.
+#[derive(Debug)]
+struct Reported;
+
+impl Policy for Reported {
+    fn name(&self) -> &'static str {
+        "prefix_aware_reported"
+    }
+
+    fn prompt_use(&self) -> PromptUse {
+        PromptUse::Whole
+    }
+
+    fn index_use(&self) -> IndexUse {
+        IndexUse {
+            source: IndexSource::ReportedAndInFlight,
+            reports_every: Some(Duration::from_millis(100)),
+            ..IndexUse::default()
+        }
+    }
+
+    fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
+        PrefixAware.costs(request, choice)
+    }
+
+    fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, rng: &mut dyn Rng) -> usize {
+        PrefixAware.pick(request, choice, rng)
     }
 }
 

@@ -7,7 +7,7 @@ pub mod plain;
 pub mod scheduled;
 
 use roundhouse_types::BlockHash;
-use router_core::ledger::ReportedLoad;
+use router_core::LoadReport;
 
 use super::workload::{Partial, Workload};
 
@@ -26,6 +26,20 @@ pub enum Notice {
         /// Which request.
         request: u32,
     },
+}
+
+/// What would become of a request, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Foreseen {
+    /// Until its own prompt is computed: others' service, and waiting for memory.
+    pub wait_s: f64,
+    /// To compute its prompt.
+    pub own_s: f64,
+}
+
+/// A count as reports have it.
+fn as_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// A simulated worker.
@@ -48,12 +62,15 @@ pub trait Engine {
     /// A request's blocks under the hashes of this engine's cache.
     fn cache_path(workload: &Workload, number: u32, path: &mut Vec<BlockHash>);
 
-    /// Seconds of service that it owes at `now_ns`, and what a prompt of `new_tokens` more would add, where it can tell.
-    fn queue_s(&self, new_tokens: usize, now_ns: u64) -> Option<(f64, f64)>;
+    /// What request `number` would find, were it sent there at `now_ns` and nothing after it.
+    fn foresee(&self, workload: &Workload, number: u32, now_ns: u64) -> Foreseen;
 
     /// What it would say of itself now.
-    fn reported(&self) -> ReportedLoad;
+    fn reported(&self) -> LoadReport;
 
-    /// Sequences that lost their blocks, so far.
+    /// It has died: what it was asked for is lost, and its cache.
+    fn restart(&mut self);
+
+    /// Sequences that lost their blocks, since it began.
     fn retractions(&self) -> u64;
 }

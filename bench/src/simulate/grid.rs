@@ -11,8 +11,9 @@ use super::args::FleetKind;
 use super::contender::{Contender, named};
 use super::engine::plain::PlainEngine;
 use super::engine::scheduled::{Build, Pace, ScheduledEngine};
+use super::in_flight::InFlightOverTime;
 use super::outcome::{Figures, Objective, Outcome};
-use super::run::{Setup, run};
+use super::run::{Fault, Setup, run};
 use super::workload::{BLOCK_TOKENS, Workload, nanoseconds};
 
 /// Tokens of waiting prompts in memory, over all workers of a simulation: at most some 800 MB.
@@ -62,12 +63,14 @@ pub struct Job<'a> {
 }
 
 /// What it gave.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Row<'a> {
     /// What it was.
     pub job: Job<'a>,
     /// Its figures.
     pub figures: Figures,
+    /// What workers had to do.
+    pub in_flight: InFlightOverTime,
 }
 
 impl Cell<'_> {
@@ -83,6 +86,11 @@ impl Cell<'_> {
             self.name,
             self.blocks,
             longest.div_ceil(BLOCK_TOKENS)
+        );
+        anyhow::ensure!(
+            self.fleet != FleetKind::Restarting || self.workers > 1,
+            "{}: when the only worker dies there is nobody; --workers must be at least 2",
+            self.name
         );
         Ok(())
     }
@@ -102,7 +110,13 @@ impl Cell<'_> {
 
     fn setup<'b>(&'b self, contender: &'b Contender, time_scale: f64) -> Setup<'b> {
         let Cell { workload, blocks, replicas, seed, .. } = *self;
-        Setup { workload, contender, time_scale, blocks, replicas, seed }
+        let at_ns = |share: f64| nanoseconds(workload.duration_s() * time_scale * share);
+        let fault = (self.fleet == FleetKind::Restarting && time_scale > 0.0).then(|| Fault {
+            worker: 0,
+            dies_ns: at_ns(1.0 / 3.0),
+            back_ns: at_ns(0.5),
+        });
+        Setup { workload, contender, time_scale, blocks, replicas, fault, seed }
     }
 
     fn engines(&self, duration_s: Option<f64>) -> Vec<ScheduledEngine> {
@@ -132,8 +146,10 @@ impl<'a> Job<'a> {
     /// Runs it.
     #[must_use]
     pub fn run(self, objective: Objective, tick: &mut dyn FnMut()) -> Row<'a> {
-        let figures = self.outcome(tick).figures(self.cell.workload, objective);
-        Row { job: self, figures }
+        let outcome = self.outcome(tick);
+        let figures = outcome.figures(self.cell.workload, objective);
+        let in_flight = InFlightOverTime::of(&outcome.records, outcome.workers);
+        Row { job: self, figures, in_flight }
     }
 
     /// Runs it, for all that became of its requests.
@@ -182,7 +198,7 @@ pub fn run_all<'a>(
             let row = job.run(objective, &mut || count.tick());
             let mut pending = pending.lock().unwrap_or_else(PoisonError::into_inner);
             pending.rows[number] = Some(row);
-            while let Some(Some(row)) = pending.rows.get(pending.emitted).copied() {
+            while let Some(Some(row)) = pending.rows.get(pending.emitted).cloned() {
                 pending.emitted += 1;
                 (pending.emit)(row);
             }

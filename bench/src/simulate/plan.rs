@@ -46,7 +46,7 @@ pub fn scenes(args: &SimulateArgs) -> anyhow::Result<Vec<Scene>> {
     let kinds = if args.grid && args.workload.is_empty() { Kind::value_variants() } else { &args.workload };
     let mut scenes = Vec::new();
     for path in &args.trace {
-        let fleets = or_default(&args.fleet, args.grid, &[FleetKind::Even], FleetKind::value_variants());
+        let fleets = or_default(&args.fleet, args.grid, &[FleetKind::Even], FleetKind::OF_GRID);
         scenes.push(Scene { seed: args.seed, workload: trace::read(path)?, fleets });
     }
     let seeds = args.seeds.unwrap_or(if args.grid { GRID_SEEDS } else { 1 });

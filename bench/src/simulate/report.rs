@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::contender::Family;
 use super::grid::{Job, Row};
+use super::in_flight::InFlightOverTime;
 use super::outcome::Figures;
 
 /// A row of `--json`: an object a line, with these keys and no others.
@@ -31,16 +32,16 @@ impl Line {
     /// What `row` says.
     #[must_use]
     pub fn of(row: &Row<'_>) -> Self {
-        let Row { job: Job { cell, load, contender }, figures } = *row;
+        let Row { job: Job { cell, load, contender }, figures, .. } = row;
         Self {
             policy: contender.name.to_owned(),
             family: contender.family,
             workers: cell.workers,
             blocks: cell.blocks,
-            load,
+            load: *load,
             trace: cell.name.clone(),
             seed: cell.seed,
-            figures,
+            figures: *figures,
         }
     }
 }
@@ -63,7 +64,8 @@ impl Key {
     #[must_use]
     pub fn of(job: &Job<'_>) -> Self {
         let requests = job.cell.workload.requests.len();
-        Line::of(&Row { job: *job, figures: Figures { requests, ..Figures::default() } }).key()
+        let figures = Figures { requests, ..Figures::default() };
+        Line::of(&Row { job: *job, figures, in_flight: InFlightOverTime::default() }).key()
     }
 }
 

@@ -35,8 +35,21 @@ pub struct Setup<'a> {
     pub blocks: usize,
     /// Routers that share nothing.
     pub replicas: usize,
+    /// Who dies, if anybody.
+    pub fault: Option<Fault>,
     /// What all randomness comes from.
     pub seed: u64,
+}
+
+/// A worker that dies. What it was asked for is asked again, of others, and the clocks of those requests go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// Which.
+    pub worker: u32,
+    /// When.
+    pub dies_ns: u64,
+    /// When it is back, with an empty cache.
+    pub back_ns: u64,
 }
 
 /// What became of a request; times in nanoseconds.
@@ -62,6 +75,10 @@ enum Event {
     Arrival(u32),
     /// Something happens at a worker.
     Worker(u32),
+    /// A worker dies.
+    Death(u32),
+    /// It is back.
+    Return(u32),
     /// Workers say how they are.
     Report,
     /// Indexes forget.
@@ -85,6 +102,8 @@ struct Simulation<'a, E> {
     /// Requests that wait for the one of the same index.
     followers: Vec<Option<u32>>,
     left: usize,
+    /// Of engines that have died since.
+    retractions: u64,
     path: Vec<BlockHash>,
     notices: Vec<Notice>,
 }
@@ -94,7 +113,8 @@ struct Simulation<'a, E> {
 pub fn run<E: Engine>(setup: Setup<'_>, engines: Vec<E>, tick: &mut dyn FnMut()) -> Outcome {
     let mut simulation = Simulation::new(setup, engines);
     simulation.run(tick);
-    let retractions = simulation.engines.iter().map(Engine::retractions).sum();
+    let retractions =
+        simulation.retractions + simulation.engines.iter().map(Engine::retractions).sum::<u64>();
     Outcome { records: simulation.records, workers: simulation.engines.len(), retractions }
 }
 
@@ -102,7 +122,6 @@ impl<'a, E: Engine> Simulation<'a, E> {
     fn new(setup: Setup<'a>, engines: Vec<E>) -> Self {
         let Setup { workload, contender, blocks, replicas, seed, .. } = setup;
         let count = workload.requests.len();
-        let index_use = contender.policy().index_use();
         let router =
             |number: u64| Router::new(contender.policy(), engines.len(), blocks, seed.wrapping_add(number));
         let mut followers = vec![None; count];
@@ -115,7 +134,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             setup,
             routers: (0..replicas.max(1) as u64).map(router).collect(),
             rng: SmallRng::seed_from_u64(seed),
-            knowledge: Knowledge::new(index_use, engines.len(), blocks),
+            knowledge: Knowledge::new(contender, replicas.max(1), engines.len(), blocks),
             events: BinaryHeap::new(),
             entered: 0,
             expected_ns: vec![None; engines.len()],
@@ -124,6 +143,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             records: vec![Record::default(); count],
             followers,
             left: count,
+            retractions: 0,
             path: Vec::new(),
             notices: Vec::new(),
             engines,
@@ -138,6 +158,10 @@ impl<'a, E: Engine> Simulation<'a, E> {
             if every.is_some() {
                 self.enter(0, event);
             }
+        }
+        if let Some(Fault { worker, dies_ns, back_ns }) = self.setup.fault {
+            self.enter(dies_ns, Event::Death(worker));
+            self.enter(back_ns, Event::Return(worker));
         }
         let mut next = 0;
         while self.left > 0 {
@@ -168,8 +192,10 @@ impl<'a, E: Engine> Simulation<'a, E> {
         match event {
             Event::Arrival(number) => self.arrive(number, now_ns),
             Event::Worker(worker) => self.advance(worker, now_ns, tick),
+            Event::Death(worker) => self.die(worker, now_ns),
+            Event::Return(worker) => self.routers.iter().for_each(|router| router.comes_back(worker)),
             Event::Report => {
-                self.knowledge.report(&self.engines);
+                self.knowledge.report(&self.engines, now_ns);
                 let every = self.knowledge.reports_every().unwrap_or(Duration::MAX);
                 self.enter(now_ns.saturating_add(as_ns(every)), event);
             }
@@ -182,16 +208,23 @@ impl<'a, E: Engine> Simulation<'a, E> {
     }
 
     fn arrive(&mut self, number: u32, now_ns: u64) {
-        let workload = self.setup.workload;
-        let request = &workload.requests[number as usize];
         let replica = match self.routers.len() {
             1 => 0,
             count => self.rng.random_range(0..count),
         };
         self.replicas[number as usize] = u16::try_from(replica).unwrap_or(u16::MAX);
+        self.records[number as usize].arrived_ns = now_ns;
+        self.send(number, now_ns);
+    }
+
+    /// Its router sends a request to a worker.
+    fn send(&mut self, number: u32, now_ns: u64) {
+        let workload = self.setup.workload;
+        let request = &workload.requests[number as usize];
+        let replica = self.replicas[number as usize] as usize;
         let router = &self.routers[replica];
         workload.path(request, E::PARTIAL, &mut self.path);
-        self.knowledge.look_up::<E>(workload, number, &self.engines, now_ns);
+        self.knowledge.look_up::<E>(workload, (number, replica), &self.engines, now_ns);
         let blocks = self.knowledge.indexed(&self.path);
         let prompt_tokens = request.input_tokens as usize;
         let view = RequestView {
@@ -202,20 +235,42 @@ impl<'a, E: Engine> Simulation<'a, E> {
             prompt_tokens,
             ..RequestView::default()
         };
-        let mut learn = |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed);
+        let mut learn =
+            |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed, now_ns);
         let now = Duration::from_nanos(now_ns);
         let decided = router
             .decider
             .decide_knowing(&router.fleet, &view, Among::Untried(&[]), now, &mut learn)
-            .expect("every simulated worker is up");
+            .expect("of two workers or more one is up");
         let worker = decided.worker.slot.0;
-        self.knowledge.dispatched(worker, &self.path);
+        self.knowledge.dispatched(replica, worker, &self.path);
         let record = &mut self.records[number as usize];
-        (record.arrived_ns, record.worker) = (now_ns, worker);
+        record.worker = worker;
         record.hit_tokens = u32::try_from(decided.hit_tokens).unwrap_or(u32::MAX);
         self.leases[number as usize] = Some(decided.lease);
         self.engines[worker as usize].submit(workload, number, now_ns);
         self.expect(worker);
+    }
+
+    /// A worker dies: its router notices at once, from connections that break, and sends elsewhere what was there.
+    fn die(&mut self, worker: u32, now_ns: u64) {
+        let engine = &mut self.engines[worker as usize];
+        self.retractions += engine.retractions();
+        engine.restart();
+        self.expected_ns[worker as usize] = None;
+        self.routers.iter().for_each(|router| router.loses(worker));
+        self.knowledge.forget(worker);
+        let was_there = |number: &u32| {
+            let at = *number as usize;
+            self.leases[at].is_some() && self.records[at].worker == worker
+        };
+        let lost: Vec<u32> = (0..).take(self.leases.len()).filter(was_there).collect();
+        for number in &lost {
+            self.leases[*number as usize] = None;
+        }
+        for number in lost {
+            self.send(number, now_ns);
+        }
     }
 
     /// Enters a worker's next event, if it is not yet.
@@ -261,7 +316,8 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let workload = self.setup.workload;
         if self.knowledge.minds_flight() {
             workload.path(&workload.requests[number as usize], E::PARTIAL, &mut self.path);
-            self.knowledge.arrived_at(record.worker, &self.path);
+            let replica = self.replicas[number as usize] as usize;
+            self.knowledge.arrived_at(replica, record.worker, &self.path);
         }
     }
 

@@ -31,6 +31,9 @@ struct ShownQueue {
     head_bits: AtomicU64,
     since_ns: AtomicU64,
     ratio_bits: AtomicU64,
+    behind: AtomicUsize,
+    /// 0 or 1.
+    tells_delay: AtomicUsize,
 }
 
 impl Default for ShownQueue {
@@ -41,6 +44,8 @@ impl Default for ShownQueue {
             head_bits: AtomicU64::new(head_s.to_bits()),
             since_ns: AtomicU64::new(0),
             ratio_bits: AtomicU64::new(ratio.to_bits()),
+            behind: AtomicUsize::new(0),
+            tells_delay: AtomicUsize::new(0),
         }
     }
 }
@@ -52,6 +57,8 @@ impl ShownQueue {
         self.head_bits.store(reading.head_s.to_bits(), Ordering::Relaxed);
         self.since_ns.store(since_ns, Ordering::Relaxed);
         self.ratio_bits.store(reading.ratio.to_bits(), Ordering::Relaxed);
+        self.behind.store(reading.behind, Ordering::Relaxed);
+        self.tells_delay.store(usize::from(reading.tells_delay), Ordering::Relaxed);
     }
 
     fn read(&self) -> QueueReading {
@@ -61,6 +68,8 @@ impl ShownQueue {
             head_s: value(&self.head_bits),
             since: Duration::from_nanos(self.since_ns.load(Ordering::Relaxed)),
             ratio: value(&self.ratio_bits),
+            behind: self.behind.load(Ordering::Relaxed),
+            tells_delay: self.tells_delay.load(Ordering::Relaxed) > 0,
         }
     }
 }

@@ -60,8 +60,8 @@ pub struct PrefillSpeed {
     pub token_s: f64,
     /// q: for each pair of tokens.
     pub pair_s: f64,
-    /// Mean logarithm of seen over expected, of intervals that tell something of workers: what d, p and q leave unexplained on all
-    /// of them alike.
+    /// Logarithm of seen over expected below which a quarter of the intervals are that tell something of workers: what d, p and q leave
+    /// unexplained on all of them alike.
     pub surprise: f64,
 }
 
@@ -96,8 +96,10 @@ impl PrefillSpeed {
 const LEAST_WORK: f64 = 2.0;
 /// A logarithm: twenty times longer is a worker that was stopped, not a slow one.
 const LARGEST_SURPRISE: f64 = 3.0;
-/// Weight of a new surprise in the fleet's mean.
-const SURPRISE_WEIGHT: f64 = 0.02;
+/// What is compared between workers is the interval of this rank: little of it is waiting.
+const USUAL_SHARE: f64 = 0.25;
+/// How far one interval moves what a quarter of them are below, as a logarithm.
+const SURPRISE_STEP: f64 = 0.03;
 
 /// Where among the times of whole answers prefill is taken to be at most: the fastest twentieth were hardly more.
 const FASTEST_SHARE: f64 = 0.05;
@@ -135,7 +137,8 @@ impl Speeds {
     /// Learns from an interval.
     pub fn learn(&mut self, observation: &Observation) {
         if let Some(surprise) = self.prefill().surprise_of(observation) {
-            self.surprise += SURPRISE_WEIGHT * (surprise - observation.ratio.ln() - self.surprise);
+            let is_below = surprise - observation.ratio.ln() < self.surprise;
+            self.surprise += SURPRISE_STEP * (USUAL_SHARE - f64::from(u8::from(is_below)));
         }
         self.regression.learn(observation);
         self.whole_answers *= DIRECT_FADES;

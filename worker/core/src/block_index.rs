@@ -61,7 +61,7 @@ struct Entry {
 }
 
 /// Blocks by hash. Every operation is O(1).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BlockIndex {
     buckets: Box<[Bucket]>,
     entries: Box<[Entry]>,

@@ -33,7 +33,7 @@ pub struct Found {
 }
 
 /// All blocks of a worker. Every operation on one block is O(1).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct BlockPool {
     records: Vec<Record>,
     /// What full blocks hold.

@@ -60,7 +60,7 @@ pub enum SubmitError {
 }
 
 /// Decides each step. Owns all sequences and blocks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Scheduler {
     limits: SchedulerLimits,
     block_tokens: usize,

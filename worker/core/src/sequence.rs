@@ -24,7 +24,7 @@ pub struct Submission {
 }
 
 /// A sequence: its tokens, and how far their KV is computed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
     pub(crate) params: Arc<SamplingParams>,

@@ -7,10 +7,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use roundhouse_types::BlockHash;
-use router_core::ledger::ReportedLoad;
+use router_core::LoadReport;
 use worker_core::BlockPool;
 
-use super::{Engine, Notice};
+use super::{Engine, Foreseen, Notice, as_u32};
 use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
 
 /// Time of one token.
@@ -111,17 +111,29 @@ impl Engine for PlainEngine {
         workload.path(&workload.requests[number as usize], Self::PARTIAL, path);
     }
 
-    fn queue_s(&self, new_tokens: usize, now_ns: u64) -> Option<(f64, f64)> {
-        let owed_ns = self.free_ns.saturating_sub(now_ns);
-        Some((owed_ns as f64 / 1e9, new_tokens as f64 * self.prefill_token_s))
+    fn foresee(&self, workload: &Workload, number: u32, now_ns: u64) -> Foreseen {
+        let mut path = Vec::new();
+        Self::cache_path(workload, number, &mut path);
+        let cached_tokens = self.cached_blocks(&path) * BLOCK_TOKENS;
+        let prompt_tokens = workload.requests[number as usize].input_tokens as usize;
+        let new_tokens = prompt_tokens.saturating_sub(cached_tokens).max(1);
+        Foreseen {
+            wait_s: self.free_ns.saturating_sub(now_ns) as f64 / 1e9,
+            own_s: new_tokens as f64 * self.prefill_token_s,
+        }
     }
 
-    fn reported(&self) -> ReportedLoad {
-        ReportedLoad {
-            running: self.decoding.len(),
-            waiting: self.queue.len().saturating_sub(1),
-            kv_usage: 0.0,
+    fn reported(&self) -> LoadReport {
+        LoadReport {
+            running: as_u32(self.decoding.len()),
+            waiting: as_u32(self.queue.len().saturating_sub(1)),
+            ..LoadReport::default()
         }
+    }
+
+    fn restart(&mut self) {
+        let blocks = self.pool.total_blocks();
+        *self = Self::new(1.0 / self.prefill_token_s, blocks);
     }
 
     fn retractions(&self) -> u64 {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
-use router_core::ledger::ReportedLoad;
+use router_core::LoadReport;
 use worker_core::scheduler::DecodeRun;
 use worker_core::step::{Batch, KvCapacity, NextToken, SequenceId};
 use worker_core::timing::StepLoad;
@@ -17,7 +17,7 @@ use worker_core::{
     EnginePreset, EngineTiming, PrefillOrder, SamplingParams, Scheduler, SchedulerLimits, Submission,
 };
 
-use super::{Engine, Notice};
+use super::{Engine, Foreseen, Notice, as_u32};
 use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
 
 /// All engines of a simulation hash alike, so that a prompt is hashed once to be looked up in all of them.
@@ -46,14 +46,14 @@ impl Pace {
 }
 
 /// What is the same for all requests, made once.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Shared {
     params: Arc<SamplingParams>,
     end_tokens: Arc<[TokenId]>,
 }
 
 /// What an engine computes without being asked anything in between.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Work {
     Step(Batch),
     /// Decode steps that are alike; `run_ends_ns` has them.
@@ -64,9 +64,12 @@ enum Work {
 const LONGEST_RUN: usize = 256;
 
 /// A worker without a model.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ScheduledEngine {
     scheduler: Scheduler,
+    /// What the scheduler was made from.
+    capacity: KvCapacity,
+    limits: SchedulerLimits,
     timing: EngineTiming,
     pace: Pace,
     shared: Shared,
@@ -113,6 +116,8 @@ impl ScheduledEngine {
         let capacity = KvCapacity { block_tokens, blocks };
         Self {
             scheduler: Scheduler::new(capacity, limits, HASH_SEED),
+            capacity,
+            limits,
             timing: preset.timing,
             pace,
             shared: Shared { params: Arc::new(SamplingParams::greedy()), end_tokens: Arc::new([]) },
@@ -274,16 +279,51 @@ impl Engine for ScheduledEngine {
         );
     }
 
-    /// How long others will keep it is not known before they have ended.
-    fn queue_s(&self, _: usize, _: u64) -> Option<(f64, f64)> {
-        None
+    /// By doing it, in a copy of the engine.
+    fn foresee(&self, workload: &Workload, number: u32, now_ns: u64) -> Foreseen {
+        let mut copy = self.clone();
+        copy.submit(workload, number, now_ns);
+        let mut notices = Vec::new();
+        let (mut at_ns, mut cached_tokens) = (now_ns, None);
+        while let (None, Some(next_ns)) = (cached_tokens, copy.next_ns()) {
+            at_ns = next_ns;
+            copy.advance(workload, &mut notices);
+            cached_tokens = notices.drain(..).find_map(|notice| match notice {
+                Notice::FirstToken { request, cached_tokens } => (request == number).then_some(cached_tokens),
+                Notice::Done { .. } => None,
+            });
+        }
+        let prompt_tokens = workload.requests[number as usize].input_tokens;
+        let cached = f64::from(cached_tokens.unwrap_or(0));
+        let new = f64::from(prompt_tokens) - cached;
+        let EngineTiming { prefill_token_s, prefill_pair_s, .. } = self.timing;
+        let own_s =
+            (prefill_token_s * new + prefill_pair_s * new * (cached + new / 2.0)) * self.pace.at(now_ns);
+        Foreseen { wait_s: ((at_ns - now_ns) as f64 / 1e9 - own_s).max(0.0), own_s }
     }
 
-    fn reported(&self) -> ReportedLoad {
+    fn reported(&self) -> LoadReport {
         let stats = self.scheduler.stats();
-        let kv_usage = stats.held_blocks as f64 / stats.total_blocks as f64;
-        let waiting = stats.waiting + self.backlog.len() + self.due.len();
-        ReportedLoad { running: stats.running, waiting, kv_usage }
+        let not_yet_scheduled = self.backlog.len() + self.due.len();
+        let block_tokens = self.capacity.block_tokens;
+        LoadReport {
+            running: as_u32(stats.running),
+            waiting: as_u32(stats.waiting + not_yet_scheduled),
+            waiting_uncached_tokens: as_u32(stats.uncomputed_tokens),
+            kv_used_tokens: as_u32(stats.held_blocks * block_tokens),
+            kv_free_tokens: as_u32((stats.total_blocks - stats.held_blocks) * block_tokens),
+            ..LoadReport::default()
+        }
+    }
+
+    fn restart(&mut self) {
+        self.scheduler = Scheduler::new(self.capacity, self.limits, HASH_SEED);
+        self.work = None;
+        self.run_ends_ns.clear();
+        self.due.clear();
+        self.backlog.clear();
+        self.queued_tokens = 0;
+        self.sequences.clear();
     }
 
     fn retractions(&self) -> u64 {

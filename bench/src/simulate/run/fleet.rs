@@ -36,4 +36,16 @@ impl Router {
         }
         Self { decider: Decider::new(policy, limits, seed), fleet }
     }
+
+    /// A worker has died: nothing goes there, and its cache is gone.
+    pub(super) fn loses(&self, worker: u32) {
+        let worker = &self.fleet.workers()[worker as usize];
+        worker.mark_down();
+        self.decider.forget(worker.slot);
+    }
+
+    /// It takes requests again.
+    pub(super) fn comes_back(&self, worker: u32) {
+        self.fleet.workers()[worker as usize].mark_up();
+    }
 }

@@ -4,13 +4,15 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use roundhouse_types::BlockHash;
-use router_core::RequestView;
 use router_core::ledger::ReportedLoad;
 use router_core::policy::{Candidate, IndexSource, IndexUse};
 use router_core::speed::PrefillSpeed;
+use router_core::{LoadReport, RequestView};
 
 use super::fleet::Router;
-use super::{BLOCK_TOKENS, Engine, Workload};
+use super::{BLOCK_TOKENS, Contender, Engine, Workload};
+use crate::simulate::contender::Family;
+use crate::simulate::engine::Foreseen;
 
 /// Entries that are too old go this many times in their lifetime.
 const EXPIRIES: u32 = 20;
@@ -18,28 +20,35 @@ const EXPIRIES: u32 = 20;
 /// What there is to tell.
 pub(super) struct Knowledge {
     index_use: IndexUse,
+    knows_future: bool,
     kv_capacity_tokens: usize,
-    reports: Vec<ReportedLoad>,
+    reports: Vec<LoadReport>,
+    /// When those were made.
+    reported_ns: u64,
     /// Blocks that each worker's cache holds of the request at hand.
     cached: Vec<usize>,
-    /// Seconds that each worker owes, and that the request at hand would take there, where that can be told.
-    queues: Vec<Option<(f64, f64)>>,
-    /// Of each worker: blocks of requests without a first token, and how many of those have them.
-    in_flight: Vec<HashMap<BlockHash, u32>>,
+    /// What the request at hand would find at each worker; for those who know the future.
+    foreseen: Vec<Option<Foreseen>>,
+    /// Of each router and worker: blocks of requests without a first token, and how many of those have them.
+    in_flight: Vec<Vec<HashMap<BlockHash, u32>>>,
     /// Readings of the routers' tree clocks, one list a time, the oldest first.
     clocks: VecDeque<Vec<u32>>,
     cache_path: Vec<BlockHash>,
 }
 
 impl Knowledge {
-    pub(super) fn new(index_use: IndexUse, workers: usize, blocks: usize) -> Self {
+    pub(super) fn new(contender: &Contender, routers: usize, workers: usize, blocks: usize) -> Self {
+        let index_use = contender.policy().index_use();
+        let knows_future = contender.family == Family::Oracle;
         Self {
             index_use,
             kv_capacity_tokens: blocks * BLOCK_TOKENS,
-            reports: vec![ReportedLoad::default(); workers],
+            reports: vec![LoadReport::default(); workers],
+            reported_ns: 0,
             cached: vec![0; workers],
-            queues: vec![None; workers],
-            in_flight: vec![HashMap::new(); workers],
+            foreseen: vec![None; workers],
+            knows_future,
+            in_flight: vec![vec![HashMap::new(); workers]; routers],
             clocks: VecDeque::new(),
             cache_path: Vec::new(),
         }
@@ -58,7 +67,8 @@ impl Knowledge {
     }
 
     /// Workers say how they are.
-    pub(super) fn report<E: Engine>(&mut self, engines: &[E]) {
+    pub(super) fn report<E: Engine>(&mut self, engines: &[E], now_ns: u64) {
+        self.reported_ns = now_ns;
         self.reports.clear();
         self.reports.extend(engines.iter().map(Engine::reported));
     }
@@ -89,7 +99,7 @@ impl Knowledge {
     pub(super) fn look_up<E: Engine>(
         &mut self,
         workload: &Workload,
-        number: u32,
+        (number, router): (u32, usize),
         engines: &[E],
         now_ns: u64,
     ) {
@@ -103,51 +113,71 @@ impl Knowledge {
         if self.minds_flight() {
             let mut path = std::mem::take(&mut self.cache_path);
             workload.path(&workload.requests[number as usize], E::PARTIAL, &mut path);
-            for (cached, in_flight) in self.cached.iter_mut().zip(&self.in_flight) {
+            for (cached, in_flight) in self.cached.iter_mut().zip(&self.in_flight[router]) {
                 while path.get(*cached).is_some_and(|hash| in_flight.contains_key(hash)) {
                     *cached += 1;
                 }
             }
             self.cache_path = path;
         }
-        let prompt_tokens = workload.requests[number as usize].input_tokens as usize;
-        for ((queue, engine), cached) in self.queues.iter_mut().zip(engines).zip(&self.cached) {
-            let new_tokens = prompt_tokens.saturating_sub(cached * BLOCK_TOKENS).max(1);
-            *queue = engine.queue_s(new_tokens, now_ns);
+        if self.knows_future {
+            for (foreseen, engine) in self.foreseen.iter_mut().zip(engines) {
+                *foreseen = Some(engine.foresee(workload, number, now_ns));
+            }
         }
     }
 
     /// Adds what is known to the candidates.
-    pub(super) fn tell(&self, view: &RequestView<'_>, candidates: &mut [Candidate], speed: &PrefillSpeed) {
+    pub(super) fn tell(
+        &self,
+        view: &RequestView<'_>,
+        candidates: &mut [Candidate],
+        speed: &PrefillSpeed,
+        now_ns: u64,
+    ) {
+        let age_ms = u32::try_from((now_ns - self.reported_ns) / 1_000_000).unwrap_or(u32::MAX);
         for candidate in candidates {
             let worker = candidate.slot.index();
             candidate.kv_capacity_tokens = Some(self.kv_capacity_tokens);
             if self.index_use.reports_every.is_some() {
-                candidate.reported = Some(self.reports[worker]);
+                let report = LoadReport { age_ms, ..self.reports[worker] };
+                candidate.report = Some(report);
+                candidate.reported = Some(ReportedLoad {
+                    running: report.running as usize,
+                    waiting: report.waiting as usize,
+                    kv_usage: report.kv_usage(),
+                });
             }
             if self.index_use.source != IndexSource::Learned {
                 candidate.hit_blocks = self.cached[worker];
                 candidate.hit_tokens = view.covered_tokens(self.cached[worker]);
                 candidate.own_s = candidate.load.queue.ratio * speed.seconds(candidate.prefill(view));
             }
-            if let Some((queued_s, own_s)) = self.queues[worker] {
-                (candidate.queued_s, candidate.own_s) = (queued_s, own_s);
+            if let Some(Foreseen { wait_s, own_s }) = self.foreseen[worker] {
+                (candidate.queued_s, candidate.own_s) = (wait_s, own_s);
+                // Waiting for memory is in there.
+                candidate.kv_capacity_tokens = None;
             }
         }
     }
 
     /// A request has gone to a worker.
-    pub(super) fn dispatched(&mut self, worker: u32, path: &[BlockHash]) {
+    pub(super) fn dispatched(&mut self, router: usize, worker: u32, path: &[BlockHash]) {
         if self.minds_flight() {
             for hash in path {
-                *self.in_flight[worker as usize].entry(*hash).or_insert(0) += 1;
+                *self.in_flight[router][worker as usize].entry(*hash).or_insert(0) += 1;
             }
         }
     }
 
+    /// A worker has died, and with it all that was on its way there.
+    pub(super) fn forget(&mut self, worker: u32) {
+        self.in_flight.iter_mut().for_each(|of_router| of_router[worker as usize].clear());
+    }
+
     /// Its first token has come: its blocks are in the cache.
-    pub(super) fn arrived_at(&mut self, worker: u32, path: &[BlockHash]) {
-        let in_flight = &mut self.in_flight[worker as usize];
+    pub(super) fn arrived_at(&mut self, router: usize, worker: u32, path: &[BlockHash]) {
+        let in_flight = &mut self.in_flight[router][worker as usize];
         for hash in path {
             if let Some(count) = in_flight.get_mut(hash) {
                 *count -= 1;

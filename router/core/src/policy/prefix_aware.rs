@@ -1,14 +1,15 @@
 //! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x·[1 + Q + (λ/N)·(W + x/2)·(1 + q̄) + ω·A] + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
+//! `cost = W + x·[1 + Q + (λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω·A + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
 //!
 //! | term | meaning | where it comes from |
 //! |---|---|---|
-//! | `W` | service that the worker owes to requests without a first token, which come first | ledger: learned service times, less what the first has had |
+//! | `W` | service that the worker owes to requests without a first token, which come first; and if the first of them should have had its token by now, as long again as it has been late | ledger: learned service times, less what the first has had |
 //! | `x` | this request's own prefill there | the tree's hits; [`speed`](crate::speed): learned p, q and the worker's ratio |
 //! | `Q` | requests without a first token there: engines compute what waits in common steps, and the first tokens of a step come at its end | ledger |
 //! | `(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too | arrivals of late; q̄: mean requests without a first token |
 //! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
+//! | `D·ω·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it | ledger; `speed` |
 //! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down, in tokens of prefill; p is learned | ledger |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays | ledger; Little's law |
@@ -44,6 +45,36 @@ const UNFELT_S: f64 = 0.005;
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixAware;
 
+/// What a worker has to do: by the router's own ledger, or as the worker reported if that is more, since others may send requests there as
+/// well. What it said is as old as its last report; what it has computed since is not owed.
+struct Work {
+    queued_s: f64,
+    waiting: f64,
+    running: f64,
+    context_tokens: f64,
+}
+
+impl Work {
+    fn of(candidate: &Candidate, token_s: f64) -> Self {
+        let load = candidate.load;
+        let own = Self {
+            queued_s: candidate.queued_s,
+            waiting: load.prefilling as f64,
+            running: load.requests as f64,
+            context_tokens: load.context_tokens as f64,
+        };
+        let Some(report) = candidate.report else { return own };
+        let told_s = f64::from(report.waiting_uncached_tokens) * token_s * load.queue.ratio;
+        let left_s = told_s - f64::from(report.age_ms) / 1e3;
+        Self {
+            queued_s: own.queued_s.max(left_s),
+            waiting: own.waiting.max(f64::from(report.waiting)),
+            running: own.running.max(f64::from(report.running) + f64::from(report.waiting)),
+            context_tokens: own.context_tokens.max(f64::from(report.kv_used_tokens)),
+        }
+    }
+}
+
 /// What is the same for all candidates.
 struct Fleet {
     /// Requests a second that come to a worker, times those that each of them makes wait in turn.
@@ -51,41 +82,51 @@ struct Fleet {
     /// Mean time that a request stays, in seconds.
     stay_s: f64,
     token_s: f64,
+    fixed_s: f64,
     prompt: f64,
 }
 
 impl Fleet {
     fn of(request: &RequestView<'_>, choice: &Choice<'_>) -> Self {
-        let (mut prefilling, mut requests) = (0, 0);
+        let (mut waiting, mut running, mut own) = (0.0, 0.0, 0.0);
         for candidate in choice.candidates {
-            prefilling += candidate.load.prefilling;
-            requests += candidate.load.requests;
+            let work = Work::of(candidate, choice.speed.token_s);
+            waiting += work.waiting;
+            running += work.running;
+            own += candidate.load.requests as f64;
         }
+        // What other routers send is seen in what runs.
+        let arrivals_per_s = choice.arrivals_per_s * if own > 0.0 { running / own } else { 1.0 };
         let count = choice.candidates.len() as f64;
-        let mean_waiting = prefilling as f64 / count;
+        let mean_waiting = waiting / count;
         Self {
-            waiting_per_s: choice.arrivals_per_s / count * (1.0 + mean_waiting),
-            stay_s: if choice.arrivals_per_s > 0.0 { requests as f64 / choice.arrivals_per_s } else { 0.0 },
+            waiting_per_s: arrivals_per_s / count * (1.0 + mean_waiting),
+            stay_s: if arrivals_per_s > 0.0 { running / arrivals_per_s } else { 0.0 },
             token_s: choice.speed.token_s,
+            fixed_s: choice.speed.fixed_s,
             prompt: request.prompt_tokens as f64,
         }
     }
 
     fn cost(&self, candidate: &Candidate) -> f64 {
-        let (queued_s, own_s) = (candidate.queued_s, candidate.own_s);
-        let (decoding, running) = (candidate.load.decoding() as f64, candidate.load.requests as f64);
-        let waiting = candidate.load.prefilling as f64;
-        let context = candidate.load.context_tokens as f64;
+        let Work { queued_s, waiting, running, context_tokens } = Work::of(candidate, self.token_s);
+        let (own_s, decoding) = (candidate.own_s, (running - waiting).max(0.0));
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
         let slowed_tokens = running * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
-        let slow_tokens = running * RUNNING_TOKENS + CONTEXT_SHARE * context;
-        let decode_s = self.token_s * candidate.load.queue.ratio * (slowed_tokens + slow_tokens);
-        queued_s + own_s * (1.0 + delayed) + decode_s + self.memory_wait_s(candidate)
+        let slow_tokens = running * RUNNING_TOKENS + CONTEXT_SHARE * context_tokens;
+        let queue = candidate.load.queue;
+        let step_s = if queue.behind > 0 { 0.0 } else { self.fixed_s * queue.ratio };
+        let decode_s = self.token_s * queue.ratio * (slowed_tokens + slow_tokens);
+        queued_s
+            + own_s * (1.0 + delayed)
+            + step_s * DECODE_WORTH * decoding
+            + decode_s
+            + self.memory_wait_s(candidate, context_tokens)
     }
 
-    fn memory_wait_s(&self, candidate: &Candidate) -> f64 {
+    fn memory_wait_s(&self, candidate: &Candidate, held_tokens: f64) -> f64 {
         let Some(capacity) = candidate.kv_capacity_tokens.filter(|tokens| *tokens > 0) else { return 0.0 };
-        let wanted = (candidate.load.context_tokens as f64 + self.prompt) / capacity as f64;
+        let wanted = (held_tokens + self.prompt) / capacity as f64;
         (wanted - FULL_SHARE).max(0.0) * self.stay_s
     }
 }

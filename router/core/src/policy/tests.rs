@@ -228,6 +228,19 @@ fn prefix_aware_lets_siblings_share_one_prefill() {
 }
 
 #[test]
+fn prefix_aware_joins_a_step_that_will_be_computed_anyway() {
+    let mut candidates = [candidate(0, 60), candidate(1, 60)];
+    for candidate in &mut candidates {
+        candidate.load.prefilling = 2;
+    }
+    // One waits behind the step that is being computed; at the other both are in that step.
+    candidates[1].load.queue.behind = 1;
+    assert_eq!(pick_aware(&prompt(500), &candidates), 1);
+    candidates[1].load.queue.behind = 0;
+    assert_eq!(pick_aware(&prompt(500), &candidates), 0, "picked longer ago");
+}
+
+#[test]
 fn prefix_aware_delays_one_that_waits_rather_than_eight() {
     let mut candidates = [candidate(0, 8), candidate(1, 8)];
     for (candidate, prefilling) in candidates.iter_mut().zip([8, 1]) {

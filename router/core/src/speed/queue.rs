@@ -3,12 +3,15 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Observation, Prefill, PrefillSpeed};
+use super::{Observation, Prefill, PrefillSpeed, USUAL_SHARE};
 
 /// First tokens that come closer together than this were drawn in one step.
 const SAME_STEP: Duration = Duration::from_millis(3);
 /// Requests remembered; whoever has more waiting knows what one more means.
 const MOST_REQUESTS: usize = 4_096;
+
+/// So many streams in a row, and requests without a first token are not answers that come whole.
+const TELLING_STREAMS: u32 = 16;
 
 /// One request in the queue.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +40,12 @@ pub struct PrefillQueue {
     fixed_s: f64,
     /// When the head began, as far as can be told.
     since: Duration,
+    /// Requests that have come since; another would be computed in one step with them.
+    behind: usize,
     step: Option<Step>,
     ratio: Ratio,
+    /// Streams that have begun since a whole answer came.
+    streams: u32,
 }
 
 /// What a pick reads of a queue.
@@ -52,20 +59,27 @@ pub struct QueueReading {
     pub since: Duration,
     /// Times the fleet's.
     pub ratio: f64,
+    /// Requests that have come since then, and will be computed in one step.
+    pub behind: usize,
+    /// Whether a head that should have been done long ago says that something holds the worker up.
+    pub tells_delay: bool,
 }
 
 impl Default for QueueReading {
     fn default() -> Self {
-        Self { owed_s: 0.0, head_s: 0.0, since: Duration::ZERO, ratio: 1.0 }
+        Self { owed_s: 0.0, head_s: 0.0, since: Duration::ZERO, ratio: 1.0, behind: 0, tells_delay: false }
     }
 }
 
 impl QueueReading {
-    /// Service that is still owed at `now`, in seconds: what the first request has had of its own does not count.
+    /// Service that is still owed at `now`, in seconds: what the first request has had of its own does not count. If it should have been
+    /// done by now, something holds the worker up, such as memory that others have; what has lasted so long is taken to last as long again.
     #[must_use]
     pub fn left_s(&self, now: Duration) -> f64 {
-        let progress_s = now.saturating_sub(self.since).as_secs_f64().min(self.head_s);
-        (self.owed_s - progress_s).max(0.0)
+        let elapsed_s = now.saturating_sub(self.since).as_secs_f64();
+        let left_s = (self.owed_s - elapsed_s.min(self.head_s)).max(0.0);
+        let is_held_up = self.tells_delay && self.head_s > 0.0;
+        if is_held_up { left_s + (elapsed_s - self.head_s).max(0.0) } else { left_s }
     }
 }
 
@@ -80,8 +94,10 @@ impl PrefillQueue {
                 head_s: head.service_s + self.fixed_s,
                 since: self.since,
                 ratio,
+                behind: self.behind,
+                tells_delay: self.streams >= TELLING_STREAMS,
             },
-            None => QueueReading { owed_s: 0.0, head_s: 0.0, since: self.since, ratio },
+            None => QueueReading { since: self.since, ratio, ..QueueReading::default() },
         }
     }
 
@@ -89,6 +105,9 @@ impl PrefillQueue {
     pub fn push(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) {
         if self.waiting.is_empty() {
             self.since = now;
+            self.behind = 0;
+        } else {
+            self.behind += 1;
         }
         if self.waiting.len() < MOST_REQUESTS {
             let ratio = self.ratio.value();
@@ -115,6 +134,7 @@ impl PrefillQueue {
     /// did not exceed.
     pub fn whole_answer(&mut self, ticket: u64, now: Duration) -> Option<Observation> {
         let Waiting { sent, prefill, .. } = self.take(ticket)?;
+        self.streams = 0;
         Some(Observation {
             seconds: now.saturating_sub(sent).as_secs_f64(),
             new_tokens: prefill.new_tokens as f64,
@@ -133,6 +153,7 @@ impl PrefillQueue {
         speed: &PrefillSpeed,
     ) -> Option<Observation> {
         let expected = self.remove(ticket)?;
+        self.streams = self.streams.saturating_add(1);
         let prefill = cached_tokens.map_or(expected, |cached_tokens| expected.with_cached(cached_tokens));
         if let Some(step) = self.step.as_mut().filter(|step| now.saturating_sub(step.at) < SAME_STEP) {
             step.new_tokens += prefill.new_tokens as f64;
@@ -141,6 +162,7 @@ impl PrefillQueue {
         }
         let seconds = now.saturating_sub(self.since).as_secs_f64();
         self.since = now;
+        self.behind = 0;
         let new_tokens = prefill.new_tokens as f64;
         let over = self.step.replace(Step { at: now, seconds, new_tokens, pairs: prefill.pairs() })?;
         let Step { seconds, new_tokens, pairs, .. } = over;
@@ -152,42 +174,47 @@ impl PrefillQueue {
 
 /// How many times longer than the fleet a worker takes, as far as that is certain. What is seen is noisy, and a cost that differs
 /// by noise takes prompts away from where their prefixes are.
+///
+/// Waiting for memory or for a decode step to end makes intervals longer, never shorter, and says nothing of the worker's speed. So it is
+/// judged by its shortest intervals: who is slow is slow nearly always. One that is well again is forgiven as soon as two show it.
 #[derive(Debug, Default)]
 struct Ratio {
-    /// Decayed count, mean and variance of the logarithms of seen over expected, less the fleet's mean.
-    weight: f64,
-    mean: f64,
-    variance: f64,
+    /// Logarithms of seen over expected, the last ones.
+    recent: VecDeque<f64>,
+    /// The logarithm of the ratio, less the fleet's; 0 unless it is certain.
+    logarithm: f64,
 }
 
 impl Ratio {
-    /// Weight of what is known, against each new observation: some ten count.
-    const FORGETTING: f64 = 0.9;
-    /// So many before anything is certain; it is some sixteen observations until the decayed count is there.
-    const LEAST_WEIGHT: f64 = 8.0;
-    /// Workers that are less apart than this, as a logarithm, are taken to be alike, besides the standard errors of the mean.
-    const ALIKE: f64 = 0.25;
-    /// Many workers are asked about all the time, and what is seen one after the other is alike: with two standard errors one of sixteen
-    /// equal workers was now and then taken for another kind, and buried or left idle.
-    const STANDARD_ERRORS: f64 = 3.0;
-    /// How far off one observation may be.
-    const LARGEST_STEP: f64 = 1.5;
+    /// Intervals that count.
+    const REMEMBERED: usize = 11;
+    /// So many before anything is certain.
+    const LEAST: usize = 8;
+    /// Workers that are less apart than this, as a logarithm, are taken to be alike.
+    const ALIKE: f64 = 0.2;
+    /// Of a slow worker's intervals nine tenths are slow; of a fast one's, six tenths fast, since some of them are waits.
+    const FASTEST: f64 = 0.1;
+    const MOST: f64 = 0.6;
 
     fn see(&mut self, observation: &Observation, speed: &PrefillSpeed) {
         let Some(surprise) = speed.surprise_of(observation) else { return };
-        let seen = surprise - speed.surprise;
-        self.weight = self.weight * Self::FORGETTING + 1.0;
-        let step = 1.0 / self.weight;
-        // What was not in the cache although it should have been, or the other way round, looks like another speed.
-        let off = (seen - self.mean).clamp(-Self::LARGEST_STEP, Self::LARGEST_STEP);
-        self.mean += step * off;
-        self.variance = (1.0 - step) * (self.variance + step * off * off);
+        if self.recent.len() == Self::REMEMBERED {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(surprise);
+        let mut sorted: Vec<f64> = self.recent.iter().map(|seen| seen - speed.surprise).collect();
+        sorted.sort_by(f64::total_cmp);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "an index of a short list"
+        )]
+        let at = |share: f64| sorted[(share * (sorted.len() - 1) as f64).round() as usize];
+        let is_certain = at(Self::FASTEST) > Self::ALIKE || at(Self::MOST) < -Self::ALIKE;
+        self.logarithm = if is_certain && sorted.len() >= Self::LEAST { at(USUAL_SHARE) } else { 0.0 };
     }
 
     fn value(&self) -> f64 {
-        let error = (self.variance / self.weight.max(1.0)).sqrt();
-        let is_certain =
-            self.weight > Self::LEAST_WEIGHT && self.mean.abs() > Self::ALIKE + Self::STANDARD_ERRORS * error;
-        if is_certain { self.mean.exp() } else { 1.0 }
+        self.logarithm.exp()
     }
 }

@@ -49,6 +49,25 @@ fn learns_the_speed_of_an_engine_it_has_never_seen() {
     }
 }
 
+/// Prompts that differ little, with waits that have nothing to do with them, told for hours.
+#[test]
+fn what_is_learned_does_not_drift_away() {
+    let (mut speeds, mut rng) = (Speeds::default(), SmallRng::seed_from_u64(7));
+    for _ in 0..60_000 {
+        let prefill = Prefill { new_tokens: rng.random_range(20..400), cached_tokens: 0 };
+        let wait_s = if rng.random_bool(0.3) { rng.random_range(0.0..0.2) } else { 0.0 };
+        speeds.learn(&Observation {
+            seconds: whole_s(&TRUTH, prefill) + wait_s,
+            new_tokens: prefill.new_tokens as f64,
+            pairs: prefill.pairs(),
+            ratio: 1.0,
+        });
+        let learned = speeds.prefill();
+        let expected_s = whole_s(&learned, Prefill { new_tokens: 200, cached_tokens: 0 });
+        assert!((0.05..0.4).contains(&expected_s), "{learned:?}");
+    }
+}
+
 #[test]
 fn a_router_that_lives_long_still_knows_its_engine() {
     let (mut rng, mut speeds) = (SmallRng::seed_from_u64(2), Speeds::default());
@@ -99,12 +118,69 @@ fn a_worker_that_slows_is_known_within_some_ten_requests() {
 }
 
 #[test]
+fn a_worker_that_is_well_again_is_forgiven_within_a_few_requests() {
+    let (mut speeds, [_, mut queue]) = two_workers(4.0, 100);
+    assert!(queue.reading().ratio > 2.0);
+    let mut clock_s = 1e6;
+    for ticket in 1_000..1_005 {
+        let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
+        let speed = speeds.prefill();
+        queue.push(ticket, prefill, &speed, seconds(clock_s));
+        clock_s += whole_s(&TRUTH, prefill);
+        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
+            speeds.learn(&observation);
+        }
+    }
+    assert_eq!(queue.reading().ratio, 1.0);
+}
+
+/// A worker of the fleet's speed, at which every third request waits for memory for a long time.
+#[test]
+fn waiting_for_memory_is_not_taken_for_slowness() {
+    let (mut speeds, [_, mut queue]) = two_workers(1.0, 100);
+    let mut clock_s = 1e6;
+    for ticket in 1_000..1_100 {
+        let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
+        let speed = speeds.prefill();
+        queue.push(ticket, prefill, &speed, seconds(clock_s));
+        clock_s += whole_s(&TRUTH, prefill) + if ticket % 3 == 0 { 5.0 } else { 0.0 };
+        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
+            speeds.learn(&observation);
+        }
+        assert_eq!(queue.reading().ratio, 1.0);
+    }
+}
+
+#[test]
+fn a_head_that_is_late_is_expected_to_be_as_late_again() {
+    let (mut queue, speed) =
+        (PrefillQueue::default(), PrefillSpeed { fixed_s: 0.5, ..PrefillSpeed::default() });
+    let prefill = Prefill { new_tokens: 0, cached_tokens: 0 };
+    let stream = |queue: &mut PrefillQueue, ticket| {
+        queue.push(ticket, prefill, &speed, seconds(1.0));
+        queue.first_token(ticket, seconds(1.1), None, &speed);
+    };
+    (0..20).for_each(|ticket| stream(&mut queue, ticket));
+    queue.push(50, prefill, &speed, seconds(10.0));
+    let left = |queue: &PrefillQueue, at: f64| queue.reading().left_s(seconds(at));
+    assert!((left(&queue, 10.2) - 0.3).abs() < 1e-9);
+    assert!((left(&queue, 13.0) - 2.5).abs() < 1e-9, "2.5 s late");
+    // Where answers come whole, late first tokens say nothing.
+    queue.push(51, prefill, &speed, seconds(10.0));
+    queue.whole_answer(51, seconds(12.0));
+    assert_eq!(left(&queue, 13.0), 0.0);
+    queue.remove(50);
+    assert_eq!(left(&queue, 13.0), 0.0);
+}
+
+#[test]
 fn what_the_first_request_has_had_is_not_owed_any_more() {
     let mut queue = PrefillQueue::default();
     let speed = PrefillSpeed { fixed_s: 0.5, token_s: 0.1, pair_s: 0.0, surprise: 0.0 };
     let tokens = |new_tokens| Prefill { new_tokens, cached_tokens: 0 };
     queue.push(1, tokens(20), &speed, seconds(10.0));
     queue.push(2, tokens(30), &speed, seconds(11.0));
+    assert_eq!(queue.reading().behind, 1, "the second will be in another step");
     let left = |at: f64| queue.reading().left_s(seconds(at));
     assert!((left(11.0) - 4.5).abs() < 1e-9);
     assert!((left(30.0) - 3.0).abs() < 1e-9, "late as the first is, the second has not begun");

@@ -9,7 +9,7 @@ use crate::kv_event::{KvEvent, StoredBlocks};
 use crate::sequence::Sequence;
 
 /// Events that nobody has taken yet; `None` while nobody wants to know.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct EventLog {
     events: Option<Vec<KvEvent>>,
 }

@@ -8,7 +8,7 @@ use crate::sequence::Sequence;
 use crate::step::SequenceId;
 
 /// Sequences in order.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct WaitingQueue {
     sequences: VecDeque<Sequence>,
 }
