@@ -38,8 +38,8 @@ impl FakeMachine {
     }
 
     /// Sets what fake_cuda.cpp reads: `FAKE_VERSION`, `FAKE_DEVICES`, `FAKE_CAPABILITY_MAJOR`, `FAKE_INIT_STATUS`.
-    pub(crate) fn set(mut self, name: &'static str, value: impl ToString) -> Self {
-        self.environment.push((name, value.to_string()));
+    pub(crate) fn set(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.environment.push((name, value.into()));
         self
     }
 
@@ -61,7 +61,7 @@ impl FakeMachine {
 
     fn built(crate_directory: &Path, macros: &str) -> Self {
         let source = crate_directory.join("tests/cuda/fake_cuda.cpp");
-        let digest = digest(&[source.clone()], macros);
+        let digest = digest(std::slice::from_ref(&source), macros);
         let directory = once(&format!("fake-{digest:016x}"), |unfinished| {
             std::fs::create_dir(unfinished).expect("the directory of a build is writable");
             let library = unfinished.join("libcuda.so");
