@@ -42,7 +42,7 @@ pub enum Command {
     /// Send at a fixed rate for long, while workers are killed and come back
     Soak(SoakArgs),
     /// Ask what a policy would do: the router's own decisions over simulated workers, on a trace
-    Simulate(SimulateArgs),
+    Simulate(Box<SimulateArgs>),
 }
 
 /// Everything `bench serve` takes.

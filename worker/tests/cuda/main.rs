@@ -27,16 +27,16 @@ fn machines_that_lack_something() -> Vec<(FakeMachine, &'static str)> {
     vec![
         (FakeMachine::without_driver(), "no NVIDIA driver: libcuda.so.1 cannot be loaded"),
         (
-            machine().set("FAKE_VERSION", 12_090),
+            machine().set("FAKE_VERSION", "12090"),
             "the NVIDIA driver is for CUDA 12.9; one of the 580 series (CUDA 13.0) or later is needed",
         ),
         (
             FakeMachine::with_an_ancient_driver(&kernels()),
             "the NVIDIA driver has no cuMemAllocAsync; one of the 580 series (CUDA 13.0) or later is needed",
         ),
-        (machine().set("FAKE_DEVICES", 0), "the NVIDIA driver finds no GPU"),
+        (machine().set("FAKE_DEVICES", "0"), "the NVIDIA driver finds no GPU"),
         (
-            machine().set("FAKE_CAPABILITY_MAJOR", 7),
+            machine().set("FAKE_CAPABILITY_MAJOR", "7"),
             "Fake GPU has compute capability 7.0; 8.0 or later is needed",
         ),
         (

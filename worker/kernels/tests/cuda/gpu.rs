@@ -60,19 +60,19 @@ fn machines_that_lack_something_say_what() {
     let needed = "one of the 580 series (CUDA 13.0) or later is needed";
     let cases = [
         (FakeMachine::without_driver(), "no NVIDIA driver: libcuda.so.1 cannot be loaded".to_owned()),
-        (machine().set("FAKE_VERSION", 12_090), format!("the NVIDIA driver is for CUDA 12.9; {needed}")),
+        (machine().set("FAKE_VERSION", "12090"), format!("the NVIDIA driver is for CUDA 12.9; {needed}")),
         (
             FakeMachine::with_an_ancient_driver(crate_directory()),
             format!("the NVIDIA driver has no cuMemAllocAsync; {needed}"),
         ),
-        (machine().set("FAKE_DEVICES", 0), "the NVIDIA driver finds no GPU".to_owned()),
-        (machine().set("FAKE_INIT_STATUS", 100), "the NVIDIA driver finds no GPU".to_owned()),
-        (machine().set("FAKE_INIT_STATUS", 999), "cuInit failed with 999: unknown error".to_owned()),
+        (machine().set("FAKE_DEVICES", "0"), "the NVIDIA driver finds no GPU".to_owned()),
+        (machine().set("FAKE_INIT_STATUS", "100"), "the NVIDIA driver finds no GPU".to_owned()),
+        (machine().set("FAKE_INIT_STATUS", "999"), "cuInit failed with 999: unknown error".to_owned()),
         (
-            machine().set("FAKE_CAPABILITY_MAJOR", 7),
+            machine().set("FAKE_CAPABILITY_MAJOR", "7"),
             "Fake GPU has compute capability 7.0; 8.0 or later is needed".to_owned(),
         ),
-        (machine().set(ORDINAL, 3), "there is no GPU 3: the driver finds 1, counted from 0".to_owned()),
+        (machine().set(ORDINAL, "3"), "there is no GPU 3: the driver finds 1, counted from 0".to_owned()),
         (
             machine_with_kernels().without_blas(),
             "no cuBLASLt: libcublasLt.so.13 cannot be loaded; it is part of CUDA 13".to_owned(),
@@ -108,7 +108,7 @@ fn every_generation_of_gpu_is_opened() {
         return println!("{} {major}.{minor}, {} bytes free", gpu.name(), gpu.free_bytes().unwrap());
     }
     for major in [8, 9, 10, 11, 12] {
-        let machine = machine_with_kernels().set("FAKE_CAPABILITY_MAJOR", major);
+        let machine = machine_with_kernels().set("FAKE_CAPABILITY_MAJOR", major.to_string());
         let printed = run_on(&machine, "every_generation_of_gpu_is_opened");
         assert!(printed.contains(&format!("Fake GPU {major}.0, {} bytes free\n", 1 << 30)), "{printed}");
     }
