@@ -38,20 +38,19 @@ impl FakeMachine {
     }
 
     /// Sets what fake_cuda.cpp reads: `FAKE_VERSION`, `FAKE_DEVICES`, `FAKE_CAPABILITY_MAJOR`, `FAKE_INIT_STATUS`.
-    pub(crate) fn set(mut self, name: &'static str, value: impl Into<i64>) -> Self {
-        self.environment.push((name, value.into().to_string()));
+    pub(crate) fn set(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.environment.push((name, value.into()));
         self
     }
 
     /// All kernels of `cu/`, for this CPU.
-    pub(crate) fn with_kernels(mut self, crate_directory: &Path) -> Self {
+    pub(crate) fn with_kernels(self, crate_directory: &Path) -> Self {
         let sources = crate_directory.join("cu");
         let libraries: Vec<String> = kernel_files(&sources)
             .iter()
             .map(|source| compile(&sources, source, "-Werror").to_str().expect("a plain path").to_owned())
             .collect();
-        self.environment.push(("FAKE_LIBRARIES", libraries.join(":")));
-        self
+        self.set("FAKE_LIBRARIES", libraries.join(":"))
     }
 
     /// Makes a process that is not yet started see this machine.
