@@ -58,7 +58,7 @@ pub async fn serve(app: Arc<App>, listener: TcpListener, scope: Scope) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        liveness::configure(&stream);
+        liveness::configure(&stream, TIME_LIMIT);
         let stream = ClientStream::new(Socket::from(stream), TIME_LIMIT);
         let api = api.clone();
         let service = service_fn(move |request| {

@@ -33,8 +33,8 @@ pub async fn serve(
     open: OpenStream,
 ) {
     let Ok(stream) = TcpStream::from_std(stream) else { return };
-    liveness::configure(&stream);
     let limit = clients.app.settings.client_timeout;
+    liveness::configure(&stream, limit);
     let socket = match &clients.tls {
         None => Socket::from(stream),
         Some(tls) => match tokio::time::timeout(limit, tls.accept(stream)).await {

@@ -108,7 +108,7 @@ impl Origin {
     /// Connects; `pool` remembers addresses for a moment.
     pub(super) async fn connect(&self, pool: &Pool) -> Result<(Stream, Protocol), TransportError> {
         let stream = self.connect_tcp(pool).await?;
-        liveness::configure(&stream);
+        liveness::configure(&stream, liveness::WORKER_STALL);
         let Security::Tls { config, name } = &self.security else {
             return Ok((Stream::Plain(stream), self.protocol().unwrap_or(Protocol::Http1)));
         };
