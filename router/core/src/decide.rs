@@ -13,7 +13,7 @@ use crate::ledger::{Booking, Lease, ReportedLoad};
 use crate::policy::{Candidate, Choice, PickError, Policy};
 use crate::prefix::feed::CacheChange;
 use crate::prefix::index::{Basis, Comparison};
-use crate::prefix::tree::TreeLimits;
+use crate::prefix::tree::{TreeLimits, WorkerTells};
 use crate::prefix::{PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{PromptUse, RequestView};
@@ -160,7 +160,7 @@ impl Decider {
             let Candidate { slot, hit_tokens, .. } = candidates.list[at];
             let worker = Arc::clone(candidates.workers[at]);
             let (basis, in_flight) = if self.reads_prefixes() {
-                index.enter(slot, (request.path(), &hits), bound(&worker.reports, request))
+                index.enter(slot, (request.path(), &hits), tells(&worker.reports, request))
             } else {
                 (Basis::default(), None)
             };
@@ -390,11 +390,14 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// What the tree may hold of a worker: as much as its cache has room for, if that is known. One that tells what it evicts needs
-/// no bound.
-fn bound(reports: &Reports, request: &RequestView<'_>) -> Option<u64> {
-    let tokens = reports.kv_capacity_tokens().filter(|_| reports.trust() != CacheTrust::Exact)?;
-    Some(request.size_of(tokens))
+/// What the tree is to know of a worker's cache. One that tells what it evicts needs no bound.
+fn tells(reports: &Reports, request: &RequestView<'_>) -> WorkerTells {
+    let trust = reports.trust();
+    let tokens = reports.kv_capacity_tokens().filter(|_| trust != CacheTrust::Exact);
+    WorkerTells {
+        capacity: tokens.map(|tokens| request.size_of(tokens)),
+        blocks: trust != CacheTrust::Learned,
+    }
 }
 
 fn eligible<'a>(

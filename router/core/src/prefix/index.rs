@@ -11,7 +11,7 @@ use std::sync::Arc;
 use roundhouse_types::BlockHash;
 
 use super::blocks::Path;
-use super::tree::{Inserted, Pin, PrefixHits, PrefixTree, TreeLimits};
+use super::tree::{Inserted, Pin, PrefixHits, PrefixTree, TreeLimits, WorkerTells};
 use crate::sync::{Mutex, PoisonError};
 use crate::worker::WorkerSlot;
 
@@ -19,6 +19,8 @@ use crate::worker::WorkerSlot;
 pub struct PrefixIndex {
     tree: PrefixTree,
     notices: Arc<Notices>,
+    /// Room for the notices that are taken in, kept.
+    taken: Vec<Notice>,
     workers: Vec<Notes>,
 }
 
@@ -145,7 +147,12 @@ impl PrefixIndex {
     /// An empty one.
     #[must_use]
     pub fn new(limits: TreeLimits) -> Self {
-        Self { tree: PrefixTree::new(limits), notices: Arc::default(), workers: Vec::new() }
+        Self {
+            tree: PrefixTree::new(limits),
+            notices: Arc::default(),
+            taken: Vec::new(),
+            workers: Vec::new(),
+        }
     }
 
     /// The tree, to be read.
@@ -165,18 +172,17 @@ impl PrefixIndex {
         self.take_notices();
     }
 
-    /// A request goes to `worker`; `hits` are those of its path, of this moment. The worker's cache has room for `capacity`, if that
-    /// is known, in the unit of the path's sizes.
+    /// A request goes to `worker`; `hits` are those of its path, of this moment.
     pub fn enter(
         &mut self,
         worker: WorkerSlot,
         (path, hits): (Path<'_>, &PrefixHits),
-        capacity: Option<u64>,
+        tells: WorkerTells,
     ) -> (Basis, Option<InFlight>) {
         if !self.notes(worker).accuracy.caches() {
             return (Basis::default(), None);
         }
-        self.tree.set_capacity(worker, capacity);
+        self.tree.set_tells(worker, tells);
         let (Inserted { known, used }, pin) = self.tree.insert_pinned(worker, path, hits);
         let clock = self.tree.clock();
         let notices = Arc::clone(&self.notices);
@@ -268,14 +274,15 @@ impl PrefixIndex {
     }
 
     fn take_notices(&mut self) {
-        let notices = {
+        {
             let mut notices = self.notices.0.lock().unwrap_or_else(PoisonError::into_inner);
             if notices.is_empty() {
                 return;
             }
-            std::mem::take(&mut *notices)
-        };
-        for notice in notices {
+            std::mem::swap(&mut *notices, &mut self.taken);
+        }
+        let mut taken = std::mem::take(&mut self.taken);
+        for notice in taken.drain(..) {
             match notice {
                 Notice::Over(pin) => self.tree.unpin(pin),
                 Notice::Settled { worker, clock } => {
@@ -286,6 +293,7 @@ impl PrefixIndex {
                 }
             }
         }
+        self.taken = taken;
     }
 }
 

@@ -3,23 +3,31 @@
 //! Invariant: what a worker holds is closed under prefixes, that is, who holds a block holds its parent. The search
 //! for the longest match relies on it, and eviction keeps it: each worker's blocks are in order of use, a path is
 //! refreshed from its end to its beginning, so that a child comes before its parent, and a block that still has
-//! children, or is pinned for a request that runs there, is never taken. `nodes` has the blocks, `order` the order of use and
-//! eviction, `removal` what is taken from a worker for other reasons.
+//! children, or is pinned for a request that runs there, is never taken. `nodes` has the blocks, `tail` those that need no node of
+//! their own yet, `order` the order of use and eviction, `removal` what is taken from a worker for other reasons.
 
 mod nodes;
 mod order;
 mod removal;
+mod tail;
+
+use std::ops::Range;
 
 use roundhouse_types::BlockHash;
 use smallvec::SmallVec;
 
 use self::nodes::Nodes;
 use self::order::WorkerList;
+pub use self::order::WorkerTells;
+use self::tail::{TailBlock, TailHit};
 use super::arena::Arena;
 use super::blocks::Path;
 use crate::worker::WorkerSlot;
 
 const NONE: u32 = u32::MAX;
+
+/// Blocks of a path that are looked for one by one.
+const NEAR_BLOCKS: usize = 32;
 
 /// Bounds of the tree, in blocks held by workers (a block that three workers hold counts three times).
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +38,8 @@ pub struct TreeLimits {
     pub worker_blocks: usize,
 }
 
-/// Memory of one block held by one worker: its node, its place in the map and its holding.
-pub const BYTES_PER_HOLDING: usize = 72;
+/// Memory of one block held by one worker: its node, its place in the map and its holding. In a tail it is 16 bytes.
+pub const BYTES_PER_HOLDING: usize = 88;
 
 impl TreeLimits {
     /// Limits that keep the tree within about `bytes` of memory, with no bound on a single worker.
@@ -44,24 +52,28 @@ impl TreeLimits {
 
 /// How deep each worker holds a prompt: `(worker, blocks)`, deepest first, workers that hold nothing left out.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct PrefixHits(Vec<(WorkerSlot, usize)>);
+pub struct PrefixHits {
+    depths: SmallVec<[(WorkerSlot, usize); 8]>,
+    /// Where the path leads into a tail.
+    tail: Option<TailHit>,
+}
 
 impl PrefixHits {
     /// Blocks of the prompt that `worker` holds.
     #[must_use]
     pub fn blocks(&self, worker: WorkerSlot) -> usize {
-        self.0.iter().find(|(slot, _)| *slot == worker).map_or(0, |(_, blocks)| *blocks)
+        self.depths.iter().find(|(slot, _)| *slot == worker).map_or(0, |(_, blocks)| *blocks)
     }
 
     /// Blocks of the prompt that anybody holds.
     #[must_use]
     pub fn deepest(&self) -> usize {
-        self.0.first().map_or(0, |(_, blocks)| *blocks)
+        self.depths.first().map_or(0, |(_, blocks)| *blocks)
     }
 
     /// All workers with a hit, deepest first.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerSlot, usize)> + '_ {
-        self.0.iter().copied()
+        self.depths.iter().copied()
     }
 }
 
@@ -76,8 +88,10 @@ struct Holding {
     older: u32,
     /// The tree's clock when it was used last; wraps.
     used: u32,
-    /// In the unit of the path's cut.
+    /// In the unit of the path's cut; without the tail.
     size: u32,
+    /// What its worker holds below it as one list; `NONE` for nothing.
+    tail: u32,
 }
 
 /// What an insertion found.
@@ -104,6 +118,7 @@ pub struct PrefixTree {
     limits: TreeLimits,
     nodes: Nodes,
     holdings: Arena<Holding>,
+    tails: Arena<Vec<TailBlock>>,
     workers: Vec<WorkerList>,
     clock: u32,
     held: usize,
@@ -117,6 +132,7 @@ impl PrefixTree {
             limits,
             nodes: Nodes::default(),
             holdings: Arena::default(),
+            tails: Arena::default(),
             workers: Vec::new(),
             clock: 0,
             held: 0,
@@ -144,8 +160,8 @@ impl PrefixTree {
     /// How deep each worker holds `path`, the chained hashes of a prompt's blocks.
     #[must_use]
     pub fn hits(&self, path: &[BlockHash]) -> PrefixHits {
-        let depth = path.partition_point(|hash| self.nodes.find(*hash).is_some());
-        let mut found: Vec<(WorkerSlot, usize)> = Vec::new();
+        let depth = self.depth(path);
+        let mut found: SmallVec<[(WorkerSlot, usize); 8]> = SmallVec::new();
         let mut deep = depth;
         // Holders only grow fewer with depth, so two depths with equally many holders have the same ones, and what
         // lies between them is skipped.
@@ -156,9 +172,26 @@ impl PrefixTree {
             found.extend(
                 new.filter(|worker| known.binary_search(worker).is_err()).map(|worker| (worker, deep)),
             );
+            if found.len() == self.nodes.holders_of(path[0]).len() {
+                break;
+            }
             deep = path[..deep - 1].partition_point(|hash| self.nodes.holders_of(*hash).len() > found.len());
         }
-        PrefixHits(found)
+        let tail = self.match_tail(path, depth);
+        if let (Some((_, matched)), Some((_, depth))) = (tail, found.first_mut()) {
+            // Who has a tail is the only one that holds what it is below.
+            *depth += matched;
+        }
+        PrefixHits { depths: found, tail: tail.map(|(tail, _)| tail) }
+    }
+
+    /// How many blocks of `path` are nodes: its first ones.
+    fn depth(&self, path: &[BlockHash]) -> usize {
+        let is_node = |hash: &BlockHash| self.nodes.find(*hash).is_some();
+        // What is not there is a wait for memory to find out, so short paths are gone along to the first such block.
+        let (near, far) = path.split_at(path.len().min(NEAR_BLOCKS));
+        let depth = near.iter().take_while(|hash| is_node(hash)).count();
+        if depth < near.len() { depth } else { depth + far.partition_point(is_node) }
     }
 
     /// Says that `worker` holds all of `path` and has just used it. `hits` are those of this path, of this moment.
@@ -199,37 +232,64 @@ impl PrefixTree {
     /// Enters a path as the newest of `worker`, and says under which number its last block is held.
     fn enter(&mut self, worker: WorkerSlot, path: Path<'_>, hits: &PrefixHits) -> (Inserted, Option<u32>) {
         let hashes = &path.hashes[..path.hashes.len().min(self.limits.worker_blocks)];
+        let path = Path { hashes, ..path };
         self.clock = self.clock.wrapping_add(1);
-        self.list(worker);
+        let names_blocks = self.list(worker).names_blocks;
+        let known = hits.blocks(worker).min(hashes.len());
+        if let Some(tail) = hits.tail {
+            if !names_blocks && self.continues(tail, worker, (known, hashes.len())) {
+                let used = Some(self.holdings[tail.holding].used);
+                self.continue_tail(tail, path);
+                return (Inserted { known, used }, Some(tail.holding));
+            }
+            self.spread(tail.holding);
+        }
         // What a worker holds is closed under prefixes, so the blocks it has are the first ones.
         let holds = |hash: &BlockHash| self.nodes.held_by(*hash, worker).is_some();
-        debug_assert_eq!(hits.blocks(worker), path.hashes.partition_point(holds));
-        let known = hits.blocks(worker).min(hashes.len());
+        debug_assert_eq!(known, hashes.partition_point(holds));
         let deepest = known.checked_sub(1).and_then(|at| self.nodes.held_by(hashes[at], worker));
         let used = deepest.map(|(_, holding)| self.holdings[holding].used);
+        let last = self.add_below(deepest, (worker, path), known..hits.deepest());
+        if let Some((_, holding)) = deepest {
+            self.touch_path(holding);
+        }
+        (Inserted { known, used }, last)
+    }
+
+    /// Adds what a worker does not hold of a path below `deepest`, the node and the holding that it does. Others hold the blocks of the
+    /// range `others`; beyond, nobody holds anything. Says under which number the last block is held.
+    fn add_below(
+        &mut self,
+        deepest: Option<(u32, u32)>,
+        (worker, path): (WorkerSlot, Path<'_>),
+        others: Range<usize>,
+    ) -> Option<u32> {
         let (mut parent, mut above) = deepest.unwrap_or((NONE, NONE));
+        let names_blocks = self.list(worker).names_blocks;
         let mut new: SmallVec<[u32; 32]> = SmallVec::new();
-        for (at, hash) in hashes.iter().enumerate().skip(known) {
+        for (at, hash) in path.hashes.iter().enumerate().skip(others.start) {
             // Beyond what anybody holds there is nothing to be found, and a look at it would be a wait for memory.
-            let is_new = at >= hits.deepest();
+            let is_new = at >= others.end;
             let found = if is_new { None } else { self.nodes.find(*hash) };
             parent = found.unwrap_or_else(|| self.nodes.make(*hash, parent));
             above = self.add_holding((parent, worker), above, path.cut.size(at));
             new.push(above);
+            if is_new && !names_blocks {
+                self.begin_tail(above, path, at + 1);
+                break;
+            }
         }
         self.nodes.index_made();
         for holding in new.into_iter().rev() {
             self.link_newest(holding);
         }
-        if let Some((_, holding)) = deepest {
-            self.touch_path(holding);
-        }
-        (Inserted { known, used }, (above != NONE).then_some(above))
+        (above != NONE).then_some(above)
     }
 
     /// Makes a worker a holder of a node, below what it holds under the number `above`. Not yet in the order of use.
     fn add_holding(&mut self, (node, worker): (u32, WorkerSlot), above: u32, size: u32) -> u32 {
-        let new = Holding { node, worker, ties: 0, newer: NONE, older: NONE, used: self.clock, size };
+        let new =
+            Holding { node, worker, ties: 0, newer: NONE, older: NONE, used: self.clock, size, tail: NONE };
         let holding = self.holdings.place(new);
         self.nodes.add_holder(node, worker, holding);
         if above != NONE {

@@ -6,7 +6,7 @@ use roundhouse_types::{ChainHasher, StoredBlocks};
 use super::*;
 use crate::prefix::Path;
 use crate::prefix::blocks::{PromptBlocks, PromptHasher};
-use crate::prefix::tree::{PrefixTree, TreeLimits};
+use crate::prefix::tree::{PrefixTree, TreeLimits, WorkerTells};
 use crate::request::PromptUse;
 use crate::worker::WorkerSlot;
 
@@ -122,7 +122,8 @@ struct Followed {
 
 impl Followed {
     fn new() -> Self {
-        let tree = PrefixTree::new(TreeLimits { total_blocks: 100_000, worker_blocks: 100_000 });
+        let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100_000, worker_blocks: 100_000 });
+        tree.set_tells(WORKER, WorkerTells { capacity: None, blocks: true });
         let mut new =
             Self { engine: Engine::default(), feed: CacheFeed::default(), tree, now: Duration::ZERO };
         new.take_snapshot(5);

@@ -32,7 +32,7 @@ fn enter_path(
 ) -> (Basis, Option<InFlight>) {
     index.catch_up();
     let hits = index.hits(hashes);
-    index.enter(WORKER, (path(hashes), &hits), capacity)
+    index.enter(WORKER, (path(hashes), &hits), WorkerTells { capacity, blocks: false })
 }
 
 /// A request from beginning to end.
@@ -158,10 +158,15 @@ fn a_restart_makes_all_that_was_in_flight_mean_nothing() {
 #[test]
 fn what_a_worker_says_is_gone_is_gone_with_all_below_unless_it_runs() {
     let mut index = index();
-    serve(&mut index, 0);
+    let enter = |index: &mut PrefixIndex| {
+        let (hashes, tells) = (hashes(0), WorkerTells { capacity: None, blocks: true });
+        let hits = index.hits(&hashes);
+        index.enter(WORKER, (path(&hashes), &hits), tells)
+    };
+    drop(enter(&mut index));
     index.withdraw(WORKER, &hashes(0)[4..5]);
     assert_eq!(depth(&index, 0), 4);
-    let (_, in_flight) = enter(&mut index, 0);
+    let (_, in_flight) = enter(&mut index);
     index.withdraw(WORKER, &hashes(0)[4..5]);
     assert_eq!(depth(&index, 0), 10);
     drop(in_flight);

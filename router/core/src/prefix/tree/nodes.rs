@@ -2,6 +2,7 @@
 
 use hashbrown::HashTable;
 use roundhouse_types::BlockHash;
+use smallvec::SmallVec;
 
 use super::NONE;
 use crate::prefix::arena::Arena;
@@ -30,8 +31,8 @@ const TABLES: usize = 256;
 
 /// All blocks, by their number and by their hash.
 pub(super) struct Nodes {
-    /// Numbers by hash, which only the node itself keeps.
-    map: Vec<HashTable<u32>>,
+    /// Hashes and numbers: a table is grown and searched without a look at the nodes, each of which may be a wait for memory.
+    map: Vec<HashTable<(BlockHash, u32)>>,
     nodes: Arena<Node>,
     /// Holders of blocks that have several, sorted by worker.
     lists: Arena<Vec<Holder>>,
@@ -56,32 +57,65 @@ fn table_of(hash: BlockHash) -> usize {
 impl Nodes {
     pub(super) fn find(&self, hash: BlockHash) -> Option<u32> {
         // Block hashes are random already; hashing them again would be waste.
-        self.map[table_of(hash)].find(hash.0, |node| self.nodes[*node].hash == hash).copied()
+        self.map[table_of(hash)].find(hash.0, |(known, _)| *known == hash).map(|(_, node)| *node)
     }
 
     /// Makes the node of `hash`, of which there is none, below `parent`. It is found from the next [`Nodes::index_made`] on.
     pub(super) fn make(&mut self, hash: BlockHash, parent: u32) -> u32 {
-        let mut new = Node {
+        let node = self.nodes.place(Node {
             hash,
-            parent,
+            parent: NONE,
             first_child: NONE,
             next_sibling: NONE,
             previous_sibling: NONE,
             holder: (NOBODY, NONE),
-        };
-        if parent != NONE {
-            new.next_sibling = self.nodes[parent].first_child;
-        }
-        let next = new.next_sibling;
-        let node = self.nodes.place(new);
-        if parent != NONE {
-            self.nodes[parent].first_child = node;
-        }
+        });
+        self.attach(node, parent);
+        self.made.push(node);
+        node
+    }
+
+    fn attach(&mut self, node: u32, parent: u32) {
+        let next =
+            if parent == NONE { NONE } else { std::mem::replace(&mut self.nodes[parent].first_child, node) };
         if next != NONE {
             self.nodes[next].previous_sibling = node;
         }
+        let entry = &mut self.nodes[node];
+        (entry.parent, entry.next_sibling, entry.previous_sibling) = (parent, next, NONE);
+    }
+
+    fn detach(&mut self, node: u32) {
+        let Node { parent, next_sibling, previous_sibling, .. } = self.nodes[node];
+        if previous_sibling != NONE {
+            self.nodes[previous_sibling].next_sibling = next_sibling;
+        } else if parent != NONE {
+            self.nodes[parent].first_child = next_sibling;
+        }
+        if next_sibling != NONE {
+            self.nodes[next_sibling].previous_sibling = previous_sibling;
+        }
+    }
+
+    /// Makes `node` the node of the last of `below`, blocks that follow on its own one by one, and makes those of all that are above that,
+    /// its former own first. They have no holders yet.
+    pub(super) fn spread(&mut self, node: u32, below: &[BlockHash]) -> SmallVec<[u32; 32]> {
+        let Node { hash: mut own, parent: mut above, .. } = self.nodes[node];
+        if let Ok(entry) = self.map[table_of(own)].find_entry(own.0, |(_, at)| *at == node) {
+            entry.remove();
+        }
+        self.detach(node);
+        let mut new = SmallVec::new();
+        for next in below {
+            above = self.make(own, above);
+            new.push(above);
+            own = *next;
+        }
+        self.nodes[node].hash = own;
+        self.attach(node, above);
         self.made.push(node);
-        node
+        self.index_made();
+        new
     }
 
     /// Enters what was made into the map; before anything is looked up again. Apart from all else that making does, for the reason
@@ -89,7 +123,7 @@ impl Nodes {
     pub(super) fn index_made(&mut self) {
         for node in self.made.drain(..) {
             let hash = self.nodes[node].hash;
-            self.map[table_of(hash)].insert_unique(hash.0, node, |node| self.nodes[*node].hash.0);
+            self.map[table_of(hash)].insert_unique(hash.0, (hash, node), |(hash, _)| hash.0);
         }
     }
 
@@ -166,16 +200,8 @@ impl Nodes {
     }
 
     fn remove(&mut self, node: u32) {
-        let Node { parent, first_child, next_sibling, previous_sibling, .. } = self.nodes[node];
-        debug_assert_eq!(first_child, NONE, "who holds a block holds its parent");
-        if previous_sibling != NONE {
-            self.nodes[previous_sibling].next_sibling = next_sibling;
-        } else if parent != NONE {
-            self.nodes[parent].first_child = next_sibling;
-        }
-        if next_sibling != NONE {
-            self.nodes[next_sibling].previous_sibling = previous_sibling;
-        }
+        debug_assert_eq!(self.nodes[node].first_child, NONE, "who holds a block holds its parent");
+        self.detach(node);
         self.dead.push(node);
     }
 
@@ -184,7 +210,7 @@ impl Nodes {
     pub(super) fn sweep(&mut self) {
         for node in &self.dead {
             let hash = self.nodes[*node].hash;
-            if let Ok(entry) = self.map[table_of(hash)].find_entry(hash.0, |at| at == node) {
+            if let Ok(entry) = self.map[table_of(hash)].find_entry(hash.0, |(_, at)| at == node) {
                 entry.remove();
             }
         }
@@ -196,7 +222,8 @@ impl Nodes {
     #[cfg(test)]
     pub(super) fn check(&self) -> usize {
         assert!(self.made.is_empty() && self.dead.is_empty());
-        for node in self.map.iter().flatten() {
+        for (hash, node) in self.map.iter().flatten() {
+            assert_eq!(self.nodes[*node].hash, *hash);
             let holders = self.holders(*node);
             assert!(!holders.is_empty());
             assert!(holders.is_sorted_by_key(|(worker, _)| *worker));
@@ -208,6 +235,6 @@ impl Nodes {
             let parent = self.nodes[*node].parent;
             assert!(parent == NONE || self.children(parent).any(|child| child == *node));
         }
-        self.map.iter().flatten().map(|node| self.holders(*node).len()).sum()
+        self.map.iter().flatten().map(|(_, node)| self.holders(*node).len()).sum()
     }
 }

@@ -9,6 +9,15 @@ const MOMENT_BITS: u32 = 10;
 /// Evicted at a time from a large tree, because finding the worker costs a look at all of them.
 const BATCH_BLOCKS: usize = 64;
 
+/// What a worker tells of its cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WorkerTells {
+    /// What it has room for, in the unit of its paths' cuts; `None` if that is unknown.
+    pub capacity: Option<u64>,
+    /// Whether it tells which blocks go, so that each must be found by its hash.
+    pub blocks: bool,
+}
+
 /// What one worker holds.
 #[derive(Clone, Copy)]
 pub(super) struct WorkerList {
@@ -19,17 +28,40 @@ pub(super) struct WorkerList {
     size: u64,
     /// What its cache has room for, if that is known.
     capacity: u64,
+    /// Whether it may name any block that it holds.
+    pub(super) names_blocks: bool,
     /// How often it was forgotten.
     pub(super) forgotten: u32,
 }
 
-const EMPTY_LIST: WorkerList =
-    WorkerList { newest: NONE, oldest: NONE, blocks: 0, size: 0, capacity: u64::MAX, forgotten: 0 };
+const EMPTY_LIST: WorkerList = WorkerList {
+    newest: NONE,
+    oldest: NONE,
+    blocks: 0,
+    size: 0,
+    capacity: u64::MAX,
+    names_blocks: false,
+    forgotten: 0,
+};
+
+impl WorkerList {
+    pub(super) fn count(&mut self, blocks: usize, size: u64) {
+        self.blocks += blocks;
+        self.size += size;
+    }
+
+    pub(super) fn discount(&mut self, blocks: usize, size: u64) {
+        self.blocks -= blocks;
+        self.size -= size;
+    }
+}
 
 impl PrefixTree {
-    /// Bounds what `worker` holds, from its next insertion on; in the unit of its paths' cuts. `None` for no bound.
-    pub fn set_capacity(&mut self, worker: WorkerSlot, capacity: Option<u64>) {
-        self.list(worker).capacity = capacity.unwrap_or(u64::MAX);
+    /// What is known of `worker` counts from its next insertion on: its capacity bounds what it holds.
+    pub fn set_tells(&mut self, worker: WorkerSlot, tells: WorkerTells) {
+        let list = self.list(worker);
+        list.capacity = tells.capacity.unwrap_or(u64::MAX);
+        list.names_blocks = tells.blocks;
     }
 
     /// What `worker` holds, in the unit of its paths' cuts.
@@ -63,18 +95,45 @@ impl PrefixTree {
         }
     }
 
-    fn touch(&mut self, holding: u32) {
-        self.unlink(holding);
-        self.link_newest(holding);
+    pub(super) fn touch(&mut self, holding: u32) {
+        self.unchain(holding);
+        self.chain_newest(holding);
         self.holdings[holding].used = self.clock;
     }
 
+    /// A holding counts for its worker from now on, as the newest.
     pub(super) fn link_newest(&mut self, holding: u32) {
-        let Holding { worker, size, .. } = self.holdings[holding];
+        let (blocks, size) = self.weight(holding);
+        let worker = self.holdings[holding].worker;
+        self.workers[worker.index()].count(blocks, size);
+        self.chain_newest(holding);
+    }
+
+    /// A holding does not count for its worker any more.
+    pub(super) fn unlink(&mut self, holding: u32) {
+        let (blocks, size) = self.weight(holding);
+        let worker = self.holdings[holding].worker;
+        self.workers[worker.index()].discount(blocks, size);
+        self.unchain(holding);
+    }
+
+    /// Puts a holding whose blocks count already right after `older`.
+    pub(super) fn link_after(&mut self, older: u32, holding: u32) {
+        let Holding { worker, newer, .. } = self.holdings[older];
+        self.holdings[older].newer = holding;
+        if newer == NONE {
+            self.workers[worker.index()].newest = holding;
+        } else {
+            self.holdings[newer].older = holding;
+        }
+        let entry = &mut self.holdings[holding];
+        (entry.older, entry.newer) = (older, newer);
+    }
+
+    fn chain_newest(&mut self, holding: u32) {
+        let worker = self.holdings[holding].worker;
         let list = &mut self.workers[worker.index()];
         let second = std::mem::replace(&mut list.newest, holding);
-        list.blocks += 1;
-        list.size += u64::from(size);
         if second == NONE {
             list.oldest = holding;
         } else {
@@ -84,11 +143,9 @@ impl PrefixTree {
         (entry.older, entry.newer) = (second, NONE);
     }
 
-    pub(super) fn unlink(&mut self, holding: u32) {
-        let Holding { worker, newer, older, size, .. } = self.holdings[holding];
+    fn unchain(&mut self, holding: u32) {
+        let Holding { worker, newer, older, .. } = self.holdings[holding];
         let list = &mut self.workers[worker.index()];
-        list.blocks -= 1;
-        list.size -= u64::from(size);
         if newer == NONE {
             list.newest = older;
         } else {
@@ -125,13 +182,17 @@ impl PrefixTree {
     /// Evicts the block that `worker` has not used for longest, of those that nothing ties. A block with others below it, or
     /// one that is pinned, is in use, whatever the order says, and goes to the front. Returns whether there was one. To be swept.
     pub(super) fn evict_oldest(&mut self, worker: WorkerSlot) -> bool {
-        for _ in 0..self.workers[worker.index()].blocks {
+        let mut to_look_at = self.workers[worker.index()].blocks;
+        while to_look_at > 0 {
             let oldest = self.workers[worker.index()].oldest;
             if self.holdings[oldest].ties == 0 {
-                self.remove(oldest);
+                if !self.shorten(oldest) {
+                    self.remove(oldest);
+                }
                 return true;
             }
             self.touch(oldest);
+            to_look_at -= self.weight(oldest).0;
         }
         false
     }

@@ -9,6 +9,9 @@ impl PrefixTree {
     /// Takes back what an insertion of `path` added for `worker` beyond its first `keep` blocks, as far as nothing else
     /// has come to depend on it.
     pub fn take_back(&mut self, worker: WorkerSlot, path: &[BlockHash], keep: usize) {
+        if let Some(tail) = self.hits(path).tail {
+            self.spread(tail.holding);
+        }
         for hash in path.iter().skip(keep).rev() {
             let Some((_, holding)) = self.nodes.held_by(*hash, worker) else { continue };
             if self.holdings[holding].ties > 0 {
@@ -19,7 +22,7 @@ impl PrefixTree {
         self.nodes.sweep();
     }
 
-    /// `worker` does not hold the block of `hash` any more, and so nothing below it. What requests that run there are pinned
+    /// `worker`, which [names blocks](super::WorkerTells::blocks), does not hold that of `hash` any more, and so nothing below it. What requests that run there are pinned
     /// to stays: they will compute it if they have not.
     pub fn withdraw(&mut self, worker: WorkerSlot, hash: BlockHash) {
         let Some((_, root)) = self.nodes.held_by(hash, worker) else { return };
@@ -118,9 +121,10 @@ impl PrefixTree {
     /// To be swept.
     pub(super) fn remove(&mut self, holding: u32) {
         self.unlink(holding);
+        self.held -= self.weight(holding).0;
+        self.drop_tail(holding);
         let Holding { node, worker, .. } = self.holdings[holding];
         self.holdings.free(holding);
-        self.held -= 1;
         let parent = self.nodes.parent(node);
         self.nodes.remove_holder(node, worker);
         if parent != NONE

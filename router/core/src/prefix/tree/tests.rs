@@ -25,16 +25,27 @@ impl PrefixTree {
                 let parent = self.nodes.parent(holding.node);
                 let closed = parent == NONE || self.nodes.holding(parent, holding.worker).is_some();
                 assert!(closed, "closed under prefixes");
-                size += u64::from(holding.size);
+                let tail = self.tail(at);
+                let alone = || self.nodes.holders(holding.node).len() == 1 && below == 0;
+                assert!(tail.is_empty() || alone(), "nothing is below a tail, and nobody else there");
+                let (blocks, weight) = self.weight(at);
+                (count, size) = (count + blocks, size + weight);
                 (newer, at) = (at, holding.older);
-                count += 1;
             }
             assert_eq!((count, newer), (list.blocks, list.oldest));
             assert_eq!(size, self.worker_size(WorkerSlot(u32::try_from(index).unwrap())));
             held += count;
         }
         assert_eq!(held, self.held);
-        assert_eq!(self.nodes.check(), held);
+        assert_eq!(self.nodes.check(), self.holdings.iter().count());
+        assert_eq!(
+            self.tails.iter().count(),
+            self.holdings.iter().filter(|(_, one)| one.tail != NONE).count()
+        );
+    }
+
+    fn set_capacity(&mut self, worker: WorkerSlot, capacity: usize) {
+        self.set_tells(worker, WorkerTells { capacity: Some(capacity as u64), blocks: names_blocks(worker) });
     }
 
     /// What keeps holdings besides their children.
@@ -43,6 +54,11 @@ impl PrefixTree {
         let is_child = |holding: &Holding| self.nodes.parent(holding.node) != NONE;
         ties - u32::try_from(self.holdings.iter().filter(|(_, holding)| is_child(holding)).count()).unwrap()
     }
+}
+
+/// Some workers' events name any block.
+fn names_blocks(worker: WorkerSlot) -> bool {
+    worker.0 >= 3
 }
 
 /// One worker's blocks, most recently used last, each by the steps that lead to it.
@@ -164,7 +180,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => worker().prop_map(Operation::Forget),
         1 => worker().prop_map(Operation::Clear),
         2 => (worker(), steps()).prop_map(|(worker, steps)| Operation::TakeBack(worker, steps)),
-        4 => (worker(), steps()).prop_map(|(worker, steps)| Operation::Withdraw(worker, steps)),
+        4 => (3u32..5, steps()).prop_map(|(worker, steps)| Operation::Withdraw(worker, steps)),
         1 => (worker(), 1usize..20).prop_map(|(worker, capacity)| Operation::Capacity(worker, capacity)),
     ]
 }
@@ -180,7 +196,7 @@ impl Both {
     fn new(capacity: usize) -> Self {
         let mut tree = PrefixTree::new(limits(10_000));
         let naive = (0..5).map(|_| Naive { capacity, ..Naive::default() }).collect();
-        (0..5).for_each(|worker| tree.set_capacity(WorkerSlot(worker), Some(capacity as u64)));
+        (0..5).for_each(|worker| tree.set_capacity(WorkerSlot(worker), capacity));
         Self { tree, naive, pins: Vec::new() }
     }
 
@@ -242,7 +258,7 @@ impl Both {
                 }
             }
             Operation::Capacity(worker, capacity) => {
-                self.tree.set_capacity(WorkerSlot(worker), Some(capacity as u64));
+                self.tree.set_capacity(WorkerSlot(worker), capacity);
                 self.naive[worker as usize].capacity = capacity;
             }
         }
@@ -257,7 +273,9 @@ impl Both {
             assert_eq!(self.tree.worker_blocks(slot), naive.blocks.len());
             assert_eq!(hits.blocks(slot), naive.depth(asked));
             for block in &naive.blocks {
-                assert!(self.tree.nodes.held_by(*path(block).last().unwrap(), slot).is_some());
+                assert_eq!(self.tree.hits(&path(block)).blocks(slot), block.len());
+                let is_node = self.tree.nodes.held_by(*path(block).last().unwrap(), slot).is_some();
+                assert!(is_node || !names_blocks(slot), "what may be named is found by its name");
             }
         }
         let pins: usize = self.naive.iter().map(|naive| naive.pins.len()).sum();
@@ -315,7 +333,7 @@ fn evicts_leaf_before_parent_and_the_longest_unused_first() {
 fn what_runs_is_not_evicted_for_what_comes_later() {
     let mut tree = PrefixTree::new(limits(100));
     let worker = WorkerSlot(0);
-    tree.set_capacity(worker, Some(4));
+    tree.set_capacity(worker, 4);
     let (_, pin) = tree.insert_pinned(worker, of(&path(&[0, 0, 0])), &PrefixHits::default());
     for step in 1..3 {
         insert(&mut tree, worker, of(&path(&[step, 0, 0])));
@@ -332,7 +350,7 @@ fn what_runs_is_not_evicted_for_what_comes_later() {
 fn capacity_is_in_the_unit_of_the_cut() {
     let mut tree = PrefixTree::new(limits(100));
     let worker = WorkerSlot(0);
-    tree.set_capacity(worker, Some(1_000));
+    tree.set_capacity(worker, 1_000);
     let hashes = path(&[0; 40]);
     insert(&mut tree, worker, Path { hashes: &hashes, cut: Cut::Bytes(Default::default()) });
     assert_eq!((tree.worker_blocks(worker), tree.worker_size(worker)), (15, 960), "64 bytes each");
@@ -415,5 +433,34 @@ fn a_large_tree_stays_closed_and_keeps_what_is_used_all_the_time() {
         assert_eq!(insert(&mut tree, worker, of(&whole)), if number == 0 { 0 } else { hot.len() });
     }
     assert_eq!(tree.worker_blocks(worker), 3_000, "some two insertions are a moment here");
+    tree.check_invariants();
+}
+
+#[test]
+fn what_no_other_prompt_shares_costs_one_node_until_somebody_comes_back_to_it() {
+    let mut tree = PrefixTree::new(limits(1_000));
+    let (one, other) = (WorkerSlot(0), WorkerSlot(1));
+    let whole: Vec<u8> = (0..10).collect();
+    insert(&mut tree, one, of(&path(&whole[..6])));
+    assert_eq!((tree.holdings.iter().count(), tree.held_blocks()), (1, 6));
+    assert_eq!(insert(&mut tree, one, of(&path(&whole[..6]))), 6, "the same again");
+    assert_eq!(insert(&mut tree, one, of(&path(&whole))), 6, "and its next turn");
+    assert_eq!((tree.holdings.iter().count(), tree.held_blocks()), (1, 10));
+    assert_eq!(tree.hits(&path(&whole[..8])).blocks(one), 8);
+    assert_eq!(insert(&mut tree, other, of(&path(&whole[..3]))), 0);
+    assert_eq!((tree.holdings.iter().count(), tree.held_blocks()), (13, 13), "spread out, all of it");
+    tree.check_invariants();
+}
+
+#[test]
+fn what_goes_on_below_a_pin_can_be_evicted_without_what_is_pinned() {
+    let mut tree = PrefixTree::new(limits(1_000));
+    let worker = WorkerSlot(0);
+    let (_, pin) = tree.insert_pinned(worker, of(&path(&[0, 1, 2])), &PrefixHits::default());
+    insert(&mut tree, worker, of(&path(&[0, 1, 2, 0, 1])));
+    tree.set_capacity(worker, 3);
+    insert(&mut tree, worker, of(&path(&[1])));
+    assert_eq!(tree.hits(&path(&[0, 1, 2, 0, 1])).blocks(worker), 3);
+    tree.unpin(pin.unwrap());
     tree.check_invariants();
 }

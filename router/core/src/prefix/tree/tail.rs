@@ -1,0 +1,148 @@
+//! Tails. Most prompts end in text that no other prompt has: its blocks are kept as one list under the first of them, by the one worker
+//! that was given them, and cost one place in the map and one in the order of use together.
+//!
+//! A tail is all that its worker holds below a block which nobody else holds and nothing else is below of. Once a path
+//! parts from it, ends inside it or goes on below what is pinned, or another worker is given its first block, it is spread
+//! out into nodes. So the blocks of any path that are in the map are its first ones, and a tail's are the next. A worker
+//! whose events may name any block has none, since the blocks of a tail cannot be found by their hashes.
+
+use roundhouse_types::BlockHash;
+
+use super::{Holding, NONE, PrefixTree};
+use crate::prefix::blocks::Path;
+use crate::worker::WorkerSlot;
+
+/// A block of a tail.
+#[derive(Clone, Copy)]
+pub(super) struct TailBlock {
+    hash: BlockHash,
+    /// In the unit of the path's cut.
+    size: u32,
+}
+
+/// A tail that a path leads into.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TailHit {
+    /// Of the block that it is below.
+    pub(super) holding: u32,
+    worker: WorkerSlot,
+    /// Depth of its last block, whether the path goes so far or not.
+    end: usize,
+}
+
+impl PrefixTree {
+    /// The tail below the block at depth `depth` of `path`, and how many more blocks of the path are in it.
+    pub(super) fn match_tail(&self, path: &[BlockHash], depth: usize) -> Option<(TailHit, usize)> {
+        let node = self.nodes.find(*path.get(depth.checked_sub(1)?)?)?;
+        let [(worker, holding)] = *self.nodes.holders(node) else { return None };
+        let tail = self.tail(holding);
+        let matched =
+            tail.iter().zip(&path[depth..]).take_while(|(block, hash)| block.hash == **hash).count();
+        (!tail.is_empty()).then(|| (TailHit { holding, worker, end: depth + tail.len() }, matched))
+    }
+
+    /// What is below a block as a list; empty where there is none.
+    pub(super) fn tail(&self, holding: u32) -> &[TailBlock] {
+        match self.holdings[holding].tail {
+            NONE => &[],
+            tail => &self.tails[tail],
+        }
+    }
+
+    /// Blocks and size of a holding, its tail included.
+    pub(super) fn weight(&self, holding: u32) -> (usize, u64) {
+        let tail = self.tail(holding);
+        let size: u64 = tail.iter().map(|block| u64::from(block.size)).sum();
+        (1 + tail.len(), size + u64::from(self.holdings[holding].size))
+    }
+
+    /// Gives a holding that has just been made the blocks of `path` from depth `depth` on as its tail; not yet counted for its worker.
+    pub(super) fn begin_tail(&mut self, holding: u32, path: Path<'_>, depth: usize) {
+        if depth < path.hashes.len() {
+            let tail = blocks_of(path, depth).collect();
+            self.held += path.hashes.len() - depth;
+            self.holdings[holding].tail = self.tails.place(tail);
+        }
+    }
+
+    /// Whether `path`, of which `worker` holds `known` blocks, is this tail of the worker's to its end, and maybe goes on where nothing
+    /// that is pinned ends.
+    pub(super) fn continues(
+        &self,
+        tail: TailHit,
+        worker: WorkerSlot,
+        (known, whole): (usize, usize),
+    ) -> bool {
+        let ends_here = known == tail.end && tail.worker == worker;
+        ends_here && (whole == known || self.holdings[tail.holding].ties == 0)
+    }
+
+    /// Adds what is left of a path that [`continues`](Self::continues) a tail, and makes all of the path the newest.
+    pub(super) fn continue_tail(&mut self, tail: TailHit, path: Path<'_>) {
+        let at = self.holdings[tail.holding].tail;
+        self.tails[at].extend(blocks_of(path, tail.end));
+        let new = &self.tails[at][self.tails[at].len() + tail.end - path.hashes.len()..];
+        let (blocks, size) = (new.len(), new.iter().map(|block| u64::from(block.size)).sum());
+        self.held += blocks;
+        self.list(tail.worker).count(blocks, size);
+        self.touch_path(tail.holding);
+        if blocks > 0 && self.holdings[tail.holding].used != self.clock {
+            self.touch(tail.holding);
+        }
+    }
+
+    /// Takes the last block of a holding's tail. Returns whether there was one.
+    pub(super) fn shorten(&mut self, holding: u32) -> bool {
+        let Holding { worker, tail, .. } = self.holdings[holding];
+        if tail == NONE {
+            return false;
+        }
+        if let Some(last) = self.tails[tail].pop() {
+            self.held -= 1;
+            self.list(worker).discount(1, u64::from(last.size));
+        }
+        if self.tails[tail].is_empty() {
+            self.drop_tail(holding);
+        }
+        true
+    }
+
+    /// A holding has no tail any more; its blocks are not counted any more, or others' by now.
+    pub(super) fn drop_tail(&mut self, holding: u32) {
+        let tail = std::mem::replace(&mut self.holdings[holding].tail, NONE);
+        if tail != NONE {
+            self.tails[tail] = Vec::new();
+            self.tails.free(tail);
+        }
+    }
+
+    /// Makes nodes of the blocks of a holding's tail. Its own number is that of the last of them then, since that is what pins go by.
+    pub(super) fn spread(&mut self, holding: u32) {
+        let Holding { node, worker, used, size, tail, .. } = self.holdings[holding];
+        if tail == NONE {
+            return;
+        }
+        let below = std::mem::take(&mut self.tails[tail]);
+        self.drop_tail(holding);
+        let hashes: Vec<BlockHash> = below.iter().map(|block| block.hash).collect();
+        let sizes = std::iter::once(size).chain(below.iter().map(|block| block.size));
+        let above = self.nodes.spread(node, &hashes);
+        // In the order of use they come right after it, the first block last.
+        let mut older = holding;
+        for (node, size) in above.iter().copied().zip(sizes).collect::<Vec<_>>().into_iter().rev() {
+            let new = Holding { node, worker, ties: 1, newer: NONE, older: NONE, used, size, tail: NONE };
+            let new = self.holdings.place(new);
+            self.nodes.add_holder(node, worker, new);
+            self.link_after(older, new);
+            older = new;
+        }
+        self.holdings[holding].size = below.last().map_or(size, |block| block.size);
+    }
+}
+
+/// The blocks of a path from depth `depth` on.
+fn blocks_of(path: Path<'_>, depth: usize) -> impl Iterator<Item = TailBlock> + '_ {
+    (depth..)
+        .zip(&path.hashes[depth..])
+        .map(move |(at, hash)| TailBlock { hash: *hash, size: path.cut.size(at) })
+}
