@@ -10,6 +10,7 @@ use router_core::request::PromptUse;
 use router_core::token_ratio::TokenRatios;
 use router_core::{Decider, RetryBudget, Trial, WorkerId, policy};
 
+use crate::body_memory::BodyMemory;
 use crate::config::{Config, Settings};
 use crate::failure_logs::FailureLogs;
 use crate::fleet::{FleetError, FleetService};
@@ -37,6 +38,8 @@ pub struct App {
     pub metrics: Metrics,
     /// Who may come in.
     pub keys: Keys,
+    /// What request bodies hold.
+    pub body_memory: Arc<BodyMemory>,
     /// Stage 2.
     pub admission: Admission,
     /// How long a request may take.
@@ -86,7 +89,12 @@ impl App {
         let recording = settings.record.as_deref().map(Recording::begin).transpose()?;
         let prompt_use = if recording.is_some() { PromptUse::Whole } else { policy.prompt_use() };
         let scan = ScanConfig { seed: rand::random(), prompt_use };
-        let limits = BodyLimits { max_bytes: settings.max_body_bytes, timeout: settings.client_timeout };
+        let body_memory = BodyMemory::new(settings.max_body_memory);
+        let limits = BodyLimits {
+            max_bytes: settings.max_body_bytes,
+            memory: Arc::clone(&body_memory),
+            timeout: settings.client_timeout,
+        };
         let tree_limits = TreeLimits::within_bytes(settings.prefix_memory);
         let decider = Arc::new(Decider::new(policy, tree_limits, rand::random()));
         let session_header = HeaderName::try_from(&settings.session_header)
@@ -106,6 +114,7 @@ impl App {
             keys: config.keys.clone(),
             ratios: TokenRatios::default(),
             metrics: Metrics::default(),
+            body_memory,
             admission: Admission::new(settings.max_in_flight, settings.max_queue, settings.queue_timeout),
             time_limits: TimeLimitTable::new(config),
             retry_budget: RetryBudget::new(settings.retry_budget.share()),

@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use router_core::{PickError, WorkerId};
 use serde_json::json;
 
+use crate::body_memory::BodyMemoryFull;
 use crate::keys::Unauthorized;
 use crate::openai::scan::{BodyError, SyntaxError};
 use crate::stages::relay::RelayBody;
@@ -104,6 +105,9 @@ pub enum RequestError {
         /// The limit.
         limit: Duration,
     },
+    /// All bodies together are as large as they may be.
+    #[error(transparent)]
+    BodyMemoryFull(#[from] BodyMemoryFull),
     /// No worker can take it.
     #[error(transparent)]
     Pick(#[from] PickError),
@@ -147,7 +151,9 @@ impl RequestError {
             Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
-            Self::Overloaded { .. } | Self::QueueTimeout { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::Pick(_) | Self::Unreachable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Worker { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::Worker { .. } => StatusCode::BAD_GATEWAY,
@@ -158,7 +164,7 @@ impl RequestError {
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Overloaded { .. } | Self::QueueTimeout { .. } => Blame::Router,
+            Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => Blame::Router,
             Self::Pick(PickError::UnknownModel { .. }) => Blame::Client,
             Self::Worker { .. } | Self::Unreachable { .. } | Self::Pick(_) => Blame::Worker,
             _ => Blame::Client,
@@ -170,7 +176,7 @@ impl RequestError {
         match self {
             Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
             Self::Unauthorized(_) => ("invalid_request_error", Some("invalid_api_key")),
-            Self::Overloaded { .. } | Self::QueueTimeout { .. } => {
+            Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
                 ("rate_limit_error", Some("router_overloaded"))
             }
             Self::Pick(_) | Self::Unreachable { .. } => {
@@ -188,6 +194,7 @@ impl RequestError {
             Self::Pick(PickError::UnknownModel { .. }) => None,
             Self::Overloaded { .. }
             | Self::QueueTimeout { .. }
+            | Self::BodyMemoryFull(_)
             | Self::Pick(_)
             | Self::Unreachable { .. } => Some(HeaderValue::from_static("1")),
             _ => None,
@@ -212,7 +219,14 @@ impl RequestError {
         if let Self::MethodNotAllowed { allowed, .. } = self {
             headers.insert(header::ALLOW, HeaderValue::from_static(allowed));
         }
-        if matches!(self, Self::BodyTooLarge { .. } | Self::BodyTimeout { .. } | Self::BodyBroken(_)) {
+        let is_unread = matches!(
+            self,
+            Self::BodyTooLarge { .. }
+                | Self::BodyTimeout { .. }
+                | Self::BodyBroken(_)
+                | Self::BodyMemoryFull(_)
+        );
+        if is_unread {
             // What is left of the body would be read as the next request.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -256,8 +270,14 @@ mod tests {
 
     #[test]
     fn a_body_that_was_not_read_closes_the_connection() {
-        let error = RequestError::BodyTooLarge { limit_bytes: 5 };
-        assert_eq!(error.response().headers()[header::CONNECTION], "close");
+        let too_large = RequestError::BodyTooLarge { limit_bytes: 5 };
+        assert_eq!(too_large.response().headers()[header::CONNECTION], "close");
+        let full = RequestError::from(BodyMemoryFull { limit_bytes: 5 }).response();
+        assert_eq!(
+            (full.status(), &full.headers()[header::RETRY_AFTER]),
+            (StatusCode::TOO_MANY_REQUESTS, &HeaderValue::from_static("1"))
+        );
+        assert_eq!(full.headers()[header::CONNECTION], "close");
     }
 
     #[test]

@@ -102,6 +102,7 @@ pub struct Metrics {
     pub corrected_blocks: IntCounter,
     in_flight: IntGauge,
     queued: IntGauge,
+    body_bytes: IntGauge,
     worker_in_flight: IntGaugeVec,
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
@@ -205,6 +206,7 @@ impl Default for Metrics {
                 "Connections to a worker, by whether they carry a request.",
                 &["worker", "state"],
             ),
+            body_bytes: maker.gauge("router_request_body_bytes", "Memory that the bodies of requests hold."),
             worker_in_flight: maker.gauges(
                 "router_worker_requests_in_flight",
                 "The same by worker.",
@@ -332,6 +334,7 @@ impl Metrics {
         let gauge = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         self.in_flight.set(gauge(app.admission.in_flight()));
         self.queued.set(gauge(app.admission.queued()));
+        self.body_bytes.set(gauge(app.body_memory.held_bytes()));
         self.tree_blocks.set(gauge(app.decider.tree_blocks()));
         for gauges in [
             &self.worker_in_flight,

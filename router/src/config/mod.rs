@@ -69,6 +69,11 @@ pub struct Settings {
     #[arg(long, default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub max_body_bytes: usize,
 
+    /// Memory of all request bodies together; those beyond are answered 429. A body is held until its reply begins, so this is
+    /// some 5,000 prompts of 200 KB whose first token is awaited
+    #[arg(long, default_value = "1GiB", value_parser = parse_bytes, value_name = "SIZE")]
+    pub max_body_memory: usize,
+
     /// Requests in flight at once; more wait in the queue, if there is one, or are answered 429
     #[arg(long, default_value_t = 65_536)]
     pub max_in_flight: usize,
@@ -118,8 +123,8 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub worker_ca: Option<PathBuf>,
 
-    /// Time for the first byte of a reply, or off. Its expiry is a 504 and is not tried elsewhere. Off, since a long
-    /// prompt takes long, and must not run twice
+    /// Time for the first byte of a reply, or off. Its expiry is a 504 and is not tried elsewhere, unless there was no connection yet.
+    /// Off, since a long prompt takes long, and must not run twice
     #[arg(long, default_value = "off", value_parser = parse_time_limit, value_name = "TIME|off")]
     pub first_byte_timeout: TimeLimit,
 

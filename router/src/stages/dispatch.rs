@@ -8,6 +8,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -74,9 +75,9 @@ pub async fn dispatch(
     parsed: Parsed,
     recorder: &mut Recorder,
 ) -> Result<Dispatched, RequestError> {
-    let Parsed { head, body, reading, permit } = parsed;
-    let request = outgoing(head, body);
+    let Parsed { head, body, reading, share: _body_share, permit } = parsed;
     let limits = app.time_limits.of(reading.model.as_deref());
+    let mut request = outgoing(head, body);
     let deadline = Instant::now() + limits.total;
     let mut now = app.now();
     app.retry_budget.count_request(now);
@@ -87,6 +88,7 @@ pub async fn dispatch(
             // Nobody is left: what the last one said is the answer, if one was asked at all.
             Err(error) => break retries.give_up().unwrap_or(Err(error.into()))?,
         };
+        request.underway = limits.first_byte.map(|_| Arc::default());
         let failed = match attempt(app, (&request, &reading), picked, (limits, deadline), recorder).await {
             Ok(begun) => break begun,
             Err(failed) => *failed,
@@ -120,24 +122,32 @@ async fn attempt(
         let response = upstream.transport.send(request).await?;
         first_piece(response).await
     };
-    match within(limits, deadline, exchange).await {
+    match within(limits, deadline, request.underway.as_deref(), exchange).await {
         Ok(answer) => answered(app, reading, decided, answer, recorder),
         Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),
     }
 }
 
-/// Runs an exchange within the limits of time, under one timer.
+/// Runs an exchange within the limits of time, under one timer. One that was not underway when the first byte was due has been processed
+/// nowhere.
 async fn within<T>(
     limits: TimeLimits,
     deadline: Instant,
+    underway: Option<&AtomicBool>,
     exchange: impl Future<Output = Result<T, TransportError>>,
 ) -> Result<T, TransportError> {
     let first_byte = limits.first_byte.map(|limit| (Instant::now() + limit, limit));
-    let (end, error) = match first_byte.filter(|(end, _)| *end < deadline) {
-        Some((end, limit)) => (end, TransportError::FirstByte { limit }),
-        None => (deadline, TransportError::Total { limit: limits.total }),
-    };
-    timeout_at(end, exchange).await.unwrap_or(Err(error))
+    let first_byte = first_byte.filter(|(end, _)| *end < deadline);
+    let end = first_byte.map_or(deadline, |(end, _)| end);
+    timeout_at(end, exchange).await.unwrap_or_else(|_| {
+        Err(match first_byte {
+            Some((_, limit)) if underway.is_some_and(|underway| !underway.load(Ordering::Relaxed)) => {
+                TransportError::ConnectTimeout { limit }
+            }
+            Some((_, limit)) => TransportError::FirstByte { limit },
+            None => TransportError::Total { limit: limits.total },
+        })
+    })
 }
 
 /// A worker answered. Whether that is an answer for the client is another question.
@@ -243,5 +253,23 @@ async fn first_piece(
 fn outgoing(head: Parts, body: Payload) -> WorkerRequest {
     let Parts { method, uri, headers, .. } = head;
     let path = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    WorkerRequest { method, path, headers, body }
+    WorkerRequest { method, path, headers, body, underway: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_first_byte_that_is_late_is_no_answer_only_if_the_request_had_set_out() {
+        let limit = Duration::from_millis(1);
+        let limits = TimeLimits { first_byte: Some(limit), total: limit * 100_000, idle: limit };
+        let deadline = Instant::now() + limits.total;
+        let (before, after) = (AtomicBool::new(false), AtomicBool::new(true));
+        let never = std::future::pending::<Result<(), TransportError>>;
+        let late = within(limits, deadline, Some(&before), never()).await;
+        assert!(matches!(late, Err(TransportError::ConnectTimeout { .. })), "another worker may be asked");
+        let late = within(limits, deadline, Some(&after), never()).await;
+        assert!(matches!(late, Err(TransportError::FirstByte { .. })));
+    }
 }

@@ -4,6 +4,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tokio::time::Sleep;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::admit::Admitted;
+use crate::body_memory::{BodyMemory, BodyShare};
 use crate::error::RequestError;
 use crate::openai::scan::{BodyError, BodyScanner, Name, ScanConfig, Scanned};
 use crate::payload::{Payload, PayloadBuilder};
@@ -72,15 +74,19 @@ pub struct Parsed {
     pub body: Payload,
     /// What was read of it.
     pub reading: Reading,
+    /// The memory of its body.
+    pub share: BodyShare,
     /// Its place among the requests in flight.
     pub permit: OwnedSemaphorePermit,
 }
 
 /// Bounds of a body.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BodyLimits {
     /// Length.
     pub max_bytes: usize,
+    /// Of all bodies together.
+    pub memory: Arc<BodyMemory>,
     /// Time for it to arrive.
     pub timeout: Duration,
 }
@@ -129,13 +135,14 @@ impl Parser {
         B: RequestBody,
     {
         let Admitted { head, body, permit } = admitted;
-        let (body, scanned) = self.receive(body, understanding).await?;
+        let mut share = self.limits.memory.share();
+        let (body, scanned) = self.receive(body, understanding, &mut share).await?;
         let scanned = match scanned {
             Err(error) if understanding == Understanding::Required => return Err(error.into()),
             scanned => scanned.ok(),
         };
         let reading = self.reading(&head.headers, scanned, ratios);
-        Ok(Parsed { head, body, reading, permit })
+        Ok(Parsed { head, body, reading, share, permit })
     }
 
     /// Reads a body that is there as a whole.
@@ -159,6 +166,7 @@ impl Parser {
         &self,
         mut body: B,
         understanding: Understanding,
+        share: &mut BodyShare,
     ) -> Result<(Payload, Result<Scanned, BodyError>), RequestError>
     where
         B: RequestBody,
@@ -175,6 +183,7 @@ impl Parser {
             if came_bytes > limit_bytes {
                 return Err(RequestError::BodyTooLarge { limit_bytes });
             }
+            share.grow(piece.len())?;
             for part in piece.chunks(TURN_BYTES) {
                 if let Ok(scanner) = &mut scan
                     && let Err(error) = scanner.push(part)
@@ -188,7 +197,10 @@ impl Parser {
                 }
             }
             match (&scan, understanding) {
-                (Err(_), Understanding::Required) => payload = PayloadBuilder::default(),
+                (Err(_), Understanding::Required) => {
+                    payload = PayloadBuilder::default();
+                    share.give_back();
+                }
                 _ => payload.push(piece),
             }
         }
@@ -262,8 +274,13 @@ mod tests {
     use crate::stages::admit::Admission;
 
     fn parser(max_bytes: usize, timeout: Duration) -> Parser {
+        parser_with(&BodyMemory::new(usize::MAX), max_bytes, timeout)
+    }
+
+    fn parser_with(memory: &Arc<BodyMemory>, max_bytes: usize, timeout: Duration) -> Parser {
         let scan = ScanConfig { seed: 1, prompt_use: PromptUse::Whole };
-        Parser::new(scan, HeaderName::from_static("x-session-id"), BodyLimits { max_bytes, timeout })
+        let limits = BodyLimits { max_bytes, memory: Arc::clone(memory), timeout };
+        Parser::new(scan, HeaderName::from_static("x-session-id"), limits)
     }
 
     fn read(body: &str, headers: &HeaderMap) -> Reading {
@@ -332,6 +349,21 @@ mod tests {
             matches!(refused, Err(RequestError::BodyTooLarge { limit_bytes: 100 })),
             "thrown away, but counted"
         );
+    }
+
+    #[tokio::test]
+    async fn bodies_have_a_common_bound_that_those_thrown_away_do_not_count_for() {
+        let memory = BodyMemory::new(50);
+        let parser = parser_with(&memory, 1_000, MINUTE);
+        let forty = format!("{:40}", "{}");
+        let first = parse(&parser, &[Some(&forty)], Understanding::Required).await.unwrap();
+        let refused = parse(&parser, &[Some("{      "), Some("      }")], Understanding::Required).await;
+        assert!(matches!(refused, Err(RequestError::BodyMemoryFull(full)) if full.limit_bytes == 50));
+        assert_eq!(memory.held_bytes(), 40);
+        let garbage = parse(&parser, &[Some("xxxxxxxx"), Some("xxxxxxxx")], Understanding::Required).await;
+        assert!(matches!(garbage, Err(RequestError::BadJson(_))));
+        drop(first);
+        assert_eq!(memory.held_bytes(), 0);
     }
 
     #[tokio::test]

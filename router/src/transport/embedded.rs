@@ -29,6 +29,7 @@ impl Drop for EmbeddedTransport {
 
 impl Transport for EmbeddedTransport {
     fn send<'a>(&'a self, request: &'a WorkerRequest) -> Answer<'a> {
+        request.sets_out();
         let mut call = Request::new(request.body.joined());
         call.method_mut().clone_from(&request.method);
         *call.uri_mut() = Uri::from(request.path.clone());

@@ -10,6 +10,8 @@ mod http;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use ::http::uri::PathAndQuery;
@@ -43,13 +45,23 @@ pub struct WorkerRequest {
     pub headers: HeaderMap,
     /// Body.
     pub body: Payload,
+    /// Whether some of it has gone to a worker, where somebody wants to know.
+    pub underway: Option<Arc<AtomicBool>>,
 }
 
 impl WorkerRequest {
     /// A GET of `path`.
     #[must_use]
     pub fn get(path: PathAndQuery) -> Self {
-        Self { method: Method::GET, path, headers: HeaderMap::new(), body: Payload::default() }
+        let (headers, body) = (HeaderMap::new(), Payload::default());
+        Self { method: Method::GET, path, headers, body, underway: None }
+    }
+
+    /// There is a way to the worker now, and the request goes there.
+    fn sets_out(&self) {
+        if let Some(underway) = &self.underway {
+            underway.store(true, Ordering::Relaxed);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -494,4 +494,28 @@ async fn a_long_answer_and_a_long_request_pass_at_once() {
     let request = post(&body);
     let answer = tokio::time::timeout(LIMIT, async { text(transport.send(&request).await.unwrap()).await });
     assert!(answer.await.expect("nothing waits for ever") == body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_sets_out_once_there_is_a_way() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // Accepts in the background, as any listener does, and says nothing.
+    for (scheme, sets_out) in [("https", false), ("http", true)] {
+        let transport = transport(&format!("{scheme}://{address}"), Vec::new());
+        let underway = Arc::new(AtomicBool::new(false));
+        let request = WorkerRequest { underway: Some(Arc::clone(&underway)), ..post("{}") };
+        let sent = transport.send(&request);
+        tokio::pin!(sent);
+        let (mut stream, _) = tokio::select! {
+            _ = &mut sent => panic!("nobody answers"),
+            accepted = listener.accept() => accepted.unwrap(),
+        };
+        // With the first byte, the handshake's or the request's, it is clear which of them the router waits with.
+        tokio::select! {
+            _ = &mut sent => panic!("nobody answers"),
+            first = stream.read_u8() => assert!(first.is_ok()),
+        }
+        assert_eq!(underway.load(Ordering::Relaxed), sets_out, "{scheme}");
+    }
 }

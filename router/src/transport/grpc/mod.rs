@@ -78,7 +78,7 @@ impl GrpcTransport {
     }
 
     async fn attempt(&self, request: &WorkerRequest) -> Result<Response<UpstreamBody>, TransportError> {
-        let call = call_of(request)?;
+        let call = WorkerRequest { underway: request.underway.clone(), ..call_of(request)? };
         let mut replies = Replies::new(self.stream(&call).await?);
         let first = poll_fn(|cx| replies.poll_event(cx)).await.transpose()?;
         let Some(Event::Head(head)) = first else { return Err(strange("has no head")) };
@@ -140,7 +140,8 @@ fn call_of(request: &WorkerRequest) -> Result<WorkerRequest, TransportError> {
 fn grpc_request(path: &'static str, body: Payload) -> WorkerRequest {
     let mut headers = HeaderMap::with_capacity(2);
     headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
-    WorkerRequest { method: Method::POST, path: PathAndQuery::from_static(path), headers, body }
+    let path = PathAndQuery::from_static(path);
+    WorkerRequest { method: Method::POST, path, headers, body, underway: None }
 }
 
 fn headers_of(head: HttpHead) -> Result<HeaderMap, TransportError> {

@@ -134,6 +134,7 @@ impl HttpTransport {
                 None => (Box::pin(self.connect()).await?, Age::New),
             };
             let multiplexed = matches!(line, Line::Mux(_));
+            request.sets_out();
             let tried = match line {
                 Line::Link(link) => self.over_http1(link, age, request).await,
                 Line::Mux(mux) => Box::pin(self.over_http2(mux, request)).await,
