@@ -6,8 +6,7 @@
 pub mod plain;
 pub mod scheduled;
 
-use roundhouse_types::BlockHash;
-use router_core::LoadReport;
+use roundhouse_types::{BlockHash, WorkerLoad};
 
 use super::workload::{Partial, Workload};
 
@@ -37,11 +36,6 @@ pub struct Foreseen {
     pub own_s: f64,
 }
 
-/// A count as reports have it.
-fn as_u32(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
-}
-
 /// A simulated worker.
 pub trait Engine {
     /// Which blocks of a prompt it keeps.
@@ -66,7 +60,7 @@ pub trait Engine {
     fn foresee(&self, workload: &Workload, number: u32, now_ns: u64) -> Foreseen;
 
     /// What it would say of itself now.
-    fn reported(&self) -> LoadReport;
+    fn reported(&self) -> WorkerLoad;
 
     /// It has died: what it was asked for is lost, and its cache.
     fn restart(&mut self);

@@ -195,7 +195,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             Event::Death(worker) => self.die(worker, now_ns),
             Event::Return(worker) => self.routers.iter().for_each(|router| router.comes_back(worker)),
             Event::Report => {
-                self.knowledge.report(&self.engines, now_ns);
+                Knowledge::report(&self.engines, &self.routers, now_ns);
                 let every = self.knowledge.reports_every().unwrap_or(Duration::MAX);
                 self.enter(now_ns.saturating_add(as_ns(every)), event);
             }
@@ -235,8 +235,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             prompt_tokens,
             ..RequestView::default()
         };
-        let mut learn =
-            |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed, now_ns);
+        let mut learn = |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed);
         let now = Duration::from_nanos(now_ns);
         let decided = router
             .decider

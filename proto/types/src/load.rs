@@ -7,8 +7,8 @@ pub struct WorkerLoad {
     pub running_requests: usize,
     /// Requests that wait.
     pub waiting_requests: usize,
-    /// Tokens still to be computed before the last of them has its first token; an upper bound, since what of a waiting
-    /// prompt is cached shows when it is admitted.
+    /// Tokens still to be computed before the last of them has its first token; of a waiting prompt, those that were not cached when it
+    /// came.
     pub waiting_uncached_tokens: usize,
     /// KV that requests hold, in tokens.
     pub kv_used_tokens: usize,

@@ -241,8 +241,8 @@ pub struct LoadReport {
     pub running_requests: u64,
     #[prost(uint64, tag = "2")]
     pub waiting_requests: u64,
-    /// Tokens that are still to be computed before the last of those here has its first token. What of a waiting prompt is
-    /// in the cache shows when it is admitted, so this is an upper bound.
+    /// Tokens that are still to be computed before the last of those here has its first token; of a waiting prompt, those that
+    /// were not in the cache when it came.
     #[prost(uint64, tag = "3")]
     pub waiting_uncached_tokens: u64,
     /// What requests hold, and what is free, cached blocks that nobody holds included. In tokens.

@@ -19,6 +19,7 @@ use crate::reports::{CacheTrust, Reports};
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{PrefillSpeed, Speeds};
 use crate::sync::{Mutex, MutexGuard, PoisonError};
+use crate::unseen::UnseenPicks;
 use crate::worker::{Worker, WorkerSlot};
 
 /// Blocks that are forgotten at a time: some 200 µs in which nobody else can pick.
@@ -35,6 +36,7 @@ struct State {
     index: PrefixIndex,
     speeds: Speeds,
     picks: u64,
+    unseen: UnseenPicks,
     rng: SmallRng,
 }
 
@@ -97,7 +99,13 @@ impl Decider {
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, limits: TreeLimits, seed: u64) -> Self {
         let rng = SmallRng::seed_from_u64(seed);
-        let state = State { index: PrefixIndex::new(limits), speeds: Speeds::default(), picks: 0, rng };
+        let state = State {
+            index: PrefixIndex::new(limits),
+            speeds: Speeds::default(),
+            picks: 0,
+            unseen: UnseenPicks::default(),
+            rng,
+        };
         Self { policy, state: Mutex::new(state) }
     }
 
@@ -139,7 +147,7 @@ impl Decider {
             let draw = &mut || self.lock().rng.random::<f64>();
             let mut candidates = Candidates::gather(fleet, request, among, now, draw)?;
             let mut state = self.lock();
-            let State { index, speeds, picks, rng } = &mut *state;
+            let State { index, speeds, picks, unseen, rng } = &mut *state;
             index.catch_up();
             speeds.arrival(now);
             let hits = self.look_up(index, request, &mut candidates);
@@ -150,6 +158,7 @@ impl Decider {
                 candidates: &candidates.list,
                 ring: &|| fleet.ring(),
                 arrivals_per_s: speeds.arrivals_per_s(),
+                unseen: unseen.at(now, candidates.report_age()),
                 speed: speeds.prefill(),
             };
             let at = self.policy.pick(request, &choice, rng);
@@ -158,6 +167,7 @@ impl Decider {
                 continue;
             };
             let Candidate { slot, hit_tokens, .. } = candidates.list[at];
+            unseen.picked(candidates.list[at].own_s);
             let worker = Arc::clone(candidates.workers[at]);
             let (basis, in_flight) = if self.reads_prefixes() {
                 index.enter(slot, (request.path(), &hits), tells(&worker.reports, request))
@@ -201,6 +211,7 @@ impl Decider {
             candidates: &candidates.list,
             ring: &|| fleet.ring(),
             arrivals_per_s: state.speeds.arrivals_per_s(),
+            unseen: state.unseen.mean(),
             speed: state.speeds.prefill(),
         };
         let costs = self.policy.costs(request, &choice);
@@ -373,6 +384,12 @@ impl<'a> Candidates<'a> {
             // There is nobody better.
             _ => Some(Trial::begin_anyway(health, now)),
         }
+    }
+
+    /// Age of the oldest report of load.
+    fn report_age(&self) -> Duration {
+        let ages = self.list.iter().filter_map(|candidate| candidate.report).map(|report| report.age_ms);
+        Duration::from_millis(ages.max().unwrap_or(0).into())
     }
 
     /// Reads the ledger, under the decider's lock, so that no other pick comes in between; and what workers say of themselves.

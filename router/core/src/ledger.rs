@@ -19,6 +19,8 @@ pub struct WorkerLoad {
     prefill_tokens: AtomicUsize,
     context_tokens: AtomicUsize,
     last_pick: AtomicU64,
+    sent_tokens: AtomicU64,
+    sent_us: AtomicU64,
     queue: Mutex<PrefillQueue>,
     /// What picks read of `queue`.
     shown: ShownQueue,
@@ -87,6 +89,10 @@ pub struct LoadReading {
     pub context_tokens: usize,
     /// Number of the pick that chose this worker last; 0 for never.
     pub last_pick: u64,
+    /// Uncached prompt tokens of all requests ever sent there.
+    pub sent_tokens: u64,
+    /// What these were expected to take, in microseconds.
+    pub sent_us: u64,
     /// What requests without a first token will still take, in time.
     pub queue: QueueReading,
 }
@@ -120,8 +126,15 @@ impl WorkerLoad {
             prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
             context_tokens: self.context_tokens.load(Ordering::Relaxed),
             last_pick: self.last_pick.load(Ordering::Relaxed),
+            sent_tokens: self.sent_tokens.load(Ordering::Relaxed),
+            sent_us: self.sent_us.load(Ordering::Relaxed),
             queue: self.shown.read(),
         }
+    }
+
+    /// Others have prompts there `now`: how long this router's take says nothing of the worker's speed.
+    pub(crate) fn is_shared(&self, now: Duration) {
+        self.change(|queue| queue.shared(now));
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut PrefillQueue) -> T) -> T {
@@ -170,7 +183,10 @@ impl Lease {
         load.prefill_tokens.fetch_add(prefill.new_tokens, Ordering::Relaxed);
         load.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
         load.last_pick.store(pick, Ordering::Relaxed);
-        load.change(|queue| queue.push(pick, prefill, speed, now));
+        let service_s = load.change(|queue| queue.push(pick, prefill, speed, now));
+        load.sent_tokens.fetch_add(prefill.new_tokens as u64, Ordering::Relaxed);
+        let service_us = Duration::try_from_secs_f64(service_s).map_or(0, |service| service.as_micros());
+        load.sent_us.fetch_add(u64::try_from(service_us).unwrap_or(0), Ordering::Relaxed);
         Self {
             load: Arc::clone(load),
             ticket: pick,

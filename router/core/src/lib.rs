@@ -16,6 +16,7 @@ pub mod retry_budget;
 pub mod speed;
 mod sync;
 pub mod token_ratio;
+pub mod unseen;
 pub mod window;
 pub mod worker;
 
@@ -24,7 +25,7 @@ pub use fleet::{Fleet, FleetSnapshot};
 pub use health::{BreakerState, Health, Trial};
 pub use ledger::Lease;
 pub use policy::{PickError, Policy};
-pub use reports::{CacheTrust, LoadReport, Reports};
+pub use reports::{CacheTrust, LoadReport, OthersLoad, Reports};
 pub use request::{PromptUse, RequestView};
 pub use retry_budget::RetryBudget;
 pub use worker::{Arrival, Worker, WorkerId, WorkerSlot, WorkerSpec};

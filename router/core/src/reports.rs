@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use roundhouse_types::WorkerLoad;
 
+use crate::ledger::LoadReading;
+
 /// How far what the tree knows of a worker can be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheTrust {
@@ -41,7 +43,7 @@ pub struct LoadReport {
     pub running: u32,
     /// Requests that wait in it.
     pub waiting: u32,
-    /// Tokens that it has still to compute before the last of all these has its first token; an upper bound.
+    /// Tokens that it has still to compute before the last of all these has its first token.
     pub waiting_uncached_tokens: u32,
     /// KV that its requests hold, in tokens.
     pub kv_used_tokens: u32,
@@ -53,6 +55,37 @@ pub struct LoadReport {
     pub decode_tokens_per_second: f32,
     /// How old the report is, in milliseconds.
     pub age_ms: u32,
+    /// What of it was not this router's when the report came.
+    pub others: OthersLoad,
+}
+
+/// What others than this router have at a worker: what it reported beyond this router's own ledger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OthersLoad {
+    /// Requests there.
+    pub requests: u32,
+    /// Those of them that wait.
+    pub waiting: u32,
+    /// Tokens to compute before the last of them has its first token.
+    pub uncached_tokens: u32,
+    /// What all that this router had ever sent there was expected to take, in microseconds: what it sent later is not in the report.
+    pub sent_us: u64,
+}
+
+impl OthersLoad {
+    /// What of a `report` is beyond the router's `own` part, as the ledger has it when the report comes.
+    #[must_use]
+    pub fn beside(own: &LoadReading, report: &LoadReport) -> Self {
+        let beyond = |told: u32, own: usize| told.saturating_sub(u32::try_from(own).unwrap_or(u32::MAX));
+        // Each sequence that decodes has one token to compute, which nobody waits for.
+        let decoding = report.running as usize;
+        Self {
+            requests: beyond(report.running.saturating_add(report.waiting), own.requests),
+            waiting: beyond(report.waiting, own.prefilling),
+            uncached_tokens: beyond(report.waiting_uncached_tokens, own.prefill_tokens + decoding),
+            sent_us: own.sent_us,
+        }
+    }
 }
 
 impl LoadReport {
@@ -76,7 +109,10 @@ pub struct Reports {
     requests: AtomicU64,
     kv: AtomicU64,
     speeds: AtomicU64,
-    waiting_tokens: AtomicU32,
+    /// To compute: in all, and others'.
+    waiting_tokens: AtomicU64,
+    others: AtomicU64,
+    sent_us: AtomicU64,
     /// Nanoseconds on the clock of picks, and one; 0 while there is no report.
     at: AtomicU64,
 }
@@ -121,21 +157,29 @@ impl Reports {
         let (running, waiting) = unpair(self.requests.load(Ordering::Relaxed));
         let (kv_used_tokens, kv_free_tokens) = unpair(self.kv.load(Ordering::Relaxed));
         let (prefill, decode) = unpair(self.speeds.load(Ordering::Relaxed));
+        let (waiting_uncached_tokens, uncached_tokens) = unpair(self.waiting_tokens.load(Ordering::Relaxed));
+        let (others_requests, others_waiting) = unpair(self.others.load(Ordering::Relaxed));
         let age = now.saturating_sub(Duration::from_nanos(at));
         Some(LoadReport {
             running,
             waiting,
-            waiting_uncached_tokens: self.waiting_tokens.load(Ordering::Relaxed),
+            waiting_uncached_tokens,
             kv_used_tokens,
             kv_free_tokens,
             prefill_tokens_per_second: f32::from_bits(prefill),
             decode_tokens_per_second: f32::from_bits(decode),
             age_ms: u32::try_from(age.as_millis()).unwrap_or(u32::MAX),
+            others: OthersLoad {
+                requests: others_requests,
+                waiting: others_waiting,
+                uncached_tokens,
+                sent_us: self.sent_us.load(Ordering::Relaxed),
+            },
         })
     }
 
-    /// It says what its load is `now`, by the clock of picks.
-    pub fn set_load(&self, load: &WorkerLoad, now: Duration) {
+    /// It says what its load is `now`, by the clock of picks; of that, `own` is the router's. Returns what is not.
+    pub(crate) fn set_load(&self, load: &WorkerLoad, own: &LoadReading, now: Duration) -> OthersLoad {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         #[expect(clippy::cast_possible_truncation, reason = "tokens a second")]
         let speed = |speed: Option<f64>| (speed.unwrap_or(0.0) as f32).to_bits();
@@ -145,9 +189,20 @@ impl Reports {
         self.requests.store(requests, Ordering::Relaxed);
         self.kv.store(kv, Ordering::Relaxed);
         self.speeds.store(speeds, Ordering::Relaxed);
-        self.waiting_tokens.store(count(load.waiting_uncached_tokens), Ordering::Relaxed);
+        let report = LoadReport {
+            running: count(load.running_requests),
+            waiting: count(load.waiting_requests),
+            waiting_uncached_tokens: count(load.waiting_uncached_tokens),
+            ..LoadReport::default()
+        };
+        let others = OthersLoad::beside(own, &report);
+        self.waiting_tokens
+            .store(pair(report.waiting_uncached_tokens, others.uncached_tokens), Ordering::Relaxed);
+        self.sent_us.store(others.sent_us, Ordering::Relaxed);
+        self.others.store(pair(others.requests, others.waiting), Ordering::Relaxed);
         let at = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         self.at.store(at.saturating_add(1), Ordering::Relaxed);
+        others
     }
 
     /// It says nothing of its load any more.
@@ -186,7 +241,14 @@ mod tests {
             decode_tokens_per_second: None,
             retractions: 7,
         };
-        reports.set_load(&load, Duration::from_secs(1));
+        let own = LoadReading {
+            requests: 1,
+            prefilling: 2,
+            prefill_tokens: 10,
+            sent_us: 77,
+            ..LoadReading::default()
+        };
+        reports.set_load(&load, &own, Duration::from_secs(1));
         let read = reports.load(Duration::from_millis(1_250)).unwrap();
         let expected = LoadReport {
             running: 1,
@@ -197,6 +259,7 @@ mod tests {
             prefill_tokens_per_second: 1_500.0,
             decode_tokens_per_second: 0.0,
             age_ms: 250,
+            others: OthersLoad { requests: 2, waiting: 0, uncached_tokens: u32::MAX - 11, sent_us: 77 },
         };
         assert_eq!((read, read.kv_usage()), (expected, 0.25));
         reports.forget_load();

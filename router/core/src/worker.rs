@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use roundhouse_types::WorkerLoad as ReportedWorkerLoad;
 
 use crate::health::Health;
 use crate::ledger::WorkerLoad;
@@ -103,6 +106,14 @@ impl Worker {
             state: AtomicU8::new(0),
             downs: AtomicU32::new(0),
             models: RwLock::new(None),
+        }
+    }
+
+    /// It says what its load is `now`, by the clock of picks.
+    pub fn hear_load(&self, load: &ReportedWorkerLoad, now: Duration) {
+        let others = self.reports.set_load(load, &self.load.read(), now);
+        if others.uncached_tokens > 0 {
+            self.load.is_shared(now);
         }
     }
 

@@ -33,7 +33,7 @@ async fn follow(
     let mut reports = grpc.call::<v1::LoadReport>(LOAD_PATH, &v1::LoadRequest { interval_ms: None }).await?;
     while let Some(report) = reports.next().await? {
         *back_off = BackOff::new();
-        worker.reports.set_load(&WorkerLoad::from(report), started.elapsed());
+        worker.hear_load(&WorkerLoad::from(report), started.elapsed());
     }
     Ok(())
 }

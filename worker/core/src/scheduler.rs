@@ -159,15 +159,22 @@ impl Scheduler {
         }
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.counted.uncomputed_tokens += submission.prompt.len();
         let root = salt.map_or(self.root, |salt| self.root.salted(salt));
         let mut sequence = Sequence::new(id, submission, root);
         sequence.is_salted = salt.is_some();
+        sequence.foreseen_tokens = self.foresee(&mut sequence);
+        self.counted.uncomputed_tokens += sequence.owed_tokens();
         self.waiting.push(sequence);
         if self.waiting.front_mut().is_some_and(|first| first.id == id) {
             self.blocked = None;
         }
         Ok(id)
+    }
+
+    /// Tokens of a sequence that the cache holds now.
+    fn foresee(&self, sequence: &mut Sequence) -> usize {
+        let findable = (sequence.tokens.len() - 1) / self.block_tokens;
+        self.pool.match_prefix(sequence.hashes(self.block_tokens), findable) * self.block_tokens
     }
 
     /// Ends a generation and gives its blocks back. Must not be called between `schedule` and `commit`.
@@ -184,7 +191,7 @@ impl Scheduler {
 
     /// Gives back what a sequence that will not go on has.
     fn let_go(&mut self, sequence: &Sequence) {
-        self.counted.uncomputed_tokens -= sequence.remaining_tokens();
+        self.counted.uncomputed_tokens -= sequence.owed_tokens();
         self.pool.release_all(&sequence.table);
         self.blocked = None;
     }

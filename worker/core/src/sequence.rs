@@ -33,6 +33,8 @@ pub(crate) struct Sequence {
     pub(crate) prompt_tokens: usize,
     /// Tokens whose KV is in the blocks.
     pub(crate) computed_tokens: usize,
+    /// While it waits for the first time: tokens that the cache held when it came, and that it may find there.
+    pub(crate) foreseen_tokens: usize,
     /// Blocks that are full of such tokens.
     pub(crate) full_blocks: usize,
     /// Tokens of the prompt that were in the cache when it was first admitted; `None` before.
@@ -62,6 +64,7 @@ impl Sequence {
             prompt_tokens: prompt.len(),
             tokens: prompt,
             computed_tokens: 0,
+            foreseen_tokens: 0,
             full_blocks: 0,
             cached_tokens: None,
             table: BlockTable::default(),
@@ -80,6 +83,11 @@ impl Sequence {
     /// Tokens that have to go through the model before the next one can be drawn.
     pub(crate) fn remaining_tokens(&self) -> usize {
         self.tokens.len() - self.computed_tokens
+    }
+
+    /// The same, less what it may find in the cache.
+    pub(crate) fn owed_tokens(&self) -> usize {
+        self.remaining_tokens() - self.foreseen_tokens
     }
 
     /// Whether its next step computes just the token drawn last.

@@ -6,11 +6,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use roundhouse_types::BlockHash;
-use router_core::LoadReport;
+use roundhouse_types::{BlockHash, WorkerLoad};
 use worker_core::BlockPool;
 
-use super::{Engine, Foreseen, Notice, as_u32};
+use super::{Engine, Foreseen, Notice};
 use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
 
 /// Time of one token.
@@ -123,11 +122,11 @@ impl Engine for PlainEngine {
         }
     }
 
-    fn reported(&self) -> LoadReport {
-        LoadReport {
-            running: as_u32(self.decoding.len()),
-            waiting: as_u32(self.queue.len().saturating_sub(1)),
-            ..LoadReport::default()
+    fn reported(&self) -> WorkerLoad {
+        WorkerLoad {
+            running_requests: self.decoding.len(),
+            waiting_requests: self.queue.len().saturating_sub(1),
+            ..WorkerLoad::default()
         }
     }
 

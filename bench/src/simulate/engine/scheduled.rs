@@ -8,8 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId};
-use router_core::LoadReport;
+use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId, WorkerLoad};
 use worker_core::scheduler::DecodeRun;
 use worker_core::step::{Batch, KvCapacity, NextToken, SequenceId};
 use worker_core::timing::StepLoad;
@@ -17,7 +16,7 @@ use worker_core::{
     EnginePreset, EngineTiming, PrefillOrder, SamplingParams, Scheduler, SchedulerLimits, Submission,
 };
 
-use super::{Engine, Foreseen, Notice, as_u32};
+use super::{Engine, Foreseen, Notice};
 use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
 
 /// All engines of a simulation hash alike, so that a prompt is hashed once to be looked up in all of them.
@@ -77,10 +76,10 @@ pub struct ScheduledEngine {
     work: Option<(Work, u64)>,
     /// When each step of a run ends.
     run_ends_ns: Vec<u64>,
-    /// `(when, request)`: taken in, not yet to be scheduled.
-    due: VecDeque<(u64, u32)>,
-    /// Waiting requests whose tokens are not made yet; behind the scheduler's own queue.
-    backlog: VecDeque<u32>,
+    /// Taken in, and when to be scheduled.
+    due: VecDeque<(u64, Asked)>,
+    /// Requests that came since the step began, and those whose tokens are not made yet; behind the scheduler's own queue.
+    backlog: VecDeque<Asked>,
     /// Tokens that the scheduler's queue may hold before the backlog grows.
     queued_tokens_limit: usize,
     /// Tokens of prompts that the scheduler has and that have no first token.
@@ -88,6 +87,14 @@ pub struct ScheduledEngine {
     /// By sequence number: the request, and whether its first token has come.
     sequences: Vec<(u32, bool)>,
     drawn: Vec<NextToken>,
+}
+
+/// A request that the scheduler does not know yet.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    number: u32,
+    /// Tokens of its prompt that were not cached when it came.
+    uncached_tokens: usize,
 }
 
 /// What an engine is made from.
@@ -134,7 +141,7 @@ impl ScheduledEngine {
 
     /// Hands waiting requests to the scheduler, as far as memory allows.
     fn feed(&mut self, workload: &Workload) {
-        while let Some(number) = self.backlog.front().copied() {
+        while let Some(Asked { number, .. }) = self.backlog.front().copied() {
             let prompt = workload.tokens(number);
             if self.queued_tokens > 0 && self.queued_tokens + prompt.len() > self.queued_tokens_limit {
                 return;
@@ -233,13 +240,18 @@ impl Engine for ScheduledEngine {
     const PARTIAL: Partial = Partial::LeftOut;
 
     fn submit(&mut self, workload: &Workload, number: u32, now_ns: u64) {
+        let mut path = Vec::new();
+        Self::cache_path(workload, number, &mut path);
+        let cached_tokens = self.cached_blocks(&path) * BLOCK_TOKENS;
+        let prompt_tokens = workload.requests[number as usize].input_tokens as usize;
+        let asked = Asked { number, uncached_tokens: prompt_tokens - cached_tokens };
         let wait = nanoseconds(self.timing.request_s);
         self.interrupt(now_ns + wait);
         if wait > 0 {
-            self.due.push_back((now_ns + wait, number));
+            self.due.push_back((now_ns + wait, asked));
             return;
         }
-        self.backlog.push_back(number);
+        self.backlog.push_back(asked);
         if self.work.is_none() {
             self.begin_step(workload, now_ns);
         }
@@ -253,7 +265,7 @@ impl Engine for ScheduledEngine {
     fn advance(&mut self, workload: &Workload, notices: &mut Vec<Notice>) {
         let Some(now_ns) = self.next_ns() else { return };
         while self.due.front().is_some_and(|(due_ns, _)| *due_ns == now_ns) {
-            self.backlog.extend(self.due.pop_front().map(|(_, number)| number));
+            self.backlog.extend(self.due.pop_front().map(|(_, asked)| asked));
         }
         match self.work.take_if(|(_, ends_ns)| *ends_ns == now_ns) {
             Some((Work::Step(batch), _)) => self.end_step(workload, &batch, notices),
@@ -302,17 +314,18 @@ impl Engine for ScheduledEngine {
         Foreseen { wait_s: ((at_ns - now_ns) as f64 / 1e9 - own_s).max(0.0), own_s }
     }
 
-    fn reported(&self) -> LoadReport {
+    fn reported(&self) -> WorkerLoad {
         let stats = self.scheduler.stats();
-        let not_yet_scheduled = self.backlog.len() + self.due.len();
+        let unknown = || self.backlog.iter().chain(self.due.iter().map(|(_, asked)| asked));
+        let unknown_tokens: usize = unknown().map(|asked| asked.uncached_tokens).sum();
         let block_tokens = self.capacity.block_tokens;
-        LoadReport {
-            running: as_u32(stats.running),
-            waiting: as_u32(stats.waiting + not_yet_scheduled),
-            waiting_uncached_tokens: as_u32(stats.uncomputed_tokens),
-            kv_used_tokens: as_u32(stats.held_blocks * block_tokens),
-            kv_free_tokens: as_u32((stats.total_blocks - stats.held_blocks) * block_tokens),
-            ..LoadReport::default()
+        WorkerLoad {
+            running_requests: stats.running,
+            waiting_requests: stats.waiting + unknown().count(),
+            waiting_uncached_tokens: stats.uncomputed_tokens + unknown_tokens,
+            kv_used_tokens: stats.held_blocks * block_tokens,
+            kv_free_tokens: (stats.total_blocks - stats.held_blocks) * block_tokens,
+            ..WorkerLoad::default()
         }
     }
 

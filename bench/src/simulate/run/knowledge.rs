@@ -4,10 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use roundhouse_types::BlockHash;
-use router_core::ledger::ReportedLoad;
+use router_core::RequestView;
 use router_core::policy::{Candidate, IndexSource, IndexUse};
 use router_core::speed::PrefillSpeed;
-use router_core::{LoadReport, RequestView};
 
 use super::fleet::Router;
 use super::{BLOCK_TOKENS, Contender, Engine, Workload};
@@ -22,9 +21,6 @@ pub(super) struct Knowledge {
     index_use: IndexUse,
     knows_future: bool,
     kv_capacity_tokens: usize,
-    reports: Vec<LoadReport>,
-    /// When those were made.
-    reported_ns: u64,
     /// Blocks that each worker's cache holds of the request at hand.
     cached: Vec<usize>,
     /// What the request at hand would find at each worker; for those who know the future.
@@ -43,8 +39,6 @@ impl Knowledge {
         Self {
             index_use,
             kv_capacity_tokens: blocks * BLOCK_TOKENS,
-            reports: vec![LoadReport::default(); workers],
-            reported_ns: 0,
             cached: vec![0; workers],
             foreseen: vec![None; workers],
             knows_future,
@@ -67,10 +61,13 @@ impl Knowledge {
     }
 
     /// Workers say how they are.
-    pub(super) fn report<E: Engine>(&mut self, engines: &[E], now_ns: u64) {
-        self.reported_ns = now_ns;
-        self.reports.clear();
-        self.reports.extend(engines.iter().map(Engine::reported));
+    pub(super) fn report<E: Engine>(engines: &[E], routers: &[Router], now_ns: u64) {
+        for (slot, engine) in engines.iter().enumerate() {
+            let load = engine.reported();
+            for router in routers {
+                router.fleet.workers()[slot].hear_load(&load, Duration::from_nanos(now_ns));
+            }
+        }
     }
 
     /// Indexes forget what is older than its lifetime.
@@ -128,26 +125,10 @@ impl Knowledge {
     }
 
     /// Adds what is known to the candidates.
-    pub(super) fn tell(
-        &self,
-        view: &RequestView<'_>,
-        candidates: &mut [Candidate],
-        speed: &PrefillSpeed,
-        now_ns: u64,
-    ) {
-        let age_ms = u32::try_from((now_ns - self.reported_ns) / 1_000_000).unwrap_or(u32::MAX);
+    pub(super) fn tell(&self, view: &RequestView<'_>, candidates: &mut [Candidate], speed: &PrefillSpeed) {
         for candidate in candidates {
             let worker = candidate.slot.index();
             candidate.kv_capacity_tokens = Some(self.kv_capacity_tokens);
-            if self.index_use.reports_every.is_some() {
-                let report = LoadReport { age_ms, ..self.reports[worker] };
-                candidate.report = Some(report);
-                candidate.reported = Some(ReportedLoad {
-                    running: report.running as usize,
-                    waiting: report.waiting as usize,
-                    kv_usage: report.kv_usage(),
-                });
-            }
             if self.index_use.source != IndexSource::Learned {
                 candidate.hit_blocks = self.cached[worker];
                 candidate.hit_tokens = view.covered_tokens(self.cached[worker]);

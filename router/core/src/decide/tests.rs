@@ -340,7 +340,7 @@ fn reports_of_workers_reach_the_policy() {
         kv_free_tokens: 75,
         ..Default::default()
     };
-    fleet.workers()[1].reports.set_load(&load, NOW);
+    fleet.workers()[1].hear_load(&load, NOW);
     let later = NOW + Duration::from_millis(40);
     let explained = decider.explain(&fleet, &RequestView::default(), later).unwrap();
     let [(_, silent, _), (_, speaks, _)] = &explained.candidates[..] else { panic!("two workers") };
@@ -348,6 +348,57 @@ fn reports_of_workers_reach_the_policy() {
     let report = speaks.report.unwrap();
     assert_eq!((report.waiting_uncached_tokens, report.age_ms), (5, 40));
     assert_eq!(speaks.reported, Some(ReportedLoad { running: 3, waiting: 4, kv_usage: 0.25 }));
+}
+
+/// What a worker says that has so many requests, one of which waits with `uncached_tokens` to compute.
+fn told(requests: usize, uncached_tokens: usize) -> roundhouse_types::WorkerLoad {
+    roundhouse_types::WorkerLoad {
+        running_requests: requests - 1,
+        waiting_requests: 1,
+        waiting_uncached_tokens: uncached_tokens + requests - 1,
+        kv_used_tokens: 1_000 * requests,
+        kv_free_tokens: 1_000_000,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn what_others_have_to_compute_at_a_worker_counts_and_what_is_ours_counts_once() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let prompt = hashed(&"of a book that nobody has read ".repeat(400));
+    let ours = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+    let (busy, free) = (ours.worker.slot.index(), 1 - ours.worker.slot.index());
+    let other = hashed(&"of another one ".repeat(800));
+    let next = || decider.explain(&fleet, &view(&other), NOW).unwrap();
+    let before = next();
+    assert_eq!(before.picked, free);
+    // All that the busy one says is what this router sent there, and the other one has far more to do for others.
+    fleet.workers()[busy].hear_load(&told(1, 3_100), NOW);
+    let after = next();
+    assert!((after.candidates[busy].2 - before.candidates[busy].2).abs() < 1e-9, "nothing new was said");
+    fleet.workers()[free].hear_load(&told(6, 60_000), NOW);
+    assert_eq!(next().picked, busy);
+}
+
+#[test]
+fn routers_that_decide_in_one_moment_by_the_same_reports_do_not_all_choose_the_same_worker() {
+    const ROUTERS: u64 = 60;
+    let prompt = hashed(&"nobody has read this ".repeat(800));
+    let mut picks = [0; 4];
+    for seed in 0..ROUTERS {
+        let fleet = fleet(4);
+        let limits = TreeLimits::within_bytes(1 << 20);
+        let decider = Decider::new(by_name("prefix_aware").unwrap(), limits, seed);
+        let _ours = decider.decide(&fleet, &view(&hashed("short")), Among::Untried(&[]), NOW).unwrap();
+        for (worker, requests) in fleet.workers().iter().zip([4, 3, 2, 1]) {
+            worker.hear_load(&told(requests, 4_000 * requests), NOW);
+        }
+        let later = NOW + Duration::from_millis(1);
+        let decided = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), later).unwrap();
+        picks[decided.worker.slot.index()] += 1;
+    }
+    assert!(picks[3] > picks[0], "the freest is chosen most: {picks:?}");
+    assert!(picks[3] < ROUTERS * 3 / 4, "{picks:?}");
 }
 
 #[test]

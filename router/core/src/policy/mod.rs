@@ -27,6 +27,7 @@ use crate::ledger::{LoadReading, ReportedLoad};
 use crate::reports::LoadReport;
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{Prefill, PrefillSpeed};
+use crate::unseen::Unseen;
 use crate::worker::WorkerSlot;
 
 pub use aibrix::Aibrix;
@@ -131,6 +132,8 @@ pub struct Choice<'a> {
     pub ring: &'a dyn Fn() -> &'a Ring,
     /// Requests a second of late, over all candidates.
     pub arrivals_per_s: f64,
+    /// What other routers may have decided, where workers report their load.
+    pub unseen: Unseen,
     /// How fast the fleet computes prompts, as learned.
     pub speed: PrefillSpeed,
 }

@@ -14,14 +14,22 @@
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays | ledger; Little's law |
 //!
+//! Where workers report their load, others' requests count in all of these as well. A worker that others use too owes what it said last, and
+//! what this router has sent since; and routers that decide in the same moment, with the same view, must not all choose the same worker. So each
+//! first places, in thought, as many requests of others as it may be behind: a random number, by how many share the fleet and how many of its own
+//! picks come between two reports.
+//!
 //! `W + x` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
 //! has it. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
-use rand::Rng;
+use rand::{Rng, RngExt};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Candidate, Choice, Policy, cheapest};
+use crate::ledger::LoadReading;
+use crate::reports::LoadReport;
 use crate::request::{PromptUse, RequestView};
+use crate::unseen::Unseen;
 
 /// ω: a second of decode delay against a second of first-token delay.
 const DECODE_WORTH: f64 = 0.1;
@@ -37,6 +45,11 @@ const FULL_SHARE: f64 = 0.9;
 /// moves its first token by as much.
 const UNFELT_S: f64 = 0.005;
 
+/// Routers of which one may decide in the same moment as this one; of more, some see what the others did.
+const OTHERS_AT_ONCE: f64 = 8.0;
+/// Requests of others that are placed in thought at most.
+const MOST_UNSEEN: f64 = 32.0;
+
 /// Picks the worker where the request causes the least waiting. Where several hold most of the prompt and the choice makes no difference that
 /// anyone feels, always the same one, which may be called the prompt's home.
 ///
@@ -45,8 +58,7 @@ const UNFELT_S: f64 = 0.005;
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixAware;
 
-/// What a worker has to do: by the router's own ledger, or as the worker reported if that is more, since others may send requests there as
-/// well. What it said is as old as its last report; what it has computed since is not owed.
+/// What a worker has to do: by the router's own ledger, and what it reported beyond that, since others may send requests there as well.
 struct Work {
     queued_s: f64,
     waiting: f64,
@@ -64,15 +76,29 @@ impl Work {
             context_tokens: load.context_tokens as f64,
         };
         let Some(report) = candidate.report else { return own };
-        let told_s = f64::from(report.waiting_uncached_tokens) * token_s * load.queue.ratio;
-        let left_s = told_s - f64::from(report.age_ms) / 1e3;
         Self {
-            queued_s: own.queued_s.max(left_s),
-            waiting: own.waiting.max(f64::from(report.waiting)),
-            running: own.running.max(f64::from(report.running) + f64::from(report.waiting)),
+            queued_s: if report.others.requests > 0 {
+                queued_by_report_s(&load, &report, token_s)
+            } else {
+                own.queued_s
+            },
+            waiting: own.waiting + f64::from(report.others.waiting),
+            running: own.running + f64::from(report.others.requests),
             context_tokens: own.context_tokens.max(f64::from(report.kv_used_tokens)),
         }
     }
+}
+
+/// What a worker that others use too owes: what it said, less what it has computed since, and what was sent there since. The ledger cannot tell,
+/// as the worker computes for others before it comes to this router's requests.
+fn queued_by_report_s(load: &LoadReading, report: &LoadReport, token_s: f64) -> f64 {
+    let usual_token_s =
+        if load.sent_tokens > 0 { load.sent_us as f64 / 1e6 / load.sent_tokens as f64 } else { token_s };
+    // Each sequence that decodes has one token to compute, which nobody waits for.
+    let tokens = report.waiting_uncached_tokens.saturating_sub(report.running);
+    let left_s = f64::from(tokens) * usual_token_s - f64::from(report.age_ms) / 1e3;
+    let sent_since_us = load.sent_us.saturating_sub(report.others.sent_us);
+    left_s.max(0.0) + sent_since_us as f64 / 1e6
 }
 
 /// What is the same for all candidates.
@@ -81,35 +107,38 @@ struct Fleet {
     waiting_per_s: f64,
     /// Mean time that a request stays, in seconds.
     stay_s: f64,
+    /// How many routers there would be, if each had as much in flight as this one.
+    routers: f64,
     token_s: f64,
     fixed_s: f64,
     prompt: f64,
 }
 
 impl Fleet {
-    fn of(request: &RequestView<'_>, choice: &Choice<'_>) -> Self {
-        let (mut waiting, mut running, mut own) = (0.0, 0.0, 0.0);
-        for candidate in choice.candidates {
-            let work = Work::of(candidate, choice.speed.token_s);
-            waiting += work.waiting;
-            running += work.running;
-            own += candidate.load.requests as f64;
-        }
+    fn of(request: &RequestView<'_>, choice: &Choice<'_>, works: &[Work]) -> Self {
+        let sum = |part: fn(&Work) -> f64| works.iter().map(part).sum::<f64>();
+        let (waiting, running) = (sum(|work| work.waiting), sum(|work| work.running));
+        let own: f64 = choice.candidates.iter().map(|candidate| candidate.load.requests as f64).sum();
         // What other routers send is seen in what runs.
-        let arrivals_per_s = choice.arrivals_per_s * if own > 0.0 { running / own } else { 1.0 };
-        let count = choice.candidates.len() as f64;
-        let mean_waiting = waiting / count;
+        let routers = if own > 0.0 { running / own } else { 1.0 };
+        let arrivals_per_s = choice.arrivals_per_s * routers;
+        let count = works.len() as f64;
         Self {
-            waiting_per_s: arrivals_per_s / count * (1.0 + mean_waiting),
+            waiting_per_s: arrivals_per_s / count * (1.0 + waiting / count),
             stay_s: if arrivals_per_s > 0.0 { running / arrivals_per_s } else { 0.0 },
+            routers,
             token_s: choice.speed.token_s,
             fixed_s: choice.speed.fixed_s,
             prompt: request.prompt_tokens as f64,
         }
     }
 
-    fn cost(&self, candidate: &Candidate) -> f64 {
-        let Work { queued_s, waiting, running, context_tokens } = Work::of(candidate, self.token_s);
+    fn costs(&self, candidates: &[Candidate], works: &[Work]) -> Vec<f64> {
+        candidates.iter().zip(works).map(|(candidate, work)| self.cost(candidate, work)).collect()
+    }
+
+    fn cost(&self, candidate: &Candidate, work: &Work) -> f64 {
+        let Work { queued_s, waiting, running, context_tokens } = *work;
         let (own_s, decoding) = (candidate.own_s, (running - waiting).max(0.0));
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
         let slowed_tokens = running * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
@@ -122,6 +151,35 @@ impl Fleet {
             + step_s * DECODE_WORTH * decoding
             + decode_s
             + self.memory_wait_s(candidate, context_tokens)
+    }
+
+    /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with
+    /// nothing cached, would cost least.
+    fn place_unseen(&self, candidates: &[Candidate], works: &mut [Work], unseen: Unseen, rng: &mut dyn Rng) {
+        let others = self.routers - 1.0;
+        let mut at_most = |mean: f64| 2.0 * mean * rng.random::<f64>();
+        let drawn = at_most(others.min(OTHERS_AT_ONCE)) + at_most(others * unseen.picks);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
+        let count = drawn.round().clamp(0.0, MOST_UNSEEN) as usize;
+        if count == 0 {
+            return;
+        }
+        // Each makes its worker dearer, so all of them go to those that are the cheapest at first.
+        let cost = |at: usize, work: &Work| {
+            self.cost(&Candidate { own_s: unseen.service_s, ..candidates[at] }, work)
+        };
+        let mut cheapest: Vec<(f64, usize)> = (0..works.len()).map(|at| (cost(at, &works[at]), at)).collect();
+        if count + 1 < cheapest.len() {
+            cheapest.select_nth_unstable_by(count, |one, other| one.0.total_cmp(&other.0));
+            cheapest.truncate(count + 1);
+        }
+        for _ in 0..count {
+            let least = cheapest.iter_mut().min_by(|one, other| one.0.total_cmp(&other.0));
+            let Some((known, at)) = least else { return };
+            works[*at].waiting += 1.0;
+            works[*at].running += 1.0;
+            *known = cost(*at, &works[*at]);
+        }
     }
 
     fn memory_wait_s(&self, candidate: &Candidate, held_tokens: f64) -> f64 {
@@ -142,12 +200,17 @@ impl Policy for PrefixAware {
 
     /// Seconds.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        let fleet = Fleet::of(request, choice);
-        choice.candidates.iter().map(|candidate| fleet.cost(candidate)).collect()
+        let works = works(choice);
+        Fleet::of(request, choice, &works).costs(choice.candidates, &works)
     }
 
-    fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, _: &mut dyn Rng) -> usize {
-        let costs = self.costs(request, choice);
+    fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, rng: &mut dyn Rng) -> usize {
+        let mut works = works(choice);
+        let fleet = Fleet::of(request, choice, &works);
+        if fleet.routers > 1.0 {
+            fleet.place_unseen(choice.candidates, &mut works, choice.unseen, rng);
+        }
+        let costs = fleet.costs(choice.candidates, &works);
         let cheapest = cheapest(&costs, choice.candidates);
         let limit = costs[cheapest] + UNFELT_S + choice.speed.fixed_s / 2.0;
         let may_be_home = |at: &usize| {
@@ -160,4 +223,8 @@ impl Policy for PrefixAware {
         };
         (0..costs.len()).filter(may_be_home).max_by_key(rank).unwrap_or(cheapest)
     }
+}
+
+fn works(choice: &Choice<'_>) -> Vec<Work> {
+    choice.candidates.iter().map(|candidate| Work::of(candidate, choice.speed.token_s)).collect()
 }

@@ -33,6 +33,7 @@ fn pick(policy: &dyn Policy, request: &RequestView<'_>, candidates: &[Candidate]
             candidates,
             ring: &|| snapshot.ring(),
             arrivals_per_s: 0.0,
+            unseen: Unseen::default(),
             speed: PrefillSpeed::default(),
         },
         &mut SmallRng::seed_from_u64(seed),
@@ -104,6 +105,7 @@ fn consistent_hash_keeps_a_session_until_its_worker_is_full() {
         candidates: &without_home,
         ring: &|| snapshot.ring(),
         arrivals_per_s: 0.0,
+        unseen: Unseen::default(),
         speed: PrefillSpeed::default(),
     };
     let elsewhere = cheapest(&ConsistentHash.costs(&request, &choice), &without_home);
@@ -142,7 +144,13 @@ fn pick_aware(request: &RequestView<'_>, candidates: &[Candidate]) -> usize {
         candidate.foresee(request, &speed, Duration::ZERO);
     }
     let snapshot = fleet(candidates.len()).snapshot();
-    let choice = Choice { candidates: &candidates, ring: &|| snapshot.ring(), arrivals_per_s: 10.0, speed };
+    let choice = Choice {
+        candidates: &candidates,
+        ring: &|| snapshot.ring(),
+        arrivals_per_s: 10.0,
+        unseen: Unseen::default(),
+        speed,
+    };
     PrefixAware.pick(request, &choice, &mut SmallRng::seed_from_u64(0))
 }
 

@@ -29,6 +29,8 @@ struct Step {
     seconds: f64,
     new_tokens: f64,
     pairs: f64,
+    /// Whether the worker computed for others as well.
+    is_shared: bool,
 }
 
 /// A worker's queue as the router knows it, and the worker's ratio to the fleet's speed.
@@ -40,6 +42,8 @@ pub struct PrefillQueue {
     fixed_s: f64,
     /// When the head began, as far as can be told.
     since: Duration,
+    /// When others were last known to have prompts there.
+    shared: Option<Duration>,
     /// Requests that have come since; another would be computed in one step with them.
     behind: usize,
     step: Option<Step>,
@@ -101,21 +105,27 @@ impl PrefillQueue {
         }
     }
 
-    /// A request is sent to the worker; `speed` is the fleet's.
-    pub fn push(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) {
+    /// Others have prompts there `now`.
+    pub fn shared(&mut self, now: Duration) {
+        self.shared = Some(now);
+    }
+
+    /// A request is sent to the worker; `speed` is the fleet's. Returns what its prefill is expected to take, in seconds.
+    pub fn push(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) -> f64 {
         if self.waiting.is_empty() {
             self.since = now;
             self.behind = 0;
         } else {
             self.behind += 1;
         }
+        let ratio = self.ratio.value();
+        let service_s = speed.seconds(prefill) * ratio;
         if self.waiting.len() < MOST_REQUESTS {
-            let ratio = self.ratio.value();
-            let service_s = speed.seconds(prefill) * ratio;
             self.fixed_s = speed.fixed_s * ratio;
             self.owed_s += service_s;
             self.waiting.push_back(Waiting { ticket, sent: now, prefill, service_s });
         }
+        service_s
     }
 
     /// A request waits no more, for whatever reason.
@@ -161,11 +171,13 @@ impl PrefillQueue {
             return None;
         }
         let seconds = now.saturating_sub(self.since).as_secs_f64();
+        let is_shared = self.shared.is_some_and(|shared| shared >= self.since);
         self.since = now;
         self.behind = 0;
         let new_tokens = prefill.new_tokens as f64;
-        let over = self.step.replace(Step { at: now, seconds, new_tokens, pairs: prefill.pairs() })?;
-        let Step { seconds, new_tokens, pairs, .. } = over;
+        let step = Step { at: now, seconds, new_tokens, pairs: prefill.pairs(), is_shared };
+        let Step { seconds, new_tokens, pairs, .. } =
+            self.step.replace(step).filter(|step| !step.is_shared)?;
         let observation = Observation { seconds, new_tokens, pairs, ratio: self.ratio.value() };
         self.ratio.see(&observation, speed);
         Some(observation)

@@ -190,10 +190,30 @@ fn what_the_first_request_has_had_is_not_owed_any_more() {
 }
 
 #[test]
+fn what_a_worker_takes_while_it_computes_for_others_teaches_nothing() {
+    let speed = PrefillSpeed::default();
+    let mut queue = PrefillQueue::default();
+    for ticket in 0..5 {
+        queue.push(ticket, Prefill { new_tokens: 1_000, cached_tokens: 0 }, &speed, Duration::ZERO);
+    }
+    let first_token = |queue: &mut PrefillQueue, ticket: u64| {
+        queue.first_token(ticket, Duration::from_secs(ticket + 1), None, &speed).is_some()
+    };
+    assert!(!first_token(&mut queue, 0), "when it ended is known with the next one");
+    assert!(first_token(&mut queue, 1));
+    queue.shared(Duration::from_millis(2_500));
+    assert!(first_token(&mut queue, 2), "of the interval before");
+    assert!(!first_token(&mut queue, 3), "of the one in which others had prompts there");
+    assert!(first_token(&mut queue, 4));
+}
+
+#[test]
 fn first_tokens_of_one_step_are_one_observation() {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     let prefill = Prefill { new_tokens: 100, cached_tokens: 0 };
-    (1..=3).for_each(|ticket| queue.push(ticket, prefill, &speed, seconds(1.0)));
+    for ticket in 1..=3 {
+        queue.push(ticket, prefill, &speed, seconds(1.0));
+    }
     assert_eq!(queue.first_token(1, seconds(2.0), None, &speed), None);
     assert_eq!(queue.first_token(2, seconds(2.001), None, &speed), None);
     let observation = queue.first_token(3, seconds(3.0), None, &speed).unwrap();

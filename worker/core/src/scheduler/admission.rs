@@ -74,6 +74,7 @@ impl Scheduler {
         sequence.computed_tokens = found.blocks.len() * block_tokens;
         sequence.full_blocks = found.blocks.len();
         sequence.table = found.blocks.into();
+        self.counted.uncomputed_tokens += std::mem::take(&mut sequence.foreseen_tokens);
         self.counted.uncomputed_tokens -= sequence.computed_tokens;
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(sequence.computed_tokens);

@@ -21,7 +21,7 @@ impl Scheduler {
                 "of a prompt one token is computed at least"
             );
         }
-        let remaining: usize = all().map(Sequence::remaining_tokens).sum();
+        let remaining: usize = all().map(Sequence::owed_tokens).sum();
         assert_eq!(self.stats().uncomputed_tokens, remaining);
         assert!(self.counted.recomputed_tokens <= self.counted.retracted_tokens);
         assert!(self.running.len() <= self.limits.max_running);
@@ -46,6 +46,7 @@ impl Scheduler {
         assert_eq!(self.pool.total_blocks() - self.pool.free_blocks(), references.len());
         for sequence in self.waiting.iter() {
             assert!(sequence.table.is_empty() && sequence.computed_tokens == 0);
+            assert!(sequence.foreseen_tokens < sequence.prompt_tokens);
         }
     }
 

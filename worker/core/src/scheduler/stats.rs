@@ -7,7 +7,7 @@ pub struct SchedulerStats {
     pub running: usize,
     /// Sequences that wait.
     pub waiting: usize,
-    /// Tokens of waiting sequences, and of running ones, that have not been computed.
+    /// Tokens of waiting sequences, less what the cache held of each when it came, and of running ones, that have not been computed.
     pub uncomputed_tokens: usize,
     /// Blocks that sequences hold.
     pub held_blocks: usize,

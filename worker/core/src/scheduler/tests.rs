@@ -142,6 +142,21 @@ proptest! {
 }
 
 #[test]
+fn what_waits_owes_what_the_cache_did_not_hold_when_it_came() {
+    let (mut scheduler, mut device) = (scheduler(20, 4, 100), Device::default());
+    let prompt: Vec<TokenId> = (0..16).collect();
+    scheduler.submit(submission(&prompt, 2)).unwrap();
+    assert_eq!(scheduler.stats().uncomputed_tokens, 16);
+    finish(&mut scheduler, &mut device);
+    let again = scheduler.submit(submission(&prompt, 2)).unwrap();
+    assert_eq!(scheduler.stats().uncomputed_tokens, 4);
+    scheduler.flush_cache();
+    scheduler.check_invariants();
+    scheduler.cancel(again);
+    assert_eq!(scheduler.stats().uncomputed_tokens, 0);
+}
+
+#[test]
 fn a_repeated_prompt_is_found_but_for_its_last_token() {
     let (mut scheduler, mut device) = (scheduler(20, 4, 100), Device::default());
     let prompt: Vec<TokenId> = (0..16).collect();

@@ -27,6 +27,7 @@ fn costs(policy: &dyn Policy, request: &RequestView<'_>, candidates: &[Candidate
             candidates,
             ring: &|| snapshot.ring(),
             arrivals_per_s: 0.0,
+            unseen: Unseen::default(),
             speed: PrefillSpeed::default(),
         },
     )
