@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use bench::args::{Cli, Command};
-use bench::simulate::args::FleetKind;
+use bench::simulate::args::{FleetKind, Front, Routers};
 use bench::simulate::contender::named;
 use bench::simulate::grid::{Cell, EngineKind, Job};
 use bench::simulate::outcome::{Figures, Objective};
@@ -39,7 +39,7 @@ fn cell(workload: &Workload, engine: EngineKind, seed: u64) -> Cell<'_> {
         fleet: FleetKind::Even,
         workers: 8,
         blocks: 2_000,
-        replicas: 1,
+        routers: Routers::ONE,
         engine,
         saturated: OnceLock::new(),
     }
@@ -102,6 +102,21 @@ fn the_same_seed_gives_the_same_figures() {
         };
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2), "power_of_two draws from the seed");
+    }
+}
+
+#[test]
+fn a_balancer_that_keeps_sessions_or_prefixes_together_costs_routers_no_hits() {
+    let workload = Kind::MultiTurn.generate(1_500, 3);
+    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    let hits = |count, front| {
+        let routers = Routers { count, front, reports_every_ms: None };
+        figures(&Cell { routers, ..cell(&workload, engine, 3) }, 0.7, "prefix_aware").hit_rate
+    };
+    let (one, at_random) = (hits(1, Front::Random), hits(4, Front::Random));
+    assert!(at_random < one - 0.05, "{at_random} beside {one}");
+    for front in [Front::Session, Front::Prefix] {
+        assert!(hits(4, front) > one - 0.03, "{front:?}: {} beside {one}", hits(4, front));
     }
 }
 

@@ -52,9 +52,15 @@ pub struct SimulateArgs {
     /// Speeds of the workers [default: even; with --grid the others too, on the traces]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub fleet: Vec<FleetKind>,
-    /// Routers that share nothing, each request going to one of them at random
+    /// Routers that share nothing
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub replicas: usize,
+    /// How a balancer in front of them chooses one for a request
+    #[arg(long, value_name = "RULE", value_enum, default_value_t = Front::Random)]
+    pub front: Front,
+    /// Milliseconds between two reports of a worker's load, for every policy that goes by them [default: the policy's own]
+    #[arg(long, value_name = "MS")]
+    pub reports_every: Option<u64>,
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -109,6 +115,45 @@ impl From<Prefill> for PrefillOrder {
     }
 }
 
+/// What a balancer in front of several routers goes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Front {
+    /// Nothing.
+    Random,
+    /// A hash of the session; nothing where a workload has none.
+    Session,
+    /// A hash of the prompt's first two blocks of 512 tokens.
+    Prefix,
+}
+
+/// The routers of a simulation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routers {
+    /// How many there are; they share nothing.
+    pub count: usize,
+    /// What stands in front of them.
+    pub front: Front,
+    /// Milliseconds between two reports of a worker's load; `None` for the policy's own.
+    pub reports_every_ms: Option<u64>,
+}
+
+impl Routers {
+    /// One, and nothing in front of it.
+    pub const ONE: Self = Self { count: 1, front: Front::Random, reports_every_ms: None };
+
+    /// What they add to the name of a trace.
+    #[must_use]
+    pub fn suffix(self) -> String {
+        let front = match self.front {
+            Front::Random => "",
+            Front::Session => "-by-session",
+            Front::Prefix => "-by-prefix",
+        };
+        let routers = if self.count > 1 { format!("+{}-routers{front}", self.count) } else { String::new() };
+        self.reports_every_ms.map(|ms| format!("{routers}+reports-{ms}-ms")).unwrap_or(routers)
+    }
+}
+
 /// How fast the workers of a fleet are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FleetKind {
@@ -160,6 +205,9 @@ impl SimulateArgs {
         }
         if self.replicas > MOST_REPLICAS {
             problems.push(format!("--replicas must be at most {MOST_REPLICAS}"));
+        }
+        if self.reports_every == Some(0) {
+            problems.push("--reports-every must be at least 1".to_owned());
         }
         if self.requests == Some(0) {
             problems.push("--requests must be at least 1".to_owned());

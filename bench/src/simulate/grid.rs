@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use worker_core::{EnginePreset, PrefillOrder};
 
-use super::args::FleetKind;
+use super::args::{FleetKind, Routers};
 use super::contender::{Contender, named};
 use super::engine::plain::PlainEngine;
 use super::engine::scheduled::{Build, Pace, ScheduledEngine};
@@ -43,8 +43,8 @@ pub struct Cell<'a> {
     pub workers: usize,
     /// Blocks of each one's cache.
     pub blocks: usize,
-    /// Routers that share nothing.
-    pub replicas: usize,
+    /// Who decides, in how many places.
+    pub routers: Routers,
     /// What workers are.
     pub engine: EngineKind,
     /// R*; found when it is asked for.
@@ -101,7 +101,7 @@ impl Cell<'_> {
         let EngineKind::Preset(..) = self.engine else { return None };
         let measure = || {
             let round_robin = &named(&["round_robin".to_owned()]).expect("it is in the table")[0];
-            let setup = Setup { replicas: 1, ..self.setup(round_robin, 0.0) };
+            let setup = Setup { routers: Routers::ONE, ..self.setup(round_robin, 0.0) };
             // One that is slow for a while is not slow for ever: R* is that of the fleet in health.
             run(setup, self.engines(None), tick).rate()
         };
@@ -109,14 +109,14 @@ impl Cell<'_> {
     }
 
     fn setup<'b>(&'b self, contender: &'b Contender, time_scale: f64) -> Setup<'b> {
-        let Cell { workload, blocks, replicas, seed, .. } = *self;
+        let Cell { workload, blocks, routers, seed, .. } = *self;
         let at_ns = |share: f64| nanoseconds(workload.duration_s() * time_scale * share);
         let fault = (self.fleet == FleetKind::Restarting && time_scale > 0.0).then(|| Fault {
             worker: 0,
             dies_ns: at_ns(1.0 / 3.0),
             back_ns: at_ns(0.5),
         });
-        Setup { workload, contender, time_scale, blocks, replicas, fault, seed }
+        Setup { workload, contender, time_scale, blocks, routers, fault, seed }
     }
 
     fn engines(&self, duration_s: Option<f64>) -> Vec<ScheduledEngine> {

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use anyhow::Context;
 use clap::ValueEnum;
 
-use super::args::{FleetKind, SimulateArgs};
+use super::args::{FleetKind, Routers, SimulateArgs};
 use super::contender::Contender;
 use super::grid::{Cell, EngineKind, Job};
 use super::report::Key;
@@ -85,11 +85,12 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
             for workers in &sizes {
                 for blocks in &capacities {
                     let (seed, fleet, workers, blocks) = (*seed, *fleet, *workers, *blocks);
-                    let replicas = args.replicas;
-                    let name = format!("{}{}{}", workload.name, fleet.suffix(), routers(replicas));
+                    let (count, front, reports_every_ms) = (args.replicas, args.front, args.reports_every);
+                    let routers = Routers { count, front, reports_every_ms };
+                    let name = format!("{}{}{}", workload.name, fleet.suffix(), routers.suffix());
                     let saturated = OnceLock::new();
                     let cell =
-                        Cell { workload, name, seed, fleet, workers, blocks, replicas, engine, saturated };
+                        Cell { workload, name, seed, fleet, workers, blocks, routers, engine, saturated };
                     cell.check()?;
                     cells.push(cell);
                 }
@@ -97,11 +98,6 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
         }
     }
     Ok(cells)
-}
-
-/// What more than one router adds to the name of a trace.
-fn routers(replicas: usize) -> String {
-    if replicas > 1 { format!("+{replicas}-routers") } else { String::new() }
 }
 
 /// Every cell with every load and contender, without those that are `done`.

@@ -90,7 +90,8 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Line>> {
 pub fn heading(job: &Job<'_>) -> String {
     let Job { cell, load, .. } = job;
     let saturated = cell.saturated.get().map_or(String::new(), |rps| format!(", R* = {rps:.3} requests/s"));
-    let replicas = if cell.replicas > 1 { format!(", {} routers", cell.replicas) } else { String::new() };
+    let count = cell.routers.count;
+    let replicas = if count > 1 { format!(", {count} routers") } else { String::new() };
     let (name, workers, blocks, seed) = (&cell.name, cell.workers, cell.blocks, cell.seed);
     format!(
         "\n{name}: {workers} workers of {blocks} blocks, load {load}{saturated}{replicas}, seed {seed}\n\

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use roundhouse_types::BlockHash;
+use roundhouse_types::{BlockHash, ChainHasher};
 use router_core::{Among, Lease, RequestView};
 
+use super::args::{Front, Routers};
 use super::contender::Contender;
 use super::engine::{Engine, Notice};
 use super::outcome::Outcome;
@@ -33,8 +34,8 @@ pub struct Setup<'a> {
     pub time_scale: f64,
     /// Blocks of an engine's cache.
     pub blocks: usize,
-    /// Routers that share nothing.
-    pub replicas: usize,
+    /// Who decides, in how many places.
+    pub routers: Routers,
     /// Who dies, if anybody.
     pub fault: Option<Fault>,
     /// What all randomness comes from.
@@ -120,7 +121,8 @@ pub fn run<E: Engine>(setup: Setup<'_>, engines: Vec<E>, tick: &mut dyn FnMut())
 
 impl<'a, E: Engine> Simulation<'a, E> {
     fn new(setup: Setup<'a>, engines: Vec<E>) -> Self {
-        let Setup { workload, contender, blocks, replicas, seed, .. } = setup;
+        let Setup { workload, contender, blocks, routers, seed, .. } = setup;
+        let replicas = routers.count.max(1);
         let count = workload.requests.len();
         let router =
             |number: u64| Router::new(contender.policy(), engines.len(), blocks, seed.wrapping_add(number));
@@ -132,9 +134,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
         }
         Self {
             setup,
-            routers: (0..replicas.max(1) as u64).map(router).collect(),
+            routers: (0..replicas as u64).map(router).collect(),
             rng: SmallRng::seed_from_u64(seed),
-            knowledge: Knowledge::new(contender, replicas.max(1), engines.len(), blocks),
+            knowledge: Knowledge::new(contender, routers, engines.len(), blocks),
             events: BinaryHeap::new(),
             entered: 0,
             expected_ns: vec![None; engines.len()],
@@ -208,13 +210,33 @@ impl<'a, E: Engine> Simulation<'a, E> {
     }
 
     fn arrive(&mut self, number: u32, now_ns: u64) {
-        let replica = match self.routers.len() {
-            1 => 0,
-            count => self.rng.random_range(0..count),
-        };
+        let replica = self.front(number);
         self.replicas[number as usize] = u16::try_from(replica).unwrap_or(u16::MAX);
         self.records[number as usize].arrived_ns = now_ns;
         self.send(number, now_ns);
+    }
+
+    /// Which router a balancer in front of them gives a request to.
+    fn front(&mut self, number: u32) -> usize {
+        /// Blocks that a prompt is known by.
+        const FIRST: usize = 2;
+        let Setup { workload, routers, .. } = self.setup;
+        let request = &workload.requests[number as usize];
+        let known_by = match routers.front {
+            Front::Random => None,
+            Front::Session => {
+                request.session.map(|session| ChainHasher::new(0).push_bytes(&session.to_le_bytes()).0)
+            }
+            Front::Prefix => {
+                let mut chain = ChainHasher::new(0);
+                workload.ids(request).iter().take(FIRST).map(|id| chain.push_tokens(&[*id]).0).last()
+            }
+        };
+        match (self.routers.len(), known_by) {
+            (1, _) => 0,
+            (count, Some(hash)) => usize::try_from(hash % count as u64).unwrap_or(0),
+            (count, None) => self.rng.random_range(0..count),
+        }
     }
 
     /// Its router sends a request to a worker.

@@ -10,6 +10,7 @@ use router_core::speed::PrefillSpeed;
 
 use super::fleet::Router;
 use super::{BLOCK_TOKENS, Contender, Engine, Workload};
+use crate::simulate::args::Routers;
 use crate::simulate::contender::Family;
 use crate::simulate::engine::Foreseen;
 
@@ -33,8 +34,11 @@ pub(super) struct Knowledge {
 }
 
 impl Knowledge {
-    pub(super) fn new(contender: &Contender, routers: usize, workers: usize, blocks: usize) -> Self {
-        let index_use = contender.policy().index_use();
+    pub(super) fn new(contender: &Contender, routers: Routers, workers: usize, blocks: usize) -> Self {
+        let mut index_use = contender.policy().index_use();
+        if let Some(every_ms) = routers.reports_every_ms {
+            index_use.reports_every = index_use.reports_every.map(|_| Duration::from_millis(every_ms));
+        }
         let knows_future = contender.family == Family::Oracle;
         Self {
             index_use,
@@ -42,7 +46,7 @@ impl Knowledge {
             cached: vec![0; workers],
             foreseen: vec![None; workers],
             knows_future,
-            in_flight: vec![vec![HashMap::new(); workers]; routers],
+            in_flight: vec![vec![HashMap::new(); workers]; routers.count.max(1)],
             clocks: VecDeque::new(),
             cache_path: Vec::new(),
         }
