@@ -27,3 +27,4 @@ pub mod serve;
 pub mod stages;
 pub mod time_limits;
 pub mod transport;
+pub mod turns;

@@ -11,10 +11,10 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 
+use crate::turns::{TURN_BYTES, end_turn};
+
 /// Pieces below this are copied together: a client that sends byte by byte must not cost a piece of bookkeeping for each.
 const SMALL_PIECE_BYTES: usize = 4 << 10;
-/// After so much of a body its sender lets others run: some 50 µs of copying into a socket.
-pub const TURN_BYTES: usize = 256 << 10;
 
 /// A body, cheap to clone.
 #[derive(Clone, Debug)]
@@ -159,7 +159,7 @@ impl Body for PayloadBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if self.turn_bytes >= TURN_BYTES {
             self.turn_bytes = 0;
-            cx.waker().wake_by_ref();
+            end_turn(cx);
             return Poll::Pending;
         }
         let Some(piece) = self.left.front_mut() else { return Poll::Ready(None) };

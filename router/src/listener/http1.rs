@@ -29,7 +29,7 @@ use crate::stages::relay::RelayBody;
 use crate::transport::TransportError;
 
 /// What hyper keeps of a head and of what comes after it.
-const READ_BUFFER_BYTES: usize = 256 << 10;
+const READ_BUFFER_BYTES: usize = 128 << 10;
 /// How long a connection that was accepted a moment before the listener closed may take to send its first request.
 const FIRST_REQUEST_WAIT: Duration = Duration::from_secs(1);
 

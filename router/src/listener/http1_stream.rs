@@ -22,6 +22,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::client_stream::ClientStream;
 use super::guard::{HeadGuard, HeadLimits, Position, Refused, Violation};
+use crate::turns::{TURN_BYTES, end_turn};
 
 /// What is read at once of a head that did not come in one piece.
 const HEAD_PIECE_BYTES: usize = 2 << 10;
@@ -100,6 +101,8 @@ pub struct Http1Stream {
     held: BytesMut,
     /// What was held, on its way to hyper.
     released: Bytes,
+    /// Read since nothing was there, or since others had their turn.
+    turn_bytes: usize,
     /// When the head that is being read began.
     head_since: Option<Instant>,
     /// The answers that had ended when the connection was last seen idle for the first time, and when that was.
@@ -125,6 +128,7 @@ impl Http1Stream {
             limits,
             held: BytesMut::new(),
             released: Bytes::new(),
+            turn_bytes: 0,
             head_since: None,
             idle_since: (0, Instant::now()),
             timer: None,
@@ -162,9 +166,17 @@ impl Http1Stream {
 
     /// Reads into hyper's own buffer, and takes back the beginning of a head. Most heads come whole, and are copied nowhere.
     fn poll_into(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.turn_bytes >= TURN_BYTES {
+            // hyper, and whoever reads a body, would go on as long as something is there.
+            self.turn_bytes = 0;
+            end_turn(cx);
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
-        std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         let come = &buffer.filled()[before..];
+        self.turn_bytes = if read.is_ready() { self.turn_bytes + come.len() } else { 0 };
+        std::task::ready!(read)?;
         if come.is_empty() {
             self.end = Some(End::Client);
             return Poll::Ready(Ok(()));

@@ -10,8 +10,9 @@ use tokio::io::AsyncWrite;
 
 use super::socket::Stream;
 use crate::hop_by_hop;
-use crate::payload::{Payload, TURN_BYTES};
+use crate::payload::Payload;
 use crate::transport::WorkerRequest;
+use crate::turns::{TURN_BYTES, end_turn};
 
 /// Pieces that go into one write.
 const MAX_SLICES: usize = 16;
@@ -90,7 +91,7 @@ impl Outgoing {
         let mut turn_bytes = 0;
         while self.state == State::Writing {
             if turn_bytes >= TURN_BYTES {
-                cx.waker().wake_by_ref();
+                end_turn(cx);
                 return;
             }
             if self.sent_bytes == self.head.len() + self.body.len() {
