@@ -170,7 +170,8 @@ mod tests {
     fn rows_of_bf16_come_back_from_their_pairs() {
         let (outputs, inputs) = (21, 3);
         let numbers: Vec<f32> = (0..outputs * inputs).map(|i| i as f32).collect();
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect();
+        let bytes: Vec<u8> =
+            numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect();
         let weights = WeightView::new(Dtype::Bf16, outputs, inputs, &bytes).unwrap();
         let packed = PackedLinear::pack(&[weights], &[]).unwrap();
         let mut row = vec![0.0; inputs];
