@@ -1,14 +1,14 @@
-//! The engine: one thread owns scheduler and backend, and steps them as long as there is work.
+//! The engine's handle: one thread owns scheduler and backend, and steps them as long as there is work.
 //!
 //! Requests come in by a channel, tokens go out by one channel for each. Whoever drops a [`Generation`] cancels it: its
-//! blocks are free at the next step. Knows no text. Next: [`generation`](crate::generation).
+//! blocks are free at the next step. Knows no text. Next: `run`, the thread; its tokens go to [`generation`](crate::generation).
 
 mod reports;
+mod run;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::{HashMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,11 +18,11 @@ use std::time::Instant;
 use roundhouse_types::{FinishReason, TokenId, WorkerLoad};
 use tokio::sync::{mpsc, oneshot, watch};
 use worker_core::sampling::Logprobs;
-use worker_core::scheduler::{Progress, SchedulerStats};
-use worker_core::step::{Backend, BackendError, Batch, NextToken, SequenceId};
+use worker_core::scheduler::SchedulerStats;
+use worker_core::step::Backend;
 use worker_core::{Scheduler, SchedulerLimits, Submission};
 
-use self::reports::{Pace, publish_events};
+use self::run::Run;
 use crate::error::{RequestError, WorkerError};
 use crate::kv_events::KvLog;
 
@@ -154,17 +154,7 @@ impl Engine {
             scheduler.record_events();
         }
         let pool_tokens = scheduler.pool_tokens();
-        let mut run = Run {
-            scheduler,
-            backend,
-            inbox,
-            shared: Arc::clone(&shared),
-            clients: HashMap::new(),
-            siblings: HashMap::new(),
-            kv_log,
-            pace: Pace::default(),
-            taken: 0,
-        };
+        let mut run = Run::new(scheduler, backend, (inbox, Arc::clone(&shared)), kv_log);
         run.publish();
         let thread = std::thread::Builder::new().name("engine".to_owned());
         let end = End(Arc::clone(&shared));
@@ -258,213 +248,5 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// What the thread owns.
-struct Run {
-    scheduler: Scheduler,
-    backend: Box<dyn Backend>,
-    inbox: std_mpsc::Receiver<Command>,
-    shared: Arc<Shared>,
-    clients: HashMap<SequenceId, Client>,
-    /// Those who wait until this sequence has computed the prompt that they share.
-    siblings: HashMap<SequenceId, VecDeque<Asked>>,
-    /// Where cache events go, if anybody may want them.
-    kv_log: Option<Arc<KvLog>>,
-    pace: Pace,
-    /// Generations that came in and are still counted among the queued.
-    taken: usize,
-}
-
-/// Why a step came to nothing.
-struct Failure {
-    /// Whose fault it is, if nothing was computed for the others.
-    only: Option<SequenceId>,
-    reason: String,
-}
-
-/// Whether the thread goes on.
-#[derive(PartialEq, Eq)]
-enum Turn {
-    GoOn,
-    Stop,
-}
-
-impl Run {
-    fn run(&mut self) {
-        while self.take_commands() == Turn::GoOn {
-            self.cancel_abandoned();
-            let batch = self.scheduler.schedule();
-            self.count_taken();
-            if !batch.sequences.is_empty() {
-                match self.forward(&batch) {
-                    Ok(drawn) => {
-                        let progress = self.scheduler.commit(&batch, &drawn);
-                        // Before those who have finished are forgotten: events name their requests.
-                        self.publish_events();
-                        self.deliver(&progress, drawn);
-                    }
-                    Err(failure) => self.fail(&batch, &failure),
-                }
-            }
-            self.publish();
-        }
-        let held = self.siblings.drain().flat_map(|(_, siblings)| siblings).map(|sibling| sibling.client);
-        for client in self.clients.drain().map(|(_, client)| client).chain(held) {
-            // Whoever has left does not need to hear it.
-            let _ = client.events.send(Event::Failed("the worker is shutting down".to_owned()));
-        }
-    }
-
-    /// Takes what is in the inbox; waits for it when there is nothing else to do.
-    fn take_commands(&mut self) -> Turn {
-        loop {
-            let command = if self.scheduler.is_idle() {
-                self.backend.idle();
-                self.inbox.recv().map_err(|_| std_mpsc::TryRecvError::Disconnected)
-            } else {
-                self.inbox.try_recv()
-            };
-            match command {
-                Ok(Command::Submit(asked)) => {
-                    self.taken += asked.len();
-                    self.submit_first(asked);
-                }
-                Ok(Command::Flush(tell)) => {
-                    // Whoever has left already holds nothing.
-                    self.cancel_abandoned();
-                    let flushed = self.scheduler.flush_cache();
-                    self.publish_events();
-                    self.publish();
-                    // Whoever asked may have left.
-                    let _ = tell.send(flushed);
-                }
-                Ok(Command::Stop) | Err(std_mpsc::TryRecvError::Disconnected) => return Turn::Stop,
-                Err(std_mpsc::TryRecvError::Empty) => return Turn::GoOn,
-            }
-        }
-    }
-
-    /// Those that came in are among the counters from here on: before the step, since others come in while it lasts. For a moment
-    /// they are counted twice, never not at all.
-    fn count_taken(&mut self) {
-        if self.taken > 0 {
-            self.publish();
-            self.shared.queued.fetch_sub(std::mem::take(&mut self.taken), Ordering::Relaxed);
-        }
-    }
-
-    /// Submits the first and holds the others back. Should it be refused, the next is the first.
-    fn submit_first(&mut self, mut siblings: VecDeque<Asked>) {
-        while let Some(first) = siblings.pop_front() {
-            if let Some(id) = self.submit(first) {
-                if !siblings.is_empty() {
-                    self.siblings.insert(id, siblings);
-                }
-                return;
-            }
-        }
-    }
-
-    /// Submits one, unless its client has left meanwhile.
-    fn submit(&mut self, Asked { submission, client }: Asked) -> Option<SequenceId> {
-        if client.has_left() {
-            return None;
-        }
-        let salt = client.caller.cache_salt.as_deref().map(str::as_bytes);
-        match self.scheduler.submit_salted(submission, salt) {
-            Ok(id) => {
-                self.clients.insert(id, client);
-                Some(id)
-            }
-            Err(error) => {
-                // Whoever has left does not need to hear it.
-                let _ = client.events.send(Event::Failed(error.to_string()));
-                None
-            }
-        }
-    }
-
-    fn cancel_abandoned(&mut self) {
-        let abandoned: Vec<_> =
-            self.clients.iter().filter(|(_, client)| client.has_left()).map(|(id, _)| *id).collect();
-        for id in abandoned {
-            self.scheduler.cancel(id);
-            self.clients.remove(&id);
-            if let Some(siblings) = self.siblings.remove(&id) {
-                self.submit_first(siblings);
-            }
-        }
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, Failure> {
-        let began = Instant::now();
-        let step = catch_unwind(AssertUnwindSafe(|| self.backend.forward(batch)));
-        self.pace.stepped(batch, began.elapsed());
-        match step {
-            Ok(outcome) => outcome.map_err(|error| {
-                let only = match &error {
-                    BackendError::InvalidSequence { id, .. } => Some(*id),
-                    BackendError::Device(_) => None,
-                };
-                Failure { only, reason: error.to_string() }
-            }),
-            Err(panic) => {
-                let said = panic.downcast_ref::<String>().map(String::as_str);
-                let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Failure { only: None, reason: format!("the backend panicked: {said}") })
-            }
-        }
-    }
-
-    fn deliver(&mut self, progress: &[Progress], drawn: Vec<NextToken>) {
-        let at = Instant::now();
-        // Both are in batch order; of what was drawn, some may belong to nobody any more.
-        let mut drawn = drawn.into_iter();
-        for Progress { id, token, cached_tokens, finished } in progress.iter().copied() {
-            let logprobs = drawn.find(|next| next.id == id).and_then(|next| next.logprobs);
-            if let Some(client) = self.clients.get(&id) {
-                // Whoever has left is cancelled before the next step.
-                let _ = client.events.send(Event::Token { token, cached_tokens, logprobs, at, finished });
-            }
-            if finished.is_some() {
-                self.clients.remove(&id);
-            }
-            if let Some(siblings) = self.siblings.remove(&id) {
-                for sibling in siblings {
-                    self.submit(sibling);
-                }
-            }
-        }
-    }
-
-    /// Ends whom it concerns. What the step wrote, if anything, is undefined; none of it has become findable.
-    fn fail(&mut self, batch: &Batch, failure: &Failure) {
-        let Failure { only, reason } = failure;
-        let ids = || batch.sequences.iter().map(|step| step.id);
-        // A name that is none of the batch's must not leave a batch that fails for ever.
-        let only = only.filter(|only| ids().any(|id| id == *only));
-        let ended: Vec<SequenceId> = ids().filter(|id| only.is_none_or(|only| only == *id)).collect();
-        tracing::error!(reason, sequences = ended.len(), of = batch.sequences.len(), "step failed");
-        for id in ended {
-            self.scheduler.cancel(id);
-            let siblings = self.siblings.remove(&id).into_iter().flatten().map(|sibling| sibling.client);
-            for client in self.clients.remove(&id).into_iter().chain(siblings) {
-                let _ = client.events.send(Event::Failed(reason.clone()));
-            }
-        }
-    }
-
-    fn publish_events(&mut self) {
-        if let Some(log) = &self.kv_log {
-            publish_events(log, self.scheduler.take_events(), &self.clients);
-        }
-    }
-
-    fn publish(&self) {
-        let mut stats = self.scheduler.stats();
-        stats.waiting += self.siblings.values().map(VecDeque::len).sum::<usize>();
-        self.shared.publish(stats, &self.pace, self.backend.kv_capacity().block_tokens);
     }
 }

@@ -13,6 +13,9 @@ use super::adjust::adjust;
 /// Candidates looked at first when top-p needs them sorted; nearly always enough.
 const FIRST_SORTED: usize = 256;
 
+/// Logits that are looked through in one go.
+const PART: usize = 1_024;
+
 /// Why no token could be drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SampleError {
@@ -35,7 +38,7 @@ pub struct Drawn {
 /// # Errors
 /// [`SampleError::NotFinite`] when the logits are no numbers: a broken model rather than a bad request.
 pub fn sample(logits: &[f32], request: &SampleRequest) -> Result<Drawn, SampleError> {
-    if !logits.iter().all(|logit| logit.is_finite()) {
+    if !are_finite(logits) {
         return Err(SampleError::NotFinite);
     }
     let params = &request.params;
@@ -51,15 +54,33 @@ pub fn sample(logits: &[f32], request: &SampleRequest) -> Result<Drawn, SampleEr
     Ok(Drawn { token, logprobs })
 }
 
-/// The highest logit; the lowest token among equals.
+/// In parts, each without a branch: a vocabulary is long, and every sequence of a step is checked.
+fn are_finite(logits: &[f32]) -> bool {
+    logits.chunks(PART).all(|part| part.iter().fold(true, |finite, logit| finite & logit.is_finite()))
+}
+
+/// The highest logit; the lowest token among equals. Looks for it in the first part that has it.
 fn greedy(logits: &[f32]) -> Option<TokenId> {
-    let mut best: Option<(TokenId, f32)> = None;
-    for (token, &logit) in (0..).zip(logits) {
-        if best.is_none_or(|(_, highest)| logit > highest) {
-            best = Some((token, logit));
+    let highest_of = |part: &[f32]| {
+        let mut lanes = [f32::NEG_INFINITY; 8];
+        let (whole, rest) = part.as_chunks::<8>();
+        for numbers in whole {
+            for (lane, number) in lanes.iter_mut().zip(numbers) {
+                *lane = if *number > *lane { *number } else { *lane };
+            }
+        }
+        lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
+    };
+    let mut best = (0, f32::NEG_INFINITY);
+    for (index, part) in logits.chunks(PART).enumerate() {
+        let highest = highest_of(part);
+        if highest > best.1 {
+            best = (index * PART, highest);
         }
     }
-    best.map(|(token, _)| token)
+    let from_best = logits.get(best.0..)?;
+    let offset = from_best.iter().position(|logit| *logit == best.1)?;
+    TokenId::try_from(best.0 + offset).ok()
 }
 
 /// Log-probabilities of the drawn token and of the `top` most probable ones.

@@ -1,7 +1,7 @@
 //! The engine over a backend that takes each step when it is told.
 
 use worker_core::SamplingParams;
-use worker_core::step::KvCapacity;
+use worker_core::step::{BackendError, Batch, KvCapacity, NextToken, SequenceId};
 
 use super::*;
 

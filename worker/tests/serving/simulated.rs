@@ -202,3 +202,36 @@ fn what_makes_no_sense_is_refused() {
     assert!(refused(|config| config.backend = BackendChoice::Cpu).contains("timing:PRESET"));
     assert!(refused(|config| config.max_running = 0).contains("max-running"));
 }
+
+/// The step lasts for hours, so that an answer that waited for the engine's thread would never come.
+#[tokio::test]
+async fn texts_are_tokenized_while_a_step_lasts() {
+    let worker = start(|config| config.time_scale = 1e6);
+    let generating = async { post(&worker, CHAT, &chat("x", &json!({}))).await };
+    let tokenizing = async {
+        while !is_stepping(&worker).await {
+            tokio::task::yield_now().await;
+        }
+        let answered = post(&worker, "/tokenize", &json!({"prompt": "word ".repeat(20_000)})).await;
+        assert!(is_stepping(&worker).await);
+        answered
+    };
+    let (status, answer) = tokio::select! {
+        answered = tokenizing => answered,
+        _ = generating => panic!("its step is not over"),
+    };
+    assert_eq!(status, 200);
+    assert!(answer["count"].as_u64().unwrap() >= 20_000, "{}", answer["count"]);
+    // It would wait for its step to end.
+    std::mem::forget(worker);
+}
+
+/// Whether the engine has begun a step and not ended it: it counts those who take part before, and nobody has a token.
+async fn is_stepping(worker: &Worker) -> bool {
+    let metrics = text(send(worker, Method::GET, "/metrics", "").await).await;
+    let value = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    value("worker:num_requests_running") == 1.0 && value("worker:generation_tokens_total") == 0.0
+}

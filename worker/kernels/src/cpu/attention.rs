@@ -132,6 +132,14 @@ impl VisibleBlock<'_> {
     fn lanes(&self) -> usize {
         self.visible.next_multiple_of(LANES)
     }
+
+    /// Asks for the values, which are read after all scores of the chunk are weights: memory would idle until then.
+    #[inline(always)]
+    fn fetch_values<V: Simd>(&self, value_width: usize) {
+        for part in self.values[..self.visible * value_width].as_chunks::<LANES>().0 {
+            V::fetch(part.as_ptr().cast());
+        }
+    }
 }
 
 struct Head<'a> {
@@ -208,6 +216,7 @@ impl<'a> Head<'a> {
         let (lanes, rows) = (self.chunk_lanes(), self.scratch.rows());
         for block in blocks {
             debug_assert!(block.first_lane + block.lanes() <= lanes, "block {}", block.block);
+            block.fetch_values::<V>(self.pool.value_width());
             let mut scores = Scores {
                 queries: &self.scratch.queries,
                 head_dim: self.pool.layout().head_dim,

@@ -1,9 +1,10 @@
 //! `out = x · wᵀ`: packed weights against any number of rows, every output summed over k in one order.
 //!
-//! Few rows read bf16 weights as they are (decode is bound by memory); many rows widen each panel once, piece by piece, into a
-//! scratch that stays in the cache (prefill is bound by arithmetic). Both give the same bits.
+//! Weights are read as they are stored, bf16 or f32, by any number of rows. One row is bound by memory; from a few dozen on the
+//! multiply-adds are, and the two instructions that widen sixteen bf16 run beside them. While the rows of a panel are computed,
+//! each tile of them fetches its share of the next panel.
 
-use half::bf16;
+use std::ops::Range;
 
 use super::CpuKernels;
 use super::activations::Activations;
@@ -11,14 +12,14 @@ use super::isa::{Isa, Job};
 use super::matrix::{PackedLinear, Panels};
 use super::shared::SharedMut;
 use super::simd::{LANES, Simd, Weight};
-use super::tile::{Columns, PANEL_STRIDE, Rows, Sums, TILE_ROWS, TileJob, sweep};
+use super::tile::{Columns, PANEL_STRIDE, Rows, Streamed, Sums, TILE_ROWS, TileJob, sweep};
 
-/// From so many rows on, widening a panel first pays.
-const WIDEN_ROWS: usize = 4 * TILE_ROWS;
-/// Inputs that are widened at once, at most: with those of six rows they fill two thirds of a first-level cache of 32 KiB.
-const PIECE_DEPTH: usize = 320;
 /// Rows of x that a task holds on to; half of a small L2 cache.
 const ROWS_BYTES: usize = 256 << 10;
+/// Rows of a task at least, if there are so many: each panel is read once for all of them.
+const LEAST_ROWS: usize = 8 * TILE_ROWS;
+/// Lower tiles are computed faster than weights arrive, which the processor fetches well enough in their order.
+const LOW_TILE: usize = 4;
 /// Multiply-adds below which a second thread costs more than it brings.
 const TASK_WORK: usize = 1 << 17;
 
@@ -37,8 +38,8 @@ pub(crate) fn gemm(
     out: &mut Activations,
     store: Store,
 ) {
-    let (rows, panels) = (x.rows(), w.outputs.div_ceil(LANES));
-    if rows == 0 || panels == 0 {
+    let rows = x.rows();
+    if rows == 0 || w.outputs == 0 {
         return;
     }
     assert!(x.width() == w.inputs && out.width() == w.outputs && out.rows() == rows);
@@ -51,33 +52,46 @@ pub(crate) fn gemm(
             w,
             out: target,
             store,
-            rows: row_task * plan.rows..((row_task + 1) * plan.rows).min(rows),
-            panels: panel_task * plan.panels..((panel_task + 1) * plan.panels).min(panels),
+            rows: plan.rows(row_task, rows),
+            panels: plan.panels(panel_task),
         };
         part.run_on(kernels.isa());
     });
 }
 
-/// How a product is cut into tasks. Changes nothing in the results.
+/// How a product is cut into tasks, all of about the same size. Changes nothing in the results.
 struct Plan {
-    rows: usize,
-    panels: usize,
+    rows_task: usize,
     row_tasks: usize,
+    panels: usize,
+    /// Panels that are not parted: those of the widest tile.
+    group: usize,
     panel_tasks: usize,
 }
 
 impl Plan {
     fn new(rows: usize, w: &PackedLinear, threads: usize) -> Self {
         let panels = w.outputs.div_ceil(LANES);
-        let rows_task = (ROWS_BYTES / (w.inputs.max(1) * 4)).max(2 * WIDEN_ROWS) / TILE_ROWS * TILE_ROWS;
+        let rows_task = (ROWS_BYTES / (w.inputs.max(1) * 4)).max(LEAST_ROWS) / TILE_ROWS * TILE_ROWS;
         let rows_task = rows_task.min(rows);
         let row_tasks = rows.div_ceil(rows_task);
+        let group = if rows < LOW_TILE { 4 } else { 2 };
         let work = rows_task * panels * LANES * w.inputs.max(1);
         // More tasks than threads, so that a thread that was held up does not hold up the rest.
         let wanted = (work / TASK_WORK).clamp(1, if threads == 1 { 1 } else { threads * 4 });
-        // Whole groups of four panels, the widest tile.
-        let panels_task = panels.div_ceil(wanted).next_multiple_of(4);
-        Self { rows: rows_task, panels: panels_task, row_tasks, panel_tasks: panels.div_ceil(panels_task) }
+        Self { rows_task, row_tasks, panels, group, panel_tasks: wanted.min(panels.div_ceil(group)) }
+    }
+
+    fn rows(&self, task: usize, rows: usize) -> Range<usize> {
+        let start = task * self.rows_task;
+        start..(start + self.rows_task).min(rows)
+    }
+
+    fn panels(&self, task: usize) -> Range<usize> {
+        let groups = self.panels.div_ceil(self.group);
+        // What is left over goes to the first tasks: the thread that is at work already takes those.
+        let start = |task: usize| ((task * groups).div_ceil(self.panel_tasks) * self.group).min(self.panels);
+        start(task)..start(task + 1)
     }
 }
 
@@ -87,8 +101,8 @@ struct Part<'a> {
     w: &'a PackedLinear,
     out: SharedMut<'a>,
     store: Store,
-    rows: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
+    rows: Range<usize>,
+    panels: Range<usize>,
 }
 
 impl Part<'_> {
@@ -98,79 +112,6 @@ impl Part<'_> {
 
     fn tiles<'a, W>(&'a self, weights: &'a [W]) -> Tiles<'a, W> {
         Tiles { part: self, weights }
-    }
-
-    /// Widens each panel, a piece at a time, and runs all rows against the piece while it is in the first-level cache. Sums
-    /// wait in memory between two pieces, which changes none of their bits.
-    ///
-    /// # Safety
-    /// The machine has `V`'s instructions.
-    #[inline(always)]
-    unsafe fn run_widened<V: Simd>(&self, panels: &[bf16]) {
-        let depth = self.w.inputs;
-        let piece = depth.div_ceil(depth.div_ceil(PIECE_DEPTH).max(1)).max(1);
-        let mut widened = vec![0.0f32; piece * LANES];
-        let mut sums = vec![0.0f32; self.rows.len() * LANES];
-        for panel in self.panels.clone() {
-            for first in (0..depth).step_by(piece) {
-                let depths = first..(first + piece).min(depth);
-                let stored = &panels[(panel * depth + first) * LANES..][..depths.len() * LANES];
-                for (to, from) in widened.chunks_exact_mut(LANES).zip(stored.chunks_exact(LANES)) {
-                    // SAFETY: both chunks have LANES numbers; the caller vouches for the instructions.
-                    unsafe { V::load_bf16(from.as_ptr()).store(to.as_mut_ptr()) };
-                }
-                let mut tiles = Piece { part: self, widened: &widened, depths, sums: &mut sums };
-                // SAFETY: the caller vouches for the instructions, and `widened` holds this piece of this panel.
-                unsafe { sweep::<V, _>(&mut tiles, self.rows.clone(), panel..panel + 1) };
-            }
-        }
-    }
-}
-
-/// The tiles of a part against a piece of one panel, widened.
-struct Piece<'a> {
-    part: &'a Part<'a>,
-    widened: &'a [f32],
-    /// The inputs that it covers.
-    depths: std::ops::Range<usize>,
-    /// `[rows of the part, LANES]`, over the inputs before.
-    sums: &'a mut [f32],
-}
-
-impl TileJob for Piece<'_> {
-    #[inline(always)]
-    unsafe fn tile<V: Simd, const R: usize, const P: usize>(&mut self, row: usize, panel: usize) {
-        let depth = self.part.w.inputs;
-        debug_assert!(P == 1 && (row + R) * depth <= self.part.x.len());
-        debug_assert!(self.depths.len() * LANES <= self.widened.len());
-        let kept = &mut self.sums[(row - self.part.rows.start) * LANES..][..R * LANES];
-        let mut sums = Sums::<V, R, 1>(
-            [[
-                // SAFETY: the caller vouches for the instructions.
-                unsafe { V::splat(0.0) },
-            ]; R],
-        );
-        if self.depths.start > 0 {
-            for (sum, kept) in sums.0.iter_mut().zip(kept.chunks_exact(LANES)) {
-                // SAFETY: a chunk has LANES numbers.
-                sum[0] = unsafe { V::load(kept.as_ptr()) };
-            }
-        }
-        // SAFETY: R rows from here on lie within x, as the caller vouches, and the piece has these depths of one panel.
-        unsafe {
-            let rows = Rows { start: self.part.x.as_ptr(), row_stride: depth }.at(row, self.depths.start);
-            let columns = Columns { start: self.widened.as_ptr(), k_stride: PANEL_STRIDE, panel_stride: 0 };
-            sums.accumulate(rows, &columns, self.depths.len());
-        }
-        for (r, (sum, kept)) in sums.0.iter().zip(kept.chunks_exact_mut(LANES)).enumerate() {
-            if self.depths.end < depth {
-                // SAFETY: a chunk has LANES numbers.
-                unsafe { sum[0].store(kept.as_mut_ptr()) };
-            } else {
-                // SAFETY: as above; tasks have disjoint tiles of `out`.
-                unsafe { self.part.finish(row + r, panel, sum[0]) };
-            }
-        }
     }
 }
 
@@ -182,36 +123,52 @@ impl Job for Part<'_> {
         unsafe {
             match &self.w.panels {
                 Panels::F32(weights) => sweep::<V, _>(&mut self.tiles(weights), rows, panels),
-                Panels::Bf16(weights) if rows.len() >= WIDEN_ROWS => self.run_widened::<V>(weights),
                 Panels::Bf16(weights) => sweep::<V, _>(&mut self.tiles(weights), rows, panels),
             }
         }
     }
 }
 
-/// The tiles of a part against weights in memory.
+/// The tiles of a part against its weights.
 struct Tiles<'a, W> {
     part: &'a Part<'a>,
     weights: &'a [W],
+}
+
+impl<W: Weight> Tiles<'_, W> {
+    /// P panels, and for the tile that begins with row `row` its share of the P behind them.
+    #[inline(always)]
+    fn streamed<const P: usize>(&self, row: usize, panel: usize) -> Streamed<W> {
+        let (rows, panel_numbers) = (&self.part.rows, self.part.w.inputs * LANES);
+        let start = self.weights[panel * panel_numbers..].as_ptr();
+        let columns = Columns { start, k_stride: PANEL_STRIDE, panel_stride: panel_numbers };
+        let tiles = rows.len().div_ceil(TILE_ROWS);
+        if tiles == 1 {
+            // All of the next panels would be too much for one tile to ask for; what it reads anyway costs nothing.
+            return Streamed { columns, ahead: start, ahead_stride: LANES };
+        }
+        let tile = (row - rows.start) * tiles / rows.len();
+        let ahead = start.wrapping_add(P * panel_numbers + tile * P * panel_numbers / tiles);
+        Streamed { columns, ahead, ahead_stride: P * LANES / tiles }
+    }
 }
 
 impl<W: Weight> TileJob for Tiles<'_, W> {
     #[inline(always)]
     unsafe fn tile<V: Simd, const R: usize, const P: usize>(&mut self, row: usize, panel: usize) {
         let depth = self.part.w.inputs;
-        let stored = panel * depth * LANES;
-        debug_assert!(stored + P * depth * LANES <= self.weights.len());
+        debug_assert!((panel + P) * depth * LANES <= self.weights.len());
         debug_assert!((row + R) * depth <= self.part.x.len());
+        let weights = self.streamed::<P>(row, panel);
         // SAFETY: R rows and P panels from here on lie within x and the weights, as the caller vouches.
         let sums = unsafe {
             let rows = Rows { start: self.part.x.as_ptr(), row_stride: depth }.at(row, 0);
-            let columns = Columns {
-                start: self.weights.as_ptr().add(stored),
-                k_stride: PANEL_STRIDE,
-                panel_stride: depth * LANES,
-            };
             let mut sums = Sums::<V, R, P>::zero();
-            sums.accumulate(rows, &columns, depth);
+            if R < LOW_TILE {
+                sums.accumulate(rows, &weights.columns, depth);
+            } else {
+                sums.accumulate(rows, &weights, depth);
+            }
             sums
         };
         for (r, panel_sums) in sums.0.iter().enumerate() {

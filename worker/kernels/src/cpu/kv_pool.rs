@@ -3,10 +3,15 @@
 //! Keys lie in tiles of [`LANES`] positions, `[head_dim][lane]`, like weights: scores need no horizontal sums. Values lie
 //! by position, `[position][head_dim]`, padded to whole vectors. Next: [`super::attention`] reads them.
 
+use super::CpuKernels;
 use super::activations::Activations;
 use super::aligned::AlignedBox;
+use super::shared::SharedMut;
 use super::simd::LANES;
 use crate::{KernelError, KvLayout, Span};
+
+/// Multiply-adds that storing a number is worth: it waits for a cache line that the last step did not leave behind.
+const STORE_WORK: usize = 32;
 
 /// Keys and values of all layers, f32, allocated once and backed by memory when first written.
 #[derive(Debug)]
@@ -63,56 +68,53 @@ impl CpuKvPool {
     /// Key tiles `[tile][head_dim][lane]` of one head in one block.
     pub(crate) fn keys(&self, layer: usize, block: u32, head: usize) -> &[f32] {
         let len = self.block_lanes() * self.layout.head_dim;
-        &self.keys[self.index(layer, block, head) * len..][..len]
+        &self.keys[index(self.layout, layer, block, head) * len..][..len]
     }
 
     /// Values `[position][value_width]` of one head in one block.
     pub(crate) fn values(&self, layer: usize, block: u32, head: usize) -> &[f32] {
         let len = self.block_lanes() * self.value_width();
-        &self.values[self.index(layer, block, head) * len..][..len]
-    }
-
-    fn index(&self, layer: usize, block: u32, head: usize) -> usize {
-        (layer * self.layout.blocks + block as usize) * self.layout.kv_heads + head
+        &self.values[index(self.layout, layer, block, head) * len..][..len]
     }
 
     /// Writes keys and values of every row; they are the last `2 · kv_heads` heads of it.
     pub(crate) fn store(
         &mut self,
+        kernels: &CpuKernels,
         qkv: &Activations,
         spans: &[Span<'_>],
         layer: usize,
     ) -> Result<(), KernelError> {
         self.check(spans, qkv.rows(), layer)?;
-        let kv_width = self.layout.kv_heads * self.layout.head_dim;
+        let KvLayout { kv_heads, head_dim, .. } = self.layout;
+        let kv_width = kv_heads * head_dim;
         let Some(first_column) = qkv.width().checked_sub(2 * kv_width) else {
             return Err(mismatch(format!("rows of at least {}", 2 * kv_width), format!("{}", qkv.width())));
         };
-        for span in spans {
-            for row in 0..span.rows {
-                let kv = &qkv.row(span.first_row + row)[first_column..];
-                self.store_row(kv, span, span.context_tokens + row, layer);
+        let (layout, key_len) = (self.layout, self.block_lanes() * head_dim);
+        let (value_len, value_width) = (self.block_lanes() * self.value_width(), self.value_width());
+        let (keys, values) = (SharedMut::new(&mut self.keys), SharedMut::new(&mut self.values));
+        let work = qkv.rows() * 2 * kv_width * STORE_WORK;
+        kernels.for_each_worth(2 * kv_heads, work, |task| {
+            let (head, column) = (task % kv_heads, first_column + task * head_dim);
+            for (row, block, slot) in places(spans, layout.block_tokens) {
+                let from = &qkv.row(row)[column..][..head_dim];
+                let index = index(layout, layer, block, head);
+                if task < kv_heads {
+                    let tile = index * key_len + slot / LANES * LANES * head_dim;
+                    // SAFETY: the keys of one head, in whatever block, are those of this task alone.
+                    let tile = unsafe { keys.slice(tile, LANES * head_dim) };
+                    for (to, from) in tile[slot % LANES..].iter_mut().step_by(LANES).zip(from) {
+                        *to = *from;
+                    }
+                } else {
+                    // SAFETY: so are its values.
+                    let to = unsafe { values.slice(index * value_len + slot * value_width, head_dim) };
+                    to.copy_from_slice(from);
+                }
             }
-        }
+        });
         Ok(())
-    }
-
-    fn store_row(&mut self, kv: &[f32], span: &Span<'_>, position: usize, layer: usize) {
-        let KvLayout { kv_heads, head_dim, block_tokens, .. } = self.layout;
-        let (block, slot) = (span.blocks[position / block_tokens], position % block_tokens);
-        let (key_len, value_len) = (self.block_lanes() * head_dim, self.block_lanes() * self.value_width());
-        let value_width = self.value_width();
-        let (keys, values) = kv.split_at(kv_heads * head_dim);
-        for head in 0..kv_heads {
-            let index = self.index(layer, block, head);
-            let tile = index * key_len + slot / LANES * LANES * head_dim + slot % LANES;
-            let key = &keys[head * head_dim..][..head_dim];
-            for (to, from) in self.keys[tile..].iter_mut().step_by(LANES).zip(key) {
-                *to = *from;
-            }
-            let value = &values[head * head_dim..][..head_dim];
-            self.values[index * value_len + slot * value_width..][..head_dim].copy_from_slice(value);
-        }
     }
 
     /// Refuses spans that do not cover `rows` one behind another, or name blocks that are not there.
@@ -142,6 +144,21 @@ impl CpuKvPool {
         }
         Ok(())
     }
+}
+
+/// Where a head of a block stands among all of them.
+fn index(layout: KvLayout, layer: usize, block: u32, head: usize) -> usize {
+    (layer * layout.blocks + block as usize) * layout.kv_heads + head
+}
+
+/// Row, block and slot of every position that the spans compute.
+fn places<'a>(spans: &'a [Span<'a>], block_tokens: usize) -> impl Iterator<Item = (usize, u32, usize)> + 'a {
+    spans.iter().flat_map(move |span| {
+        (0..span.rows).map(move |row| {
+            let position = span.context_tokens + row;
+            (span.first_row + row, span.blocks[position / block_tokens], position % block_tokens)
+        })
+    })
 }
 
 fn padded(head_dim: usize) -> usize {

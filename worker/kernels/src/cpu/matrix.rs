@@ -1,13 +1,13 @@
 //! Weights packed once at load, so that one kernel streams them for one row and for a thousand.
 //!
-//! A panel is [`LANES`] outputs wide and all inputs deep: `panel[input][lane]`. Numbers stay bf16 where that loses
-//! nothing, else f32. Next: [`super::gemm`].
+//! A panel is [`LANES`] outputs wide and all inputs deep: `panel[input][lane]`, bf16 in pairs as [`Weight::place`] says. Numbers
+//! stay bf16 where that loses nothing, else f32. Next: [`super::gemm`].
 
 use half::bf16;
 use rayon::prelude::*;
 
-use super::aligned::{AlignedBox, Number};
-use super::simd::LANES;
+use super::aligned::AlignedBox;
+use super::simd::{LANES, Weight};
 use crate::{KernelError, WeightView};
 
 /// A linear layer `[outputs, inputs]` in panels, with its bias if it has one.
@@ -77,15 +77,15 @@ impl PackedLinear {
     }
 }
 
-fn gather<T: Number>(panels: &[T], inputs: usize, output: usize, row: &mut [f32], widen: impl Fn(T) -> f32) {
+fn gather<T: Weight>(panels: &[T], inputs: usize, output: usize, row: &mut [f32], widen: impl Fn(T) -> f32) {
     let panel = &panels[output / LANES * inputs * LANES..][..inputs * LANES];
-    let lane = panel.iter().skip(output % LANES).step_by(LANES);
+    let lane = panel.iter().skip(T::place(output % LANES)).step_by(LANES);
     for (to, from) in row.iter_mut().zip(lane) {
         *to = widen(*from);
     }
 }
 
-fn fill<T: Number>(
+fn fill<T: Weight>(
     parts: &[WeightView<'_>],
     outputs: usize,
     inputs: usize,
@@ -96,7 +96,7 @@ fn fill<T: Number>(
         let mut row = vec![0.0; inputs];
         for lane in 0..LANES.min(outputs - index * LANES) {
             read_stacked(parts, index * LANES + lane, &mut row);
-            for (to, from) in panel.iter_mut().skip(lane).step_by(LANES).zip(&row) {
+            for (to, from) in panel.iter_mut().skip(T::place(lane)).step_by(LANES).zip(&row) {
                 *to = narrow(*from);
             }
         }
@@ -164,6 +164,21 @@ mod tests {
         let packed = PackedLinear::pack(&[WeightView::new(Dtype::F32, 16, 4, &bytes).unwrap()], &[]).unwrap();
         assert!(matches!(packed.panels, Panels::Bf16(_)));
         assert_eq!(packed.bytes(), 128);
+    }
+
+    #[test]
+    fn rows_of_bf16_come_back_from_their_pairs() {
+        let (outputs, inputs) = (21, 3);
+        let numbers: Vec<f32> = (0..outputs * inputs).map(|i| i as f32).collect();
+        let bytes: Vec<u8> =
+            numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect();
+        let weights = WeightView::new(Dtype::Bf16, outputs, inputs, &bytes).unwrap();
+        let packed = PackedLinear::pack(&[weights], &[]).unwrap();
+        let mut row = vec![0.0; inputs];
+        for output in 0..outputs {
+            packed.read_row(output, &mut row);
+            assert_eq!(row, numbers[output * inputs..][..inputs]);
+        }
     }
 
     #[test]

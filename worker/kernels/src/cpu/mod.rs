@@ -231,7 +231,7 @@ impl Kernels for CpuKernels {
         layer: usize,
         pool: &mut CpuKvPool,
     ) -> Result<(), KernelError> {
-        pool.store(qkv, spans, layer)
+        pool.store(self, qkv, spans, layer)
     }
 
     fn attention(

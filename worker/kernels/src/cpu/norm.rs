@@ -7,7 +7,7 @@ use super::simd::{LANES, Simd};
 use crate::{HeadSpan, KernelError};
 
 /// Numbers that are worth a task of their own.
-const TASK_NUMBERS: usize = 1 << 15;
+const TASK_NUMBERS: usize = 1 << 13;
 
 /// `out = x / sqrt(mean(x²) + eps) · weight`.
 pub(crate) fn rms_norm(

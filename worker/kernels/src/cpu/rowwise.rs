@@ -8,7 +8,7 @@ use super::simd::{LANES, Simd};
 use crate::{HeadSpan, KernelError};
 
 /// Numbers that are worth a task of their own.
-const TASK_NUMBERS: usize = 1 << 15;
+const TASK_NUMBERS: usize = 1 << 13;
 
 /// `out[i] = table[tokens[i]]`.
 pub(crate) fn embed(
@@ -79,7 +79,7 @@ pub(crate) fn silu_mul(
     let width = gate_up.width() / 2;
     gate_up.expect_width("silu_mul", 2 * width)?;
     out.reset(gate_up.rows(), width);
-    kernels.for_rows(out.numbers_mut(), width, TASK_NUMBERS / 4, |first, rows| {
+    kernels.for_rows(out.numbers_mut(), width, TASK_NUMBERS, |first, rows| {
         for (i, out) in rows.chunks_exact_mut(width.max(1)).enumerate() {
             let (gate, up) = gate_up.row(first + i).split_at(width);
             kernels.isa().run(SiluMul { gate, up, out });

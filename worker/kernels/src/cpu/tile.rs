@@ -8,6 +8,9 @@ use super::simd::{LANES, Simd, Weight};
 /// Rows that a tile may have.
 pub(crate) const TILE_ROWS: usize = 6;
 
+/// Steps of k in one turn of the loop, so that the rows' addresses are computed once for all of them.
+const UNROLL: usize = 4;
+
 /// The left operand: `row_stride` numbers from one row to the next.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
@@ -25,11 +28,54 @@ impl Rows {
     }
 }
 
-/// The right operand: [`LANES`] numbers for each k, `k_stride` apart; the next panel `panel_stride` further on.
+/// The right operand: [`LANES`] numbers for each k and panel.
+pub(crate) trait Right {
+    /// The numbers of `k` in panel `panel` of the tile.
+    ///
+    /// # Safety
+    /// The machine has `V`'s instructions, and `k` and `panel` lie within the operand.
+    unsafe fn load<V: Simd>(&self, k: usize, panel: usize) -> V;
+
+    /// Asks for what will be read later; called once in [`UNROLL`] steps of k.
+    #[inline(always)]
+    fn fetch_ahead<V: Simd>(&self, _k: usize) {}
+}
+
+/// A right operand in memory: `k_stride` numbers from one k to the next, the next panel `panel_stride` further on.
 pub(crate) struct Columns<W> {
     pub(crate) start: *const W,
     pub(crate) k_stride: usize,
     pub(crate) panel_stride: usize,
+}
+
+impl<W: Weight> Right for Columns<W> {
+    #[inline(always)]
+    unsafe fn load<V: Simd>(&self, k: usize, panel: usize) -> V {
+        // SAFETY: the caller vouches for k and panel, and for the instructions.
+        unsafe { W::load(self.start.add(k * self.k_stride + panel * self.panel_stride)) }
+    }
+}
+
+/// The same, while a part of what stands behind it is brought into the second-level cache.
+pub(crate) struct Streamed<W> {
+    pub(crate) columns: Columns<W>,
+    /// Where that part begins. It need not exist.
+    pub(crate) ahead: *const W,
+    /// Numbers of it for each k.
+    pub(crate) ahead_stride: usize,
+}
+
+impl<W: Weight> Right for Streamed<W> {
+    #[inline(always)]
+    unsafe fn load<V: Simd>(&self, k: usize, panel: usize) -> V {
+        // SAFETY: the caller's promise is the one that `Columns` asks for.
+        unsafe { self.columns.load(k, panel) }
+    }
+
+    #[inline(always)]
+    fn fetch_ahead<V: Simd>(&self, k: usize) {
+        V::fetch(self.ahead.wrapping_add(k * self.ahead_stride).cast());
+    }
 }
 
 /// Sums of R rows × P panels.
@@ -50,19 +96,40 @@ impl<V: Simd, const R: usize, const P: usize> Sums<V, R, P> {
     /// # Safety
     /// R rows of `depth` numbers can be read from `rows`, `depth` vectors of P panels from `columns`.
     #[inline(always)]
-    pub(crate) unsafe fn accumulate<W: Weight>(&mut self, rows: Rows, columns: &Columns<W>, depth: usize) {
-        for k in 0..depth {
+    pub(crate) unsafe fn accumulate(&mut self, rows: Rows, columns: &impl Right, depth: usize) {
+        let whole = depth - depth % UNROLL;
+        for first in (0..whole).step_by(UNROLL) {
+            columns.fetch_ahead::<V>(first);
             // SAFETY: k < depth, and the caller vouches for depth numbers in each row and column.
             unsafe {
-                let mut weights = [V::splat(0.0); P];
-                for (p, weight) in weights.iter_mut().enumerate() {
-                    *weight = W::load(columns.start.add(k * columns.k_stride + p * columns.panel_stride));
-                }
-                for (r, sums) in self.0.iter_mut().enumerate() {
-                    let x = V::splat(*rows.start.add(r * rows.row_stride + k));
-                    for (sum, weight) in sums.iter_mut().zip(weights) {
-                        *sum = x.mul_add(weight, *sum);
-                    }
+                self.add_products(rows, columns, first);
+                self.add_products(rows, columns, first + 1);
+                self.add_products(rows, columns, first + 2);
+                self.add_products(rows, columns, first + 3);
+            }
+        }
+        for k in whole..depth {
+            // SAFETY: as above.
+            unsafe { self.add_products(rows, columns, k) };
+        }
+    }
+
+    /// The products of one k.
+    ///
+    /// # Safety
+    /// k lies within the rows and columns.
+    #[inline(always)]
+    unsafe fn add_products(&mut self, rows: Rows, columns: &impl Right, k: usize) {
+        // SAFETY: the caller vouches for k.
+        unsafe {
+            let mut weights = [V::splat(0.0); P];
+            for (p, weight) in weights.iter_mut().enumerate() {
+                *weight = columns.load(k, p);
+            }
+            for (r, sums) in self.0.iter_mut().enumerate() {
+                let x = V::splat(*rows.start.add(r * rows.row_stride + k));
+                for (sum, weight) in sums.iter_mut().zip(weights) {
+                    *sum = x.mul_add(weight, *sum);
                 }
             }
         }

@@ -10,6 +10,9 @@ use super::Simd;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(__m256, __m256);
 
+/// The half of a pair that is a float's upper half where it stands.
+const HIGH_HALF: i32 = 0xffff_0000_u32.cast_signed();
+
 /// Methods on a value, whose existence proves that AVX2 is there.
 macro_rules! lanewise {
     ($($name:ident => $intrinsic:ident),*) => {$(
@@ -19,18 +22,6 @@ macro_rules! lanewise {
             unsafe { Self($intrinsic(self.0, other.0), $intrinsic(self.1, other.1)) }
         }
     )*};
-}
-
-/// Eight bf16 widened to f32.
-///
-/// # Safety
-/// The machine has AVX2, and 16 bytes may be read at `from`.
-#[inline(always)]
-unsafe fn widen(from: *const bf16) -> __m256 {
-    // SAFETY: the caller vouches for both.
-    unsafe {
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))))
-    }
 }
 
 /// Bits shifted up to where a float's exponent is.
@@ -61,7 +52,12 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self {
         // SAFETY: the caller vouches for AVX2 and 16 readable numbers.
-        unsafe { Self(widen(from), widen(from.add(8))) }
+        unsafe {
+            let pairs = _mm256_loadu_si256(from.cast());
+            let low = _mm256_slli_epi32::<16>(pairs);
+            let high = _mm256_and_si256(pairs, _mm256_set1_epi32(HIGH_HALF));
+            Self(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
+        }
     }
 
     #[inline(always)]
@@ -71,6 +67,12 @@ impl Simd for Avx2 {
             _mm256_storeu_ps(to, self.0);
             _mm256_storeu_ps(to.add(8), self.1);
         }
+    }
+
+    #[inline(always)]
+    fn fetch(from: *const u8) {
+        // SAFETY: prefetching never faults, and every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
     }
 
     #[inline(always)]

@@ -40,8 +40,11 @@ impl Simd for Avx512 {
     unsafe fn load_bf16(from: *const bf16) -> Self {
         // SAFETY: the caller vouches for AVX-512F and 16 readable numbers, 32 bytes.
         Self(unsafe {
-            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+            let pairs = _mm512_broadcast_i64x4(_mm256_loadu_si256(from.cast()));
+            // The lower lanes' words are shifted up, the upper lanes' stay; what is left below is masked away.
+            let shifts = _mm512_inserti64x4::<0>(_mm512_setzero_si512(), _mm256_set1_epi32(16));
+            let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+            _mm512_castsi512_ps(_mm512_and_si512(_mm512_sllv_epi32(pairs, shifts), upper))
         })
     }
 
@@ -49,6 +52,12 @@ impl Simd for Avx512 {
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller vouches for 16 writable numbers.
         unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    fn fetch(from: *const u8) {
+        // SAFETY: prefetching never faults, and every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
     }
 
     #[inline(always)]

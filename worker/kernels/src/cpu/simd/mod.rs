@@ -20,6 +20,10 @@ pub(crate) use portable::Portable;
 /// Lanes of every implementation, outputs in a weight panel, and positions in a key tile.
 pub(crate) const LANES: usize = 16;
 
+/// Lanes `l` and `l + PAIRS` of bf16 weights are neighbours in memory, halves of one 32-bit word: a shift widens the one, a mask the
+/// other, and no number has to cross into another word.
+pub(crate) const PAIRS: usize = LANES / 2;
+
 /// Adding it to a number of moderate size rounds that to an integer, found in the low mantissa bits (1.5 · 2²³). The
 /// 127 is the exponent's bias, so that the low bits shifted up by 23 are 2ⁿ.
 const ROUND: f32 = 12_582_912.0 + 127.0;
@@ -48,6 +52,8 @@ pub(crate) trait Simd: Copy {
     /// The machine has this implementation's instructions, and [`LANES`] numbers may be read at `from`.
     unsafe fn load(from: *const f32) -> Self;
 
+    /// Widens [`LANES`] numbers that lie as [`PAIRS`] says.
+    ///
     /// # Safety
     /// As [`Simd::load`].
     unsafe fn load_bf16(from: *const bf16) -> Self;
@@ -55,6 +61,10 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// [`LANES`] numbers may be written at `to`.
     unsafe fn store(self, to: *mut f32);
+
+    /// Asks for a cache line that will be read soon. Any address will do: it is a wish.
+    #[inline(always)]
+    fn fetch(_from: *const u8) {}
 
     /// `self · by + plus`, rounded once where the machine can.
     fn mul_add(self, by: Self, plus: Self) -> Self;
@@ -119,6 +129,9 @@ pub(crate) trait Simd: Copy {
 
 /// Weights in a panel: read as stored, computed in f32.
 pub(crate) trait Weight: super::aligned::Number {
+    /// Where among the [`LANES`] numbers of a panel that belong to one input lane `lane` is stored.
+    fn place(lane: usize) -> usize;
+
     /// Loads [`LANES`] of them.
     ///
     /// # Safety
@@ -128,6 +141,11 @@ pub(crate) trait Weight: super::aligned::Number {
 
 impl Weight for f32 {
     #[inline(always)]
+    fn place(lane: usize) -> usize {
+        lane
+    }
+
+    #[inline(always)]
     unsafe fn load<V: Simd>(from: *const Self) -> V {
         // SAFETY: the caller's promise is the one `Simd::load` asks for.
         unsafe { V::load(from) }
@@ -135,6 +153,11 @@ impl Weight for f32 {
 }
 
 impl Weight for bf16 {
+    #[inline(always)]
+    fn place(lane: usize) -> usize {
+        lane % PAIRS * 2 + lane / PAIRS
+    }
+
     #[inline(always)]
     unsafe fn load<V: Simd>(from: *const Self) -> V {
         // SAFETY: as above.

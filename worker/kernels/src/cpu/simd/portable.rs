@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{LANES, Simd};
+use super::{LANES, PAIRS, Simd};
 
 /// Whether multiply-add is one instruction. Where it is not, libm's exact emulation would be a hundred times slower, so
 /// that the product is rounded there: equal within a machine, a last bit away from fused ones.
@@ -39,8 +39,13 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self {
         // SAFETY: the caller vouches for LANES readable numbers; unaligned reads are allowed.
-        let halves = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
-        Self(halves.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+        let pairs = unsafe { from.cast::<[[u16; 2]; PAIRS]>().read_unaligned() };
+        let mut lanes = [0.0; LANES];
+        for (lane, [low, high]) in pairs.into_iter().enumerate() {
+            lanes[lane] = f32::from_bits(u32::from(low) << 16);
+            lanes[lane + PAIRS] = f32::from_bits(u32::from(high) << 16);
+        }
+        Self(lanes)
     }
 
     #[inline(always)]

@@ -1,0 +1,247 @@
+//! The engine's thread: take commands → schedule → forward → commit → deliver, step by step.
+//!
+//! Knows no text and no connection, only sequences and the channels of their clients. Next: [`Scheduler`] and [`Backend`].
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::time::Instant;
+
+use worker_core::Scheduler;
+use worker_core::scheduler::Progress;
+use worker_core::step::{Backend, BackendError, Batch, NextToken, SequenceId};
+
+use super::reports::{Pace, publish_events};
+use super::{Asked, Client, Command, Event, Shared};
+use crate::kv_events::KvLog;
+
+/// What the thread owns.
+pub(super) struct Run {
+    scheduler: Scheduler,
+    backend: Box<dyn Backend>,
+    inbox: std_mpsc::Receiver<Command>,
+    shared: Arc<Shared>,
+    clients: HashMap<SequenceId, Client>,
+    /// Those who wait until this sequence has computed the prompt that they share.
+    siblings: HashMap<SequenceId, VecDeque<Asked>>,
+    /// Where cache events go, if anybody may want them.
+    kv_log: Option<Arc<KvLog>>,
+    pace: Pace,
+    /// Generations that came in and are still counted among the queued.
+    taken: usize,
+}
+
+/// Why a step came to nothing.
+struct Failure {
+    /// Whose fault it is, if nothing was computed for the others.
+    only: Option<SequenceId>,
+    reason: String,
+}
+
+/// Whether the thread goes on.
+#[derive(PartialEq, Eq)]
+enum Turn {
+    GoOn,
+    Stop,
+}
+
+impl Run {
+    /// Ready to run, taking commands from the inbox and publishing to what handles share.
+    pub(super) fn new(
+        scheduler: Scheduler,
+        backend: Box<dyn Backend>,
+        (inbox, shared): (std_mpsc::Receiver<Command>, Arc<Shared>),
+        kv_log: Option<Arc<KvLog>>,
+    ) -> Self {
+        Self {
+            scheduler,
+            backend,
+            inbox,
+            shared,
+            clients: HashMap::new(),
+            siblings: HashMap::new(),
+            kv_log,
+            pace: Pace::default(),
+            taken: 0,
+        }
+    }
+
+    /// Steps until it is told to stop, or nobody is left who could.
+    pub(super) fn run(&mut self) {
+        while self.take_commands() == Turn::GoOn {
+            self.cancel_abandoned();
+            let batch = self.scheduler.schedule();
+            self.count_taken();
+            if !batch.sequences.is_empty() {
+                match self.forward(&batch) {
+                    Ok(drawn) => {
+                        let progress = self.scheduler.commit(&batch, &drawn);
+                        // Before those who have finished are forgotten: events name their requests.
+                        self.publish_events();
+                        self.deliver(&progress, drawn);
+                    }
+                    Err(failure) => self.fail(&batch, &failure),
+                }
+            }
+            self.publish();
+        }
+        let held = self.siblings.drain().flat_map(|(_, siblings)| siblings).map(|sibling| sibling.client);
+        for client in self.clients.drain().map(|(_, client)| client).chain(held) {
+            // Whoever has left does not need to hear it.
+            let _ = client.events.send(Event::Failed("the worker is shutting down".to_owned()));
+        }
+    }
+
+    /// Takes what is in the inbox; waits for it when there is nothing else to do.
+    fn take_commands(&mut self) -> Turn {
+        loop {
+            let command = if self.scheduler.is_idle() {
+                self.backend.idle();
+                self.inbox.recv().map_err(|_| std_mpsc::TryRecvError::Disconnected)
+            } else {
+                self.inbox.try_recv()
+            };
+            match command {
+                Ok(Command::Submit(asked)) => {
+                    self.taken += asked.len();
+                    self.submit_first(asked);
+                }
+                Ok(Command::Flush(tell)) => {
+                    // Whoever has left already holds nothing.
+                    self.cancel_abandoned();
+                    let flushed = self.scheduler.flush_cache();
+                    self.publish_events();
+                    self.publish();
+                    // Whoever asked may have left.
+                    let _ = tell.send(flushed);
+                }
+                Ok(Command::Stop) | Err(std_mpsc::TryRecvError::Disconnected) => return Turn::Stop,
+                Err(std_mpsc::TryRecvError::Empty) => return Turn::GoOn,
+            }
+        }
+    }
+
+    /// Those that came in are among the counters from here on: before the step, since others come in while it lasts. For a moment
+    /// they are counted twice, never not at all.
+    fn count_taken(&mut self) {
+        if self.taken > 0 {
+            self.publish();
+            self.shared.queued.fetch_sub(std::mem::take(&mut self.taken), Ordering::Relaxed);
+        }
+    }
+
+    /// Submits the first and holds the others back. Should it be refused, the next is the first.
+    fn submit_first(&mut self, mut siblings: VecDeque<Asked>) {
+        while let Some(first) = siblings.pop_front() {
+            if let Some(id) = self.submit(first) {
+                if !siblings.is_empty() {
+                    self.siblings.insert(id, siblings);
+                }
+                return;
+            }
+        }
+    }
+
+    /// Submits one, unless its client has left meanwhile.
+    fn submit(&mut self, Asked { submission, client }: Asked) -> Option<SequenceId> {
+        if client.has_left() {
+            return None;
+        }
+        let salt = client.caller.cache_salt.as_deref().map(str::as_bytes);
+        match self.scheduler.submit_salted(submission, salt) {
+            Ok(id) => {
+                self.clients.insert(id, client);
+                Some(id)
+            }
+            Err(error) => {
+                // Whoever has left does not need to hear it.
+                let _ = client.events.send(Event::Failed(error.to_string()));
+                None
+            }
+        }
+    }
+
+    fn cancel_abandoned(&mut self) {
+        let abandoned: Vec<_> =
+            self.clients.iter().filter(|(_, client)| client.has_left()).map(|(id, _)| *id).collect();
+        for id in abandoned {
+            self.scheduler.cancel(id);
+            self.clients.remove(&id);
+            if let Some(siblings) = self.siblings.remove(&id) {
+                self.submit_first(siblings);
+            }
+        }
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, Failure> {
+        let began = Instant::now();
+        let step = catch_unwind(AssertUnwindSafe(|| self.backend.forward(batch)));
+        self.pace.stepped(batch, began.elapsed());
+        match step {
+            Ok(outcome) => outcome.map_err(|error| {
+                let only = match &error {
+                    BackendError::InvalidSequence { id, .. } => Some(*id),
+                    BackendError::Device(_) => None,
+                };
+                Failure { only, reason: error.to_string() }
+            }),
+            Err(panic) => {
+                let said = panic.downcast_ref::<String>().map(String::as_str);
+                let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                Err(Failure { only: None, reason: format!("the backend panicked: {said}") })
+            }
+        }
+    }
+
+    fn deliver(&mut self, progress: &[Progress], drawn: Vec<NextToken>) {
+        let at = Instant::now();
+        // Both are in batch order; of what was drawn, some may belong to nobody any more.
+        let mut drawn = drawn.into_iter();
+        for Progress { id, token, cached_tokens, finished } in progress.iter().copied() {
+            let logprobs = drawn.find(|next| next.id == id).and_then(|next| next.logprobs);
+            if let Some(client) = self.clients.get(&id) {
+                // Whoever has left is cancelled before the next step.
+                let _ = client.events.send(Event::Token { token, cached_tokens, logprobs, at, finished });
+            }
+            if finished.is_some() {
+                self.clients.remove(&id);
+            }
+            if let Some(siblings) = self.siblings.remove(&id) {
+                for sibling in siblings {
+                    self.submit(sibling);
+                }
+            }
+        }
+    }
+
+    /// Ends whom it concerns. What the step wrote, if anything, is undefined; none of it has become findable.
+    fn fail(&mut self, batch: &Batch, failure: &Failure) {
+        let Failure { only, reason } = failure;
+        let ids = || batch.sequences.iter().map(|step| step.id);
+        // A name that is none of the batch's must not leave a batch that fails for ever.
+        let only = only.filter(|only| ids().any(|id| id == *only));
+        let ended: Vec<SequenceId> = ids().filter(|id| only.is_none_or(|only| only == *id)).collect();
+        tracing::error!(reason, sequences = ended.len(), of = batch.sequences.len(), "step failed");
+        for id in ended {
+            self.scheduler.cancel(id);
+            let siblings = self.siblings.remove(&id).into_iter().flatten().map(|sibling| sibling.client);
+            for client in self.clients.remove(&id).into_iter().chain(siblings) {
+                let _ = client.events.send(Event::Failed(reason.clone()));
+            }
+        }
+    }
+
+    fn publish_events(&mut self) {
+        if let Some(log) = &self.kv_log {
+            publish_events(log, self.scheduler.take_events(), &self.clients);
+        }
+    }
+
+    /// Tells the handles how things stand.
+    pub(super) fn publish(&self) {
+        let mut stats = self.scheduler.stats();
+        stats.waiting += self.siblings.values().map(VecDeque::len).sum::<usize>();
+        self.shared.publish(stats, &self.pace, self.backend.kv_capacity().block_tokens);
+    }
+}
