@@ -205,22 +205,16 @@ impl CudaKvPool {
         Paging { block_tables, kv_heads: kv_heads as u32, block_shift: block_tokens.ilog2() }
     }
 
-    /// Where each row's keys and values go.
-    pub(super) fn slots(
-        &self,
-        spans: &[Span<'_>],
-        rows: usize,
-        layer: usize,
-    ) -> Result<Vec<u32>, KernelError> {
-        self.check(spans, rows, layer)?;
+    /// Where each row's keys and values go, of spans that were checked.
+    pub(super) fn slots(&self, spans: &[Span<'_>]) -> Vec<u32> {
         let block_tokens = self.layout.block_tokens;
         let slot = |span: &Span<'_>, position: usize| {
             span.blocks[position / block_tokens] * block_tokens as u32 + (position % block_tokens) as u32
         };
-        Ok(spans
+        spans
             .iter()
             .flat_map(|span| (span.context_tokens..span.end()).map(move |at| slot(span, at)))
-            .collect())
+            .collect()
     }
 
     /// Refuses spans that do not fit `rows` and the pool.

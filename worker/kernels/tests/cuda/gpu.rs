@@ -144,8 +144,13 @@ impl Layer {
             .unwrap()
     }
 
-    /// One layer of a decoder over two steps, every operation in it; returns the logits of both.
-    fn run<K: Kernels>(&self, kernels: &K) -> Result<Vec<Vec<f32>>, KernelError> {
+    /// One layer of a decoder over some steps, every operation in it; returns the logits of each, and tells `after` when it has them.
+    fn run<K: Kernels>(
+        &self,
+        kernels: &K,
+        steps: &[Rows],
+        mut after: impl FnMut(),
+    ) -> Result<Vec<Vec<f32>>, KernelError> {
         let Self { head_dim, heads, kv_heads, hidden, mlp, vocab, .. } = *self;
         let qkv_width = (heads + 2 * kv_heads) * head_dim;
         let table = kernels.linear(&[self.weight(3, vocab, hidden)], &[])?;
@@ -165,9 +170,8 @@ impl Layer {
             (kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer());
         let (mut angles, mut logits) = (kernels.buffer(), kernels.buffer());
         let mut results = Vec::new();
-        // Of three sequences: a prompt, a prompt in two chunks, and one that is decoded over 600 positions.
         let blocks: Vec<Vec<u32>> = vec![vec![7, 3], vec![9, 8, 2], (20..180).rev().collect()];
-        for rows in [[(0, 5), (0, 3), (0, 600)], [(5, 1), (3, 6), (600, 1)]] {
+        for rows in steps {
             let mut first_row = 0;
             let spans: Vec<Span<'_>> = rows
                 .iter()
@@ -204,16 +208,22 @@ impl Layer {
             kernels.rms_norm(&attended, &norm, 1e-5, &mut normed)?;
             kernels.logits(&normed, &head, &mut logits)?;
             results.push(kernels.read(&logits)?.into_owned());
+            after();
         }
         Ok(results)
     }
 }
 
+/// `(context, rows)` of three sequences: a prompt, a prompt in two chunks, and one that is decoded over 600 positions.
+type Rows = [(usize, usize); 3];
+const FIRST: Rows = [(0, 5), (0, 3), (0, 600)];
+const SECOND: Rows = [(5, 1), (3, 6), (600, 1)];
+
 fn compare_layers(kernels: &CudaKernels) {
     for head_dim in [64, 128, 256] {
         let layer = Layer::new(head_dim);
-        let want = layer.run(&CpuKernels::new("test", 1).unwrap()).unwrap();
-        let got = layer.run(kernels).unwrap();
+        let want = layer.run(&CpuKernels::new("test", 1).unwrap(), &[FIRST, SECOND], || {}).unwrap();
+        let got = layer.run(kernels, &[FIRST, SECOND], || {}).unwrap();
         for (step, (got, want)) in got.iter().zip(&want).enumerate() {
             let spread = want.iter().map(|logit| logit.abs()).fold(0.0, f32::max);
             assert_eq!(got.len(), want.len());
@@ -235,17 +245,71 @@ fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
         run_on(&machine_with_kernels(), NAME);
         return;
     }
+    let before = fake("allocated");
     let kernels = CudaKernels::open(0).unwrap();
-    let before = allocated_bytes();
     compare_layers(&kernels);
-    kernels.gpu().synchronize().unwrap();
-    assert_eq!(allocated_bytes(), before);
+    drop(kernels);
+    assert_eq!(fake("allocated"), before);
 }
 
-/// Of the fake GPU's memory.
-fn allocated_bytes() -> u64 {
-    // SAFETY: the driver of this process is the fake, whose function has this type and reads a number.
-    unsafe { culib().get::<unsafe extern "C" fn() -> u64>(b"fake_allocated").unwrap()() }
+/// What the fake GPU has counted.
+fn fake(what: &str) -> u64 {
+    let name = format!("fake_{what}");
+    // SAFETY: the driver of this process is the fake, whose functions of such names have this type and read a number.
+    unsafe { culib().get::<unsafe extern "C" fn() -> u64>(name.as_bytes()).unwrap()() }
+}
+
+/// Once buffers have grown, a step's only wait is that for its logits.
+#[test]
+fn a_step_waits_once() {
+    if !inside() {
+        run_on(&machine_with_kernels(), "a_step_waits_once");
+        return;
+    }
+    let kernels = CudaKernels::open(0).unwrap();
+    let mut waits = Vec::new();
+    Layer::new(64).run(&kernels, &[SECOND, SECOND, SECOND], || waits.push(fake("waits"))).unwrap();
+    assert_eq!([waits[1] - waits[0], waits[2] - waits[1]], [1, 1]);
+}
+
+/// The first layer of a step uploads what all of them need; the next step, or other blocks, is something new.
+#[test]
+fn a_steps_lists_are_uploaded_once_for_all_layers() {
+    if !inside() {
+        run_on(&machine_with_kernels(), "a_steps_lists_are_uploaded_once_for_all_layers");
+        return;
+    }
+    let kernels = CudaKernels::open(0).unwrap();
+    let layout = KvLayout { layers: 3, kv_heads: 2, head_dim: 64, block_tokens: 4, blocks: 10 };
+    let (heads, rows) = (4, 6);
+    let numbers = weight_bytes((heads + 4) * 64 * 8, 3);
+    let weight =
+        |rows, columns| WeightView::new(Dtype::Bf16, rows, columns, &numbers[..2 * rows * columns]).unwrap();
+    let layer = kernels.linear(&[weight((heads + 4) * 64, 8)], &[]).unwrap();
+    let norm = kernels.vector(weight(1, 8)).unwrap();
+    let (mut x, mut normed, mut qkv, mut out) =
+        (kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer());
+    kernels.write(&vec![1.0; rows * 8], 8, &mut x).unwrap();
+    kernels.rms_norm(&x, &norm, 1e-5, &mut normed).unwrap();
+    kernels.linear_into(&normed, &layer, &mut qkv).unwrap();
+    let mut pool = kernels.kv_pool(layout).unwrap();
+    let mut uploads_of = |spans: &[Span<'_>], layer| {
+        let before = fake("uploads");
+        kernels.store_kv(&qkv, spans, layer, &mut pool)?;
+        kernels.attention(&qkv, &pool, AttentionShape { layer, heads, scale: 0.1, spans }, &mut out)?;
+        Ok::<u64, KernelError>(fake("uploads") - before)
+    };
+    for last_block in [4, 5, 4] {
+        let (first, second) = ([1, 2], [3, last_block]);
+        let spans = [
+            Span { first_row: 0, rows: 1, context_tokens: 7, blocks: &first },
+            Span { first_row: 1, rows: 5, context_tokens: 2, blocks: &second },
+        ];
+        assert!(uploads_of(&spans, 0).unwrap() > 0);
+        assert_eq!((uploads_of(&spans, 1).unwrap(), uploads_of(&spans, 2).unwrap()), (0, 0));
+        let error = uploads_of(&spans, 3).unwrap_err().to_string();
+        assert!(error.contains("a layer below 3"), "{error}");
+    }
 }
 
 #[test]
@@ -317,10 +381,39 @@ fn a_graph_computes_anew_each_time_it_is_launched() {
         assert_eq!(gate.result(), 30.0 * up);
     }
     assert_eq!(Graph::record(&gpu, || Ok(())).err(), Some(CudaError::EmptyGraph));
-    // What fails within leaves a stream that runs things again.
-    assert!(Graph::record(&gpu, || gpu.synchronize()).is_err());
+    // What is refused within leaves a stream that runs things again.
+    let refused: [(&str, &dyn Fn() -> Result<(), CudaError>); 4] = [
+        ("a wait", &|| gpu.synchronize()),
+        ("an allocation", &|| Memory::kept(&gpu, 16).map(drop)),
+        ("a copy from the host", &|| gate.gate_up.write(&[1u16])),
+        ("a copy to the host", &|| gate.out.read::<u16>(8).map(drop)),
+    ];
+    for (what, forbidden) in refused {
+        let recorded = Graph::record(&gpu, || gate.launch(&gpu).and_then(|()| forbidden()));
+        assert_eq!(recorded.err(), Some(CudaError::Recorded(what)));
+    }
     gate.launch(&gpu).unwrap();
     assert_eq!(gate.result(), 120.0);
+}
+
+#[test]
+fn memory_is_copied_in_the_order_of_the_launches() {
+    if !inside() && !runs_on_gpu() {
+        run_on(&machine_with_kernels(), "memory_is_copied_in_the_order_of_the_launches");
+        return;
+    }
+    let gpu = Gpu::open(0).unwrap();
+    let (gate, copy) = (Gate::new(&gpu), Memory::kept(&gpu, 16).unwrap());
+    let step = || gate.launch(&gpu).and_then(|()| copy.copy_from(&gate.out));
+    gate.write(2.0);
+    step().unwrap();
+    gate.write(3.0);
+    gate.launch(&gpu).unwrap();
+    assert_eq!((copy.read::<u16>(8).unwrap()[0], gate.result()), (bf16::from_f32(60.0).to_bits(), 90.0));
+    let graph = Graph::record(&gpu, step).unwrap();
+    // SAFETY: the memory that it was recorded with is still there.
+    unsafe { graph.launch() }.unwrap();
+    assert_eq!(copy.read::<u16>(8).unwrap()[7], bf16::from_f32(90.0).to_bits());
 }
 
 #[test]
