@@ -9,8 +9,9 @@ use half::bf16;
 use worker_kernels::cuda::params::SiluMulParams;
 use worker_kernels::cuda::{CudaError, Gpu, Graph, Memory, launch};
 
+use crate::fenced::Fenced;
 use crate::gpu::{inside, machine_with_kernels, run_on};
-use crate::machine::runs_on_gpu;
+use crate::machine::{POISON, runs_on_gpu};
 
 /// Whether this process has a GPU; where not, the test has been run on a fake machine.
 pub(crate) fn has_gpu(test: &str) -> bool {
@@ -100,6 +101,23 @@ fn memory_is_copied_in_the_order_of_the_launches() {
     // SAFETY: the memory that it was recorded with is still there.
     unsafe { graph.launch() }.unwrap();
     assert_eq!(copy.read::<u16>(8).unwrap()[7], bf16::from_f32(90.0).to_bits());
+}
+
+/// A kernel that is told of more numbers than there are.
+#[test]
+fn writes_beyond_a_buffer_show() {
+    if !has_gpu("device::writes_beyond_a_buffer_show") {
+        return;
+    }
+    let gpu = Gpu::open(0).unwrap();
+    for width in [8, 16] {
+        let (gate_up, out) = (Fenced::of(&gpu, &[0u16; 32]), Fenced::of(&gpu, &[POISON; 8]));
+        let params = SiluMulParams { gate_up: gate_up.address(), out: out.address(), rows: 1, width };
+        // SAFETY: as many numbers as it is told, or in the second case still within the fence.
+        unsafe { gpu.launch(launch::silu_mul(1, width as usize).unwrap(), &params) }.unwrap();
+        let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| out.read::<u16>()));
+        assert_eq!(read.ok(), (width == 8).then(|| vec![0; 8]));
+    }
 }
 
 #[test]

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use worker_kernels::cuda::Gpu;
 use worker_kernels::cuda::launch::Launch;
 use worker_kernels::cuda::params::{Address, DeviceValue};
-use worker_kernels::cuda::{Gpu, Memory};
 
 use crate::fake;
+use crate::fenced::Fenced;
 
 /// When a copy to shared memory lands that a kernel has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +85,7 @@ unsafe extern "C" {
     fn dlerror() -> *const c_char;
 }
 
-/// Device memory. On the host it ends where an unmapped page begins, and another lies before it.
+/// Device memory. On the host it ends where an unmapped page begins, and another lies before it; on a GPU it has fences.
 pub(crate) struct Buffer {
     place: Place,
     address: Address,
@@ -93,7 +94,7 @@ pub(crate) struct Buffer {
 
 enum Place {
     Host { mapping: *mut c_void, mapped_bytes: usize },
-    Gpu(Memory),
+    Gpu(Fenced),
 }
 
 impl Buffer {
@@ -121,8 +122,7 @@ impl Buffer {
             buffer.write(0, values);
             return buffer;
         };
-        let memory = Memory::kept(gpu, bytes).unwrap();
-        memory.write(values).unwrap();
+        let memory = Fenced::of(gpu, values);
         Self { address: memory.address(), place: Place::Gpu(memory), bytes }
     }
 
@@ -139,11 +139,10 @@ impl Buffer {
         self.address
     }
 
-    pub(crate) fn read<T: DeviceValue + Default>(&self) -> Vec<T> {
-        let count = self.bytes / size_of::<T>();
+    pub(crate) fn read<T: DeviceValue>(&self) -> Vec<T> {
         match &self.place {
-            Place::Host { .. } => self.read_at(0, count),
-            Place::Gpu(memory) => memory.read(count).unwrap(),
+            Place::Host { .. } => self.read_at(0, self.bytes / size_of::<T>()),
+            Place::Gpu(memory) => memory.read(),
         }
     }
 

@@ -9,6 +9,7 @@
 mod attention;
 mod device;
 mod fake;
+mod fenced;
 mod gpu;
 mod layer;
 mod machine;
