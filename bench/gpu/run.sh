@@ -2,23 +2,28 @@
 # The CUDA kernels on a machine with a GPU, where nothing can be fetched and there is no Rust.
 #
 #   bench/gpu/run.sh build             here: builds what is carried into target/gpu (ignored by git; name it when you carry files)
-#   bench/gpu/run.sh parity [NAME..]   there: every kernel against its reference, fresh random numbers, poisoned outputs
+#   bench/gpu/run.sh parity [NAME..]   there: every kernel against its reference, fresh random numbers, poisoned outputs; and the
+#                                      answers of worker --backend cuda against the CPU's, token for token
 #   bench/gpu/run.sh sanitize [NAME..] there: the same under compute-sanitizer, which sees accesses out of bounds
 #   bench/gpu/run.sh rates [NAME..]    there: rates of our kernels and, in the same run, of PyTorch
 #
 # NAME is a part of a test's name or all of a rate's; none means all. Each test and each rate is a process of its own, since a kernel that
 # faults leaves a process without a GPU. parity and rates write parity.json and rates.json to $OUT (default: .) anew after every one of
 # them, so that what was found is there whatever happens; each ends within eight minutes. Exit status: 0, 1 when something failed, 2 when
-# it could not be begun.
+# it could not be begun. bench/gpu/goals.py holds rates.json against the goals.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 carried=${CARRIED:-target/gpu}
 out=${OUT:-.}
+PATH=$PATH:/usr/local/cuda/bin
 part_seconds=${PART_SECONDS:-470}
 one_seconds=${ONE_SECONDS:-90} # of one test or rate
 
 # What runs on a GPU; the other tests are of the host's side.
 on_a_gpu=(attention:: moe:: rowwise:: sampling:: device:: layer::)
+
+# Of the worker's tests.
+answers=answers_of_cuda_are_those_of_the_cpu_token_for_token
 
 # The newest glibc that a machine must have to run what is built here: that of Ubuntu 22.04 is 2.35.
 newest_glibc=2.35
@@ -26,26 +31,30 @@ most_bytes=$((64 << 20)) # travel in one go
 
 build() {
     mkdir -p "$carried"
-    local manifest=worker/kernels/Cargo.toml tests
-    tests=$(cargo test --release --manifest-path $manifest --test cuda --no-run --message-format=json |
-        python3 -c 'import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
-    if message.get("reason") == "compiler-artifact" and message["target"]["name"] == "cuda" and message.get("executable"):
-        print(message["executable"])')
-    cp "$tests" "$carried/parity"
-    cargo build --release --manifest-path $manifest --example rates
-    cp "${CARGO_TARGET_DIR:-target}/release/examples/rates" "$carried/rates"
-    strip "$carried/parity" "$carried/rates"
+    local release=${CARGO_TARGET_DIR:-target}/release
+    cp "$(test_program worker/kernels/Cargo.toml)" "$carried/parity"
+    cp "$(test_program worker/Cargo.toml)" "$carried/answers"
+    cargo build --release --manifest-path worker/kernels/Cargo.toml --example rates
+    cp "$release/examples/rates" "$release/worker" "$carried"
+    strip "$carried"/{parity,rates,answers,worker}
     local changes
     changes=$(git status --porcelain)
     echo "$(git rev-parse HEAD)${changes:+, with changes}" >"$carried/commit"
     check_carried
 }
 
+# Builds a crate's tests called cuda, and says where they are.
+test_program() {
+    cargo test --release --manifest-path "$1" --test cuda --no-run --message-format=json | python3 -c 'import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("reason") == "compiler-artifact" and message["target"]["name"] == "cuda" and message.get("executable"):
+        print(message["executable"])'
+}
+
 check_carried() {
     local needed bytes
-    needed=$(objdump -T "$carried/parity" "$carried/rates" | grep -o 'GLIBC_[0-9.]*' | sed s/GLIBC_// | sort -uV | tail -1)
+    needed=$(objdump -T "$carried"/{parity,rates,answers,worker} | grep -o 'GLIBC_[0-9.]*' | sed s/GLIBC_// | sort -uV | tail -1)
     if [ "$(printf '%s\n' "$needed" $newest_glibc | sort -V | tail -1)" != $newest_glibc ]; then
         refuse "what was built needs glibc $needed, and may find $newest_glibc only; build on an older system"
     fi
@@ -112,8 +121,10 @@ attempt() {
 
 begin() {
     part=$1 results=() failures=0
-    [ -x "$carried/parity" ] && [ -x "$carried/rates" ] ||
-        refuse "there is no $carried/parity or rates; run bench/gpu/run.sh build where Rust is, and carry $carried"
+    local program
+    for program in parity rates answers worker; do
+        [ -x "$carried/$program" ] || refuse "there is no $carried/$program; run bench/gpu/run.sh build where Rust is, and carry $carried"
+    done
     mkdir -p "$out"
     log=$(mktemp) libraries=$(library_path)
     describe
@@ -140,15 +151,23 @@ run_tests() {
     local what=$1 under=$2 seed=$RANDOM$RANDOM test names
     shift 2
     begin "$what" ", \"seed\": $seed"
-    names=$("$carried/parity" "${on_a_gpu[@]}" --list --format terse 2>/dev/null | sed -n 's/: test$//p' | grep -F -- "$(chosen "$@")") ||
-        refuse "no test is called ${*:-so}"
+    names=$({ "$carried/parity" "${on_a_gpu[@]}" --list --format terse 2>/dev/null | sed -n 's/: test$//p' && echo $answers; } |
+        grep -F -- "$(chosen "$@")") || refuse "no test is called ${*:-so}"
     for test in $names; do
-        ROUNDHOUSE_GPU=${ROUNDHOUSE_GPU:-system} ROUNDHOUSE_SEED=$seed attempt $under "$carried/parity" --exact "$test" --test-threads 1
+        run_test "$test" $under
         # A test that the program does not know passes as none.
         [ "$verdict" != ok ] || grep -q '^test result: ok. 1 passed' "$log" || verdict="failed: it was not run"
         note "\"test\": \"$test\"" "$test"
     done
     finish
+}
+
+run_test() {
+    local test=$1 program=$carried/parity
+    shift
+    [ "$test" != $answers ] || program=$carried/answers
+    ROUNDHOUSE_GPU=${ROUNDHOUSE_GPU:-system} ROUNDHOUSE_SEED=$seed ROUNDHOUSE_WORKER=$carried/worker CARGO_MANIFEST_DIR=$PWD/worker \
+        attempt "$@" "$program" --exact "$test" --test-threads 1
 }
 
 # Patterns for grep, one a line; none are one that every line has.
@@ -206,5 +225,5 @@ beside_pytorch() {
 
 case ${1:-} in
 build | parity | sanitize | rates) "$@" ;;
-*) sed -n '2,12p' "$0" >&2; exit 2 ;;
+*) sed -n '2,13p' "$0" >&2; exit 2 ;;
 esac

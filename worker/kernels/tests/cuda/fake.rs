@@ -7,7 +7,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A search path for libraries, and what the fake driver reads of its environment.
+/// A search path for libraries, and what the fake driver reads of its environment; by default, this machine as it is.
+#[derive(Default)]
 pub(crate) struct FakeMachine {
     directories: Vec<PathBuf>,
     environment: Vec<(&'static str, String)>,
@@ -27,7 +28,7 @@ impl FakeMachine {
     /// No NVIDIA driver, even where there is one.
     pub(crate) fn without_driver() -> Self {
         let directories = vec![broken(&["libcuda.so", "libcuda.so.1"])];
-        Self { directories, environment: Vec::new() }
+        Self { directories, ..Self::default() }
     }
 
     /// The same without cuBLASLt.
@@ -55,8 +56,11 @@ impl FakeMachine {
 
     /// Makes a process that is not yet started see this machine.
     pub(crate) fn enter(&self, command: &mut Command) {
-        let path = std::env::join_paths(&self.directories).expect("plain paths");
-        command.env("LD_LIBRARY_PATH", path).envs(self.environment.iter().cloned());
+        if !self.directories.is_empty() {
+            let path = std::env::join_paths(&self.directories).expect("plain paths");
+            command.env("LD_LIBRARY_PATH", path);
+        }
+        command.envs(self.environment.iter().cloned());
     }
 
     fn built(crate_directory: &Path, macros: &str) -> Self {
@@ -71,7 +75,7 @@ impl FakeMachine {
             let link = std::os::unix::fs::symlink("libcuda.so", unfinished.join("libcublasLt.so"));
             link.expect("the directory of a build is writable");
         });
-        Self { directories: vec![directory], environment: Vec::new() }
+        Self { directories: vec![directory], ..Self::default() }
     }
 }
 
