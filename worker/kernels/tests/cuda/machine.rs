@@ -56,6 +56,11 @@ pub(crate) fn runs_on_gpu() -> bool {
     std::env::var_os("ROUNDHOUSE_GPU").is_some()
 }
 
+/// Whether that GPU is none of ours: one that has room and speed for large cases.
+pub(crate) fn on_a_real_gpu() -> bool {
+    std::env::var_os("ROUNDHOUSE_GPU").is_some_and(|kind| kind != "fake")
+}
+
 /// Random numbers of a test; `ROUNDHOUSE_SEED` gives fresh ones.
 pub(crate) fn rng(seed: u64) -> StdRng {
     let fresh: u64 =
