@@ -19,8 +19,11 @@ use worker_kernels::cuda::launch::Launch;
 use worker_kernels::cuda::params::DeviceValue;
 use worker_kernels::cuda::{CudaError, Gpu, Graph, Memory};
 
+/// A name, and what measures it.
+type Rate = (&'static str, fn(&mut Rates));
+
 /// Everything there is to measure.
-const ALL: &[(&str, fn(&mut Rates))] = &[
+const ALL: &[Rate] = &[
     ("copy", ceilings::copy),
     ("product", ceilings::product),
     ("prefill_64", |rates| attention::prefill(rates, 64, 8192)),

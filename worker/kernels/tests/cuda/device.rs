@@ -70,16 +70,14 @@ fn a_graph_computes_anew_each_time_it_is_launched() {
     }
     assert_eq!(Graph::record(&gpu, || Ok(())).err(), Some(CudaError::EmptyGraph));
     // What is refused within leaves a stream that runs things again.
-    let refused: [(&str, &dyn Fn() -> Result<(), CudaError>); 4] = [
-        ("a wait", &|| gpu.synchronize()),
-        ("an allocation", &|| Memory::kept(&gpu, 16).map(drop)),
-        ("a copy from the host", &|| gate.gate_up.write(&[1u16])),
-        ("a copy to the host", &|| gate.out.read::<u16>(8).map(drop)),
-    ];
-    for (what, forbidden) in refused {
+    let refused = |what: &'static str, forbidden: &dyn Fn() -> Result<(), CudaError>| {
         let recorded = Graph::record(&gpu, || gate.launch(&gpu).and_then(|()| forbidden()));
         assert_eq!(recorded.err(), Some(CudaError::Recorded(what)));
-    }
+    };
+    refused("a wait", &|| gpu.synchronize());
+    refused("an allocation", &|| Memory::kept(&gpu, 16).map(drop));
+    refused("a copy from the host", &|| gate.gate_up.write(&[1u16]));
+    refused("a copy to the host", &|| gate.out.read::<u16>(8).map(drop));
     gate.launch(&gpu).unwrap();
     assert_eq!(gate.result(), 120.0);
 }
