@@ -347,7 +347,7 @@ Status cublasLtMatmul(void*, void* product, const float* alpha, u64 a, void* a_l
     if (!fits(&p, &la, &lb, &ld) || algorithm[0] != COOKIE || c != d || stream != &the_stream || !ours((u64)workspace, workspace_bytes) ||
         !ours(a, bytes(la)) || !ours(b, bytes(lb)) || !ours(d, bytes(ld)) || (p.epilogue == 4 && !ours(p.bias, ld.rows * (ld.type == F32 ? 4 : 2))))
         return BLAS_INVALID;
-    queue.push_back([=] {
+    (recording ? *recording : queue).push_back([=] {
         const u64 inner = p.transposed_a ? la.rows : la.columns;
         for (u64 column = 0; column < ld.columns; column++)
             for (u64 row = 0; row < ld.rows; row++) {
