@@ -213,7 +213,7 @@ take_lines() {
 # PyTorch in the same run. Where there is none, that is said and is no failure.
 beside_pytorch() {
     local reason
-    if ! reason=$(python3 -c 'import torch; torch.zeros(1, device="cuda")' 2>&1); then
+    if ! reason=$(timeout 60 python3 -c 'import torch; torch.zeros(1, device="cuda")' 2>&1); then
         results+=("{\"name\": \"pytorch\", \"verdict\": \"not here\", \"reason\": \"$(tail -1 <<<"$reason" | json_text)\"}")
         echo "PyTorch was not asked: $(tail -1 <<<"$reason")" | tee -a "$out/$part.log"
         return

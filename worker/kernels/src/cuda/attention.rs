@@ -47,8 +47,7 @@ impl Step {
         let again = kept.as_ref().is_some_and(|step| step.layout == layout && step.plan.is_of(spans, rows));
         if !again {
             pool.check(spans, rows, layer)?;
-            // The old lists go first, after the work that was started with them.
-            *kept = None;
+            // The old lists go after the work that was started with them, and not at all when there are no new ones.
             *kept = Some(Self::new(gpu, spans, pool)?);
         } else if layer >= layout.layers {
             // Of what has been checked before, only the layer is new.

@@ -52,6 +52,7 @@ impl CudaBuffer {
     ) -> Result<(), KernelError> {
         let bytes = rows * width * kind.bytes();
         if self.memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+            gpu.refuse_while_recording("an allocation")?;
             // The old memory goes first: both may not fit.
             self.memory = None;
             self.memory = Some(Memory::kept(gpu, bytes).map_err(|error| error.of_allocation(bytes))?);

@@ -1,6 +1,6 @@
 //! Launches that are recorded once and then started all at once, and how long work takes on the GPU itself.
 //!
-//! Serving launches eagerly as yet; measurements use both. Next: `examples/rates.rs`, the tests.
+//! Serving launches eagerly as yet, though its layers can be recorded (`tests/cuda/gpu.rs`); measurements use both. Next: `examples/rates`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +25,10 @@ impl Graph {
     ///
     /// # Errors
     /// Those of `launches`, before all others; [`CudaError::EmptyGraph`]; [`CudaError::Call`] when they cannot be recorded.
-    pub fn record(
+    pub fn record<E: From<CudaError>>(
         gpu: &Arc<Gpu>,
-        launches: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Self, CudaError> {
+        launches: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Self, E> {
         let (stream, before) = (gpu.stream(), gpu.launched());
         stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(during("cuStreamBeginCapture"))?;
         gpu.set_recording(true);
@@ -40,7 +40,7 @@ impl Graph {
         // The driver has a graph for nothing, too.
         match graph? {
             Some(graph) if gpu.launched() > before => Ok(Self { gpu: Arc::clone(gpu), graph }),
-            _ => Err(CudaError::EmptyGraph),
+            _ => Err(CudaError::EmptyGraph.into()),
         }
     }
 

@@ -5,9 +5,12 @@
 
 use std::collections::BTreeSet;
 use std::process::Command;
+use std::sync::Arc;
 
 use cudarc::driver::sys::culib;
-use worker_kernels::cuda::{CudaError, CudaKernels, Gpu, blas, driver};
+use worker_kernels::cuda::{
+    CudaBuffer, CudaError, CudaKernels, CudaKvPool, CudaLinear, Gpu, Graph, Memory, blas, driver,
+};
 use worker_kernels::{AttentionShape, Device, Dtype, KernelError, Kernels, KvLayout, Span, WeightView};
 
 use crate::fake::FakeMachine;
@@ -128,6 +131,67 @@ fn a_step_waits_once() {
     assert_eq!([waits[1] - waits[0], waits[2] - waits[1]], [1, 1]);
 }
 
+/// Part of a model: norm, projection, store and attention, over rows that a test writes.
+struct Part {
+    kernels: CudaKernels,
+    norm: Memory,
+    projection: CudaLinear,
+    x: CudaBuffer,
+    normed: CudaBuffer,
+    qkv: CudaBuffer,
+    out: CudaBuffer,
+    pool: CudaKvPool,
+}
+
+const HEADS: usize = 4;
+const ROWS: usize = 6;
+const WIDTH: usize = 8;
+
+impl Part {
+    fn new() -> Self {
+        let kernels = CudaKernels::open(0).unwrap();
+        let layout = KvLayout { layers: 3, kv_heads: 2, head_dim: 64, block_tokens: 4, blocks: 10 };
+        let outputs = (HEADS + 4) * 64;
+        let numbers = weight_bytes(outputs * WIDTH, 3);
+        let weight = |rows| WeightView::new(Dtype::Bf16, rows, WIDTH, &numbers[..2 * rows * WIDTH]).unwrap();
+        Self {
+            norm: kernels.vector(weight(1)).unwrap(),
+            projection: kernels.linear(&[weight(outputs)], &[]).unwrap(),
+            x: kernels.buffer(),
+            normed: kernels.buffer(),
+            qkv: kernels.buffer(),
+            out: kernels.buffer(),
+            pool: kernels.kv_pool(layout).unwrap(),
+            kernels,
+        }
+    }
+
+    fn write(&mut self, seed: usize) {
+        let rows: Vec<f32> = (0..ROWS * WIDTH).map(|index| ((index * seed) % 13) as f32 - 6.0).collect();
+        self.kernels.write(&rows, WIDTH, &mut self.x).unwrap();
+    }
+
+    fn run(&mut self, spans: &[Span<'_>], layer: usize) -> Result<(), KernelError> {
+        self.kernels.rms_norm(&self.x, &self.norm, 1e-5, &mut self.normed)?;
+        self.kernels.linear_into(&self.normed, &self.projection, &mut self.qkv)?;
+        self.kernels.store_kv(&self.qkv, spans, layer, &mut self.pool)?;
+        let shape = AttentionShape { layer, heads: HEADS, scale: 0.1, spans };
+        self.kernels.attention(&self.qkv, &self.pool, shape, &mut self.out)
+    }
+
+    fn result(&self) -> Vec<f32> {
+        self.kernels.read(&self.out).unwrap().into_owned()
+    }
+}
+
+/// One that decodes and one that prefills, after so many positions.
+fn spans<'a>(contexts: [usize; 2], first: &'a [u32], second: &'a [u32]) -> [Span<'a>; 2] {
+    [
+        Span { first_row: 0, rows: 1, context_tokens: contexts[0], blocks: first },
+        Span { first_row: 1, rows: 5, context_tokens: contexts[1], blocks: second },
+    ]
+}
+
 /// The first layer of a step uploads what all of them need; the next step, or other blocks, is something new.
 #[test]
 fn a_steps_lists_are_uploaded_once_for_all_layers() {
@@ -135,37 +199,46 @@ fn a_steps_lists_are_uploaded_once_for_all_layers() {
         run_on(&machine_with_kernels(), "gpu::a_steps_lists_are_uploaded_once_for_all_layers");
         return;
     }
-    let kernels = CudaKernels::open(0).unwrap();
-    let layout = KvLayout { layers: 3, kv_heads: 2, head_dim: 64, block_tokens: 4, blocks: 10 };
-    let (heads, rows) = (4, 6);
-    let numbers = weight_bytes((heads + 4) * 64 * 8, 3);
-    let weight =
-        |rows, columns| WeightView::new(Dtype::Bf16, rows, columns, &numbers[..2 * rows * columns]).unwrap();
-    let layer = kernels.linear(&[weight((heads + 4) * 64, 8)], &[]).unwrap();
-    let norm = kernels.vector(weight(1, 8)).unwrap();
-    let (mut x, mut normed, mut qkv, mut out) =
-        (kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer());
-    kernels.write(&vec![1.0; rows * 8], 8, &mut x).unwrap();
-    kernels.rms_norm(&x, &norm, 1e-5, &mut normed).unwrap();
-    kernels.linear_into(&normed, &layer, &mut qkv).unwrap();
-    let mut pool = kernels.kv_pool(layout).unwrap();
+    let mut part = Part::new();
+    part.write(5);
     let mut uploads_of = |spans: &[Span<'_>], layer| {
         let before = fake("uploads");
-        kernels.store_kv(&qkv, spans, layer, &mut pool)?;
-        kernels.attention(&qkv, &pool, AttentionShape { layer, heads, scale: 0.1, spans }, &mut out)?;
+        part.run(spans, layer)?;
         Ok::<u64, KernelError>(fake("uploads") - before)
     };
     for last_block in [4, 5, 4] {
-        let (first, second) = ([1, 2], [3, last_block]);
-        let spans = [
-            Span { first_row: 0, rows: 1, context_tokens: 7, blocks: &first },
-            Span { first_row: 1, rows: 5, context_tokens: 2, blocks: &second },
-        ];
+        let second = [3, last_block];
+        let spans = spans([7, 2], &[1, 2], &second);
         assert!(uploads_of(&spans, 0).unwrap() > 0);
         assert_eq!((uploads_of(&spans, 1).unwrap(), uploads_of(&spans, 2).unwrap()), (0, 0));
         let error = uploads_of(&spans, 3).unwrap_err().to_string();
         assert!(error.contains("a layer below 3"), "{error}");
     }
+}
+
+/// What a layer does is launches only, once its buffers and lists are there: a decode step may become a graph.
+#[test]
+fn a_layers_operations_are_recorded_and_computed_anew() {
+    if !inside() {
+        run_on(&machine_with_kernels(), "gpu::a_layers_operations_are_recorded_and_computed_anew");
+        return;
+    }
+    let (mut part, spans) = (Part::new(), spans([0, 0], &[1, 2], &[3, 4]));
+    let gpu = Arc::clone(part.kernels.gpu());
+    part.write(5);
+    part.run(&spans, 1).unwrap();
+    let first = part.result();
+    let graph = Graph::record(&gpu, || part.run(&spans, 1)).unwrap();
+    part.write(7);
+    // SAFETY: buffers, pool and the step's lists are those that it was recorded with.
+    unsafe { graph.launch() }.unwrap();
+    let from_graph = part.result();
+    part.run(&spans, 1).unwrap();
+    assert!(from_graph == part.result() && from_graph != first && from_graph.iter().all(|x| x.is_finite()));
+    // Other spans would upload their lists, which no graph may.
+    let others = [Span { rows: ROWS, context_tokens: 0, ..spans[0] }];
+    let error = Graph::record(&gpu, || part.run(&others, 1)).err().unwrap().to_string();
+    assert!(error.contains("cannot be part of a graph"), "{error}");
 }
 
 #[test]
