@@ -76,16 +76,18 @@ impl AttentionPlan {
     /// Whether it was made of these spans, which have `rows` rows in all.
     #[must_use]
     pub(super) fn is_of(&self, spans: &[Span<'_>], rows: usize) -> bool {
-        let mut tables = self.block_tables.as_slice();
+        let mut table_start = 0;
         let same = spans.len() == self.sequences.len()
             && spans.iter().zip(&self.sequences).all(|(span, sequence)| {
-                let place = [sequence.first_row, sequence.rows, sequence.context_tokens].map(|n| n as usize);
-                let Some((table, rest)) = tables.split_at_checked(span.blocks.len()) else { return false };
-                tables = rest;
-                place == [span.first_row, span.rows, span.context_tokens] && table == span.blocks
+                let Sequence { first_row, rows, context_tokens, .. } = *sequence;
+                let place = [first_row, rows, context_tokens, sequence.table_start].map(|n| n as usize);
+                let same = place == [span.first_row, span.rows, span.context_tokens, table_start];
+                let table = table_start..table_start + span.blocks.len();
+                table_start = table.end;
+                same && self.block_tables.get(table) == Some(span.blocks)
             });
-        same && tables.is_empty()
-            && rows == self.sequences.iter().map(|sequence| sequence.rows as usize).sum()
+        let planned_rows: usize = self.sequences.iter().map(|sequence| sequence.rows as usize).sum();
+        same && table_start == self.block_tables.len() && rows == planned_rows
     }
 
     fn add_decode(&mut self, index: u32, sequence: Sequence, visibility: Visibility) {
