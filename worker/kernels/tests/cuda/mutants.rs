@@ -183,6 +183,8 @@ fn start(mutant: &Mutant, sources: &Path, log: &Path) -> Child {
         .args(["--test-threads", "2"])
         .env("ROUNDHOUSE_KERNEL_SOURCES", sources)
         .env("RUST_BACKTRACE", "0")
+        // A mutant's failures are none to try again.
+        .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true")
         .stdout(log.try_clone().unwrap())
         .stderr(Stdio::from(log))
         .spawn()
