@@ -20,7 +20,7 @@ def measure(what, step, flops=None, size=None):
         step()
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - begun) / times
-    line = {"what": what, "microseconds": round(seconds * 1e6, 2), "launches": times}
+    line = {"name": "pytorch", "what": what, "microseconds": round(seconds * 1e6, 2), "launches": times}
     if flops:
         line["tflops"] = round(flops / seconds / 1e12, 2)
     if size:
@@ -37,11 +37,11 @@ def attention(head_dim, rows, heads=32, kv_heads=8):
                 step = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
                 measure(f"PyTorch SDPA {name} head_dim {head_dim}, {rows} rows", step, flops=4 * heads * head_dim * rows**2 / 2)
         except RuntimeError as error:
-            print(json.dumps({"what": f"PyTorch SDPA {name} head_dim {head_dim}, {rows} rows", "error": str(error).splitlines()[0]}))
+            print(json.dumps({"name": "pytorch", "what": f"PyTorch SDPA {name} head_dim {head_dim}, {rows} rows", "error": str(error).splitlines()[0]}))
 
 
 def main():
-    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}))
+    print(json.dumps({"name": "pytorch", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}))
     for head_dim, rows in [(64, 8192), (128, 8192), (256, 8192), (128, 16384)]:
         attention(head_dim, rows)
     source = torch.randint(0, 255, (4 << 30,), device="cuda", dtype=torch.uint8)

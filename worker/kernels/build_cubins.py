@@ -4,8 +4,9 @@
     python3 worker/kernels/build_cubins.py           writes worker/kernels/cubins: machine code, PTX, and RESOURCES.md
     python3 worker/kernels/build_cubins.py --check   writes nothing; fails when what is committed there is not what the sources give
 
-Both fail on a compiler warning, on a spilled register, on local memory, and on a kernel of tensor-core products whose machine code
-has none; that they do is tried first, on three bad kernels. NVRTC and nvdisasm come from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
+Both fail on a file that does not open with algorithm, shapes and costs, on a compiler warning, on a spilled register, on local memory, and
+on a kernel of tensor-core products whose machine code has none; that they do is tried first, on three bad kernels. NVRTC and nvdisasm come
+from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
 """
 import argparse
 import concurrent.futures
@@ -147,6 +148,18 @@ BAD_KERNELS = {
 }
 
 
+# What every kernel's opening comment says.
+OPENING = ("Algorithm:", "Shapes:", "Grid:", "Bytes", "FLOPs")
+
+
+def check_openings():
+    """Fails when a file does not begin by saying what its kernels do, on what, and at what cost."""
+    for path in sorted(SOURCES.glob("*.cu")):
+        opening = path.read_text().split("\n#", 1)[0]
+        if missing := [word for word in OPENING if word not in opening]:
+            raise Failed(f"{path.name} begins without {', '.join(missing)}")
+
+
 def check_refusals():
     """Fails when a bad kernel is not refused."""
     for reason, source in BAD_KERNELS.items():
@@ -260,6 +273,7 @@ def main():
     arguments.add_argument("--check", action="store_true", help="compare instead of writing")
     check = arguments.parse_args().check
     try:
+        check_openings()
         fetch_toolchain()
         check_refusals()
         files = build()

@@ -1,10 +1,11 @@
 // What a request's parameters change about logits before a token is drawn: bias, penalties, tokens withheld.
 //
 // Algorithm: the host names each token that changes once for each row, with all that happens to it; a thread changes one. Bias first,
-// then the repetition penalty (Keskar et al. 2019, "CTRL"), then OpenAI's frequency and presence penalties, then -inf where the token is
-// withheld; the order, and the numbers that stay finite, are those of worker/src/backend/adjust.rs.
+// then the repetition penalty (Keskar et al. 2019, "CTRL"), then OpenAI's frequency and presence penalties, then -inf where the token
+// is withheld; the order, and the numbers that stay finite, are those of worker/src/backend/adjust.rs.
 //
-// Shapes: logits [rows, vocab] f32. Grid: a thread for each change. Bytes: 28 a change.
+// Shapes: logits [rows, vocab] f32. Grid: a thread for each change, 128 to a block. Bytes: 28 a change. FLOPs: at most 7 a change;
+// bound by the latency of one launch.
 #include "dev.cuh"
 
 struct LogitChange {

@@ -1,11 +1,13 @@
 // Adds up the parts that attention_decode.cu left of rows whose context was split.
 //
-// Algorithm: the parts' rows, each divided by its own total, are weighted by those totals; the highest logarithm is taken off first, so
-// that nothing overflows. A learned sink (see attention_prefill.cu) joins the total here, once for the row. Parts are added in the
-// order of their slots, which is that of their positions.
+// Algorithm: the second half of Flash-Decoding (Dao, Haziza, Massa & Sizov 2023): the parts' rows, each divided by its own total, are
+// weighted by those totals; the highest logarithm is taken off first, so that nothing overflows. A learned sink (see
+// attention_prefill.cu) joins the total here, once for the row. Parts are added in the order of their slots, which is that of their
+// positions.
 //
 // Shapes: partial_sums [slots, heads, head_dim], partial_logs [slots, heads], f32; out [rows, out_stride], bf16.
 // Grid: one block of head_dim / 2 threads for each (merge, head). Bytes: 4 · head_dim + 4 for each part and head, two times the logs.
+// FLOPs: 4 a number of a part.
 #include "dev.cuh"
 
 struct Merge { u32 row, first_slot, slots; };

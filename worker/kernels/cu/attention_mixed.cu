@@ -1,12 +1,13 @@
 // Prefill and decode of one step in one launch: the blocks of attention_prefill.cu, and behind them those of attention_decode.cu.
 //
-// Algorithm: theirs, unchanged, so that a row has the same bits in any batch. One launch in place of two lets decode blocks, which wait
+// Algorithm: theirs, unchanged, so that a row has the same bits in any batch; that both kinds should run side by side is the idea of
+// POD-Attention (Kamath et al. 2025). One launch in place of two lets decode blocks, which wait
 // for memory, run beside prefill blocks, which wait for the tensor cores, and saves the pause in which the last of a first launch are
 // alone. attention_combine.cu comes afterwards as after decode.
 //
-// Grid: blocks of the prefill grid, then of the decode grid. Threads: those of prefill; decode at head_dim 256 uses the first two warps.
-// Shared memory: the more of both. Registers: likewise, which costs decode blocks occupancy; a step with only one kind has its own kernel.
-// Bytes and FLOPs: those of both.
+// Shapes: theirs. Grid: blocks of the prefill grid, then of the decode grid. Threads: those of prefill; decode at head_dim 256 uses
+// the first two warps. Shared memory: the more of both. Registers: likewise, which costs decode blocks occupancy; a step with only
+// one kind has its own kernel. Bytes and FLOPs: those of both.
 #define BODIES_ONLY
 #include "attention_prefill.cu"
 #include "attention_decode.cu"

@@ -1,11 +1,14 @@
-// The products of a mixture of experts: every pair's row times its expert's matrix, out = x · w[expert]ᵀ, by mma.sync for sm_80 and later.
+// The products of a mixture of experts: every pair's row times its expert's matrix, out = x · w[expert]ᵀ, by mma.sync for sm_80 and
+// later.
 //
-// Algorithm: a block computes MOE_TILE_PAIRS places by TILE_OUTPUTS outputs of one expert, over the inputs in steps of TILE_INPUTS which
-// cp.async copies two ahead into a ring of three stages. Sums are f32. The first product of an expert takes rows by the pairs' numbers
-// (order, top_k), the second by place. Which expert a tile has is read on the device (moe_group.cu): no host waits for it.
+// Algorithm: grouped products (MegaBlocks, Gale et al. 2022). A block computes MOE_TILE_PAIRS places by TILE_OUTPUTS outputs of one
+// expert, over the inputs in steps of TILE_INPUTS which cp.async copies two ahead into a ring of three stages. Sums are f32. The
+// first product of an expert takes rows by the pairs' numbers (order, top_k), the second by place. Which expert a tile has is read on
+// the device (moe_group.cu): no host waits for it.
 //
-// Shapes: x [rows or places, inputs] bf16; w [experts, outputs, inputs] bf16; out [places, outputs] bf16; inputs and outputs multiples of 8.
-// Grid: one block for each (tile that there may be, TILE_OUTPUTS outputs), outputs fastest, so that blocks at one time share rows of x.
+// Shapes: x [rows or places, inputs] bf16; w [experts, outputs, inputs] bf16; out [places, outputs] bf16; inputs and outputs
+// multiples of 8. Grid: one block for each (tile that there may be, TILE_OUTPUTS outputs), outputs fastest, so that blocks at one
+// time share rows of x.
 //
 //   places × outputs × inputs of a step   warps   of a warp   stages   shared memory
 //             64 × 128 × 64                 4      32 × 64       3        72 KiB

@@ -1,12 +1,13 @@
 // Brings the pairs of each expert together, and cuts them into tiles for the products.
 //
-// Algorithm: a stable counting sort, a block for each expert. Every block counts all pairs in shared memory, which costs less than a
-// second launch; its warps take one part of the pairs each, so that a pair's place depends on the pairs before it alone: results do not
-// change from run to run. Nothing of it is told to the host: the products are launched for the most tiles there can be
-// (pairs / MOE_TILE_PAIRS + experts), and those beyond tile_count end at once.
+// Algorithm: a stable counting sort (Seward 1954), a block for each expert. Every block counts all pairs in shared memory, which
+// costs less than a second launch; its warps take one part of the pairs each, so that a pair's place depends on the pairs before it
+// alone: results do not change from run to run. Nothing of it is told to the host: the products are launched for the most tiles there
+// can be (pairs / MOE_TILE_PAIRS + experts), and those beyond tile_count end at once.
 //
 // Shapes: chosen [pairs], each below experts; order, places [pairs], one the inverse of the other; experts at most 1024.
 // Grid: one block for each expert. Bytes: 8 · pairs for each block, from L2 but for the first; 8 · pairs written.
+// FLOPs: none.
 #include "moe.cuh"
 
 struct MoeGroupParams {

@@ -1,11 +1,13 @@
 // Which experts a row goes to, and how much each counts (Shazeer et al. 2017, "Outrageously Large Neural Networks").
 //
 // Algorithm: a warp for each row. Slot by slot the highest logit below the one before is found, so that nothing is kept but the last;
-// equal logits go by the expert's number, and NaN comes last, so that every slot gets an expert. Weights are the softmax over all experts
-// (Qwen3-MoE without norm_topk_prob), or over the chosen ones, which is the same divided by its sum (Qwen3-MoE, Mixtral, gpt-oss).
+// equal logits go by the expert's number, and NaN comes last, so that every slot gets an expert. Weights are the softmax over all
+// experts (Qwen3-MoE without norm_topk_prob), or over the chosen ones, which is the same divided by its sum (Qwen3-MoE, Mixtral,
+// gpt-oss).
 //
 // Shapes: logits [rows, experts] f32; chosen, weights [rows, top_k], best first; top_k at most 32. Grid: 4 rows a block.
-// Bytes: 4 · experts and 8 · top_k a row; the row comes from the cache after the first slot. Bound by latency.
+// Bytes: 4 · experts and 8 · top_k a row; the row comes from the cache after the first slot. FLOPs: 2 · top_k · experts
+// comparisons a row, and an exponential for each slot. Bound by latency.
 #include "reduce.cuh"
 
 struct MoeRouteParams {

@@ -1,9 +1,10 @@
 // What a row's experts gave, weighed and added to the residual stream.
 //
-// Algorithm: slot by slot, in the order of moe_route.cu: the same sum for a row whatever else is in the batch.
+// Algorithm: the gated sum of Shazeer et al. 2017, slot by slot, in the order of moe_route.cu: the same sum for a row whatever else
+// is in the batch.
 //
-// Shapes: from [places, width] bf16; weights [rows, top_k] f32; places [rows · top_k]; out [rows, width] f32, added to; width a multiple of 8.
-// Grid: a thread for each 8 numbers of out. Bytes: 2 · top_k + 8 a number of out. FLOPs: 2 · top_k.
+// Shapes: from [places, width] bf16; weights [rows, top_k] f32; places [rows · top_k]; out [rows, width] f32, added to; width a
+// multiple of 8. Grid: a thread for each 8 numbers of out. Bytes: 2 · top_k + 8 a number of out. FLOPs: 2 · top_k.
 #include "dev.cuh"
 
 struct MoeSumParams {

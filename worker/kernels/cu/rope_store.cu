@@ -1,12 +1,13 @@
 // What happens to queries, keys and values between their projection and attention, in one pass: QK-norm, rotary embedding, store.
 //
-// Algorithm: queries and keys are normalised head by head where there is a weight for it (Qwen3's QK-norm, as rms_norm.cu), then turned
-// where there are angles: pairs (i, i + head_dim / 2) by the angle of their row (RoFormer, Su et al. 2021, in the order of Hugging
-// Face's rotate_half). Queries are written back in place, keys and values to their slots of the pool. A row without a slot is not stored.
+// Algorithm: queries and keys are normalised head by head where there is a weight for it (Qwen3's QK-norm, as rms_norm.cu), then
+// turned where there are angles: pairs (i, i + head_dim / 2) by the angle of their row (RoFormer, Su et al. 2021, in the order of
+// Hugging Face's rotate_half). Queries are written back in place, keys and values to their slots of the pool. A row without a slot is
+// not stored.
 //
-// Shapes: qkv [rows, qkv_stride] bf16, a row being heads queries, kv_heads keys, kv_heads values, each head_dim; angles [.., head_dim]
-// f32, half cosines and then half sines, row positions[row] of it (or row itself); pool as in paged.cuh; slot = block · block_tokens + place.
-// Grid: one warp for each (row, head of all three kinds). Bytes: 4 a number of qkv. FLOPs: up to 10 a number.
+// Shapes: qkv [rows, qkv_stride] bf16, a row being heads queries, kv_heads keys, kv_heads values, each head_dim; angles [..,
+// head_dim] f32, half cosines and then half sines, row positions[row] of it (or row itself); pool as in paged.cuh; slot = block ·
+// block_tokens + place. Grid: one warp for each (row, head of all three kinds). Bytes: 4 a number of qkv. FLOPs: up to 10 a number.
 #include "paged.cuh"
 #include "reduce.cuh"
 

@@ -1,7 +1,9 @@
 // The gate of a gated MLP: out = silu(gate) · up, silu(x) = x / (1 + e^-x) (Shazeer 2020, "GLU Variants Improve Transformer").
 //
+// Algorithm: number by number, in f32, rounded once.
+//
 // Shapes: gate_up [rows, 2 · width] bf16, the gate before the up projection; out [rows, width] bf16; width a multiple of 8.
-// Grid: a thread for each 8 numbers of out. Bytes: 6 a number of out. FLOPs: 5.
+// Grid: a thread for each 8 numbers of out, 256 to a block. Bytes: 6 a number of out. FLOPs: 5.
 #include "dev.cuh"
 
 struct SiluMulParams {

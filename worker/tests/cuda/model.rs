@@ -12,8 +12,11 @@ const LONG: usize = 64;
 
 /// A directory with the model.
 pub(crate) fn with_heads_of_64() -> PathBuf {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("heads-of-64-{}", std::process::id()));
+    // On another machine the crate is elsewhere: bench/gpu/run.sh says where.
+    let crate_directory =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let from = Path::new(&crate_directory).join("models/builtin");
+    let to = std::env::temp_dir().join(format!("roundhouse-heads-of-64-{}", std::process::id()));
     std::fs::create_dir_all(&to).unwrap();
     for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(from.join(file), to.join(file)).unwrap();

@@ -14,7 +14,8 @@ use crate::fake::FakeMachine;
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn command(machine: &FakeMachine, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_worker"));
+    let built = || env!("CARGO_BIN_EXE_worker").into();
+    let mut command = Command::new(std::env::var_os("ROUNDHOUSE_WORKER").unwrap_or_else(built));
     command.args(["--port", "0", "--threads", "1"]).args(arguments).env("NO_COLOR", "1");
     machine.enter(&mut command);
     command

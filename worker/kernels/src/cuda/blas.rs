@@ -86,6 +86,8 @@ unsafe impl Sync for Blas {}
 
 impl Drop for Blas {
     fn drop(&mut self) {
+        // The thread may be another than that which opened it.
+        let _ = self.gpu.enter();
         // SAFETY: created by `open`, and used no more.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
@@ -151,7 +153,9 @@ impl Blas {
                 self.gpu.stream().cu_stream().cast(),
             )
         }
-        .map_err(during("cublasLtMatmul"))
+        .map_err(during("cublasLtMatmul"))?;
+        self.gpu.count_launch();
+        Ok(())
     }
 
     /// What cuBLASLt thinks is fastest, asked once for each shape.

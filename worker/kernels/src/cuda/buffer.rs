@@ -52,6 +52,7 @@ impl CudaBuffer {
     ) -> Result<(), KernelError> {
         let bytes = rows * width * kind.bytes();
         if self.memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+            gpu.refuse_while_recording("an allocation")?;
             // The old memory goes first: both may not fit.
             self.memory = None;
             self.memory = Some(Memory::kept(gpu, bytes).map_err(|error| error.of_allocation(bytes))?);
@@ -205,22 +206,16 @@ impl CudaKvPool {
         Paging { block_tables, kv_heads: kv_heads as u32, block_shift: block_tokens.ilog2() }
     }
 
-    /// Where each row's keys and values go.
-    pub(super) fn slots(
-        &self,
-        spans: &[Span<'_>],
-        rows: usize,
-        layer: usize,
-    ) -> Result<Vec<u32>, KernelError> {
-        self.check(spans, rows, layer)?;
+    /// Where each row's keys and values go, of spans that were checked.
+    pub(super) fn slots(&self, spans: &[Span<'_>]) -> Vec<u32> {
         let block_tokens = self.layout.block_tokens;
         let slot = |span: &Span<'_>, position: usize| {
             span.blocks[position / block_tokens] * block_tokens as u32 + (position % block_tokens) as u32
         };
-        Ok(spans
+        spans
             .iter()
             .flat_map(|span| (span.context_tokens..span.end()).map(move |at| slot(span, at)))
-            .collect())
+            .collect()
     }
 
     /// Refuses spans that do not fit `rows` and the pool.

@@ -42,6 +42,7 @@ pub const FUNCTIONS: &[&str] = &[
     "cuMemGetInfo_v2",
     "cuMemHostAlloc",
     "cuMemPoolSetAttribute",
+    "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuModuleGetFunction",

@@ -51,6 +51,9 @@ pub enum CudaError {
     /// A graph without a launch.
     #[error("nothing was launched while a graph was recorded; it needs one kernel at least")]
     EmptyGraph,
+    /// Something besides launches, within a graph.
+    #[error("{0} cannot be part of a graph, which is launches only; do it before recording")]
+    Recorded(&'static str),
     /// A call that failed.
     #[error("{call} failed with {code}{}", .message.as_ref().map(|message| format!(": {message}")).unwrap_or_default())]
     Call {

@@ -4,6 +4,7 @@
 //! status is looked at; what fails while something is given back, the next call tells. Next: [`super::kernels`] computes with it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -24,6 +25,8 @@ pub struct Gpu {
     functions: HashMap<&'static str, CudaFunction>,
     name: String,
     capability: (i32, i32),
+    launched: AtomicU64,
+    recording: AtomicBool,
 }
 
 /// Shared memory of a block that needs no asking.
@@ -54,7 +57,8 @@ impl Gpu {
         keep_freed_memory(&context)?;
         let functions = load_functions(&context, capability)?;
         let staging = Mutex::new(Staging::new(&context));
-        Ok(Arc::new(Self { staging, stream, functions, name, capability }))
+        let (launched, recording) = (AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Arc::new(Self { staging, stream, functions, name, capability, launched, recording }))
     }
 
     /// What the driver calls it.
@@ -82,6 +86,7 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Call`], also for whatever failed in between.
     pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.refuse_while_recording("a wait")?;
         self.staging().wait(&self.stream)
     }
 
@@ -103,7 +108,29 @@ impl Gpu {
         };
         let mut arguments = self.stream.launch_builder(&self.functions[launch.kernel]);
         // SAFETY: the driver copies the parameters before it returns; the caller vouches for what they say.
-        unsafe { arguments.arg(params).launch(shape) }.map(drop).map_err(during("cuLaunchKernel"))
+        unsafe { arguments.arg(params).launch(shape) }.map_err(during("cuLaunchKernel"))?;
+        self.count_launch();
+        Ok(())
+    }
+
+    /// Kernels and products that were launched or recorded, ever.
+    pub(super) fn launched(&self) -> u64 {
+        self.launched.load(Ordering::Relaxed)
+    }
+
+    /// Notes that there was another.
+    pub(super) fn count_launch(&self) {
+        self.launched.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Says whether launches are recorded from now on.
+    pub(super) fn set_recording(&self, recording: bool) {
+        self.recording.store(recording, Ordering::Relaxed);
+    }
+
+    /// A driver would record copies and allocations too, and do them over and over with memory that is something else by then.
+    pub(super) fn refuse_while_recording(&self, what: &'static str) -> Result<(), CudaError> {
+        if self.recording.load(Ordering::Relaxed) { Err(CudaError::Recorded(what)) } else { Ok(()) }
     }
 
     /// Starts a copy of values, which may go away at once.
@@ -111,6 +138,7 @@ impl Gpu {
     /// # Safety
     /// There is room for them at `to`.
     pub(super) unsafe fn upload<T: DeviceValue>(&self, to: Address, values: &[T]) -> Result<(), CudaError> {
+        self.refuse_while_recording("a copy from the host")?;
         self.enter()?;
         // SAFETY: as the caller says.
         unsafe { self.staging().upload(&self.stream, to, values) }
@@ -125,6 +153,7 @@ impl Gpu {
         from: Address,
         values: &mut [T],
     ) -> Result<(), CudaError> {
+        self.refuse_while_recording("a copy to the host")?;
         self.enter()?;
         // SAFETY: as the caller says.
         unsafe { self.staging().download(&self.stream, from, values) }
@@ -145,6 +174,13 @@ impl Gpu {
     /// Makes the context current in this thread, which may be new to it.
     pub(super) fn enter(&self) -> Result<(), CudaError> {
         self.context().bind_to_thread().map_err(during("cuCtxSetCurrent"))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // Copies may still be under way from and to the pinned memory, which goes next. What fails here nobody can be told.
+        let _ = self.stream.synchronize();
     }
 }
 

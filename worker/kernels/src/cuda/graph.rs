@@ -1,6 +1,6 @@
 //! Launches that are recorded once and then started all at once, and how long work takes on the GPU itself.
 //!
-//! Serving launches eagerly as yet; measurements use both. Next: `examples/rates.rs`, the tests.
+//! Serving launches eagerly as yet, though its layers can be recorded (`tests/cuda/gpu.rs`); measurements use both. Next: `examples/rates`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,22 +21,27 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Records what `launches` launches, which is not run. What it does besides (allocations, copies, waits) fails.
+    /// Records what `launches` launches, which is not run. What it does besides (allocations, copies from and to the host, waits) fails.
     ///
     /// # Errors
-    /// Those of `launches`; [`CudaError::Call`] when they cannot be recorded.
-    pub fn record(
+    /// Those of `launches`, before all others; [`CudaError::EmptyGraph`]; [`CudaError::Call`] when they cannot be recorded.
+    pub fn record<E: From<CudaError>>(
         gpu: &Arc<Gpu>,
-        launches: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Self, CudaError> {
-        let stream = gpu.stream();
+        launches: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let (stream, before) = (gpu.stream(), gpu.launched());
         stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(during("cuStreamBeginCapture"))?;
+        gpu.set_recording(true);
         let outcome = launches();
+        gpu.set_recording(false);
         // Ended in any case: a stream that records runs nothing.
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(during("cuStreamEndCapture"))?;
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(during("cuStreamEndCapture"));
         outcome?;
-        let graph = graph.ok_or(CudaError::EmptyGraph)?;
-        Ok(Self { gpu: Arc::clone(gpu), graph })
+        // The driver has a graph for nothing, too.
+        match graph? {
+            Some(graph) if gpu.launched() > before => Ok(Self { gpu: Arc::clone(gpu), graph }),
+            _ => Err(CudaError::EmptyGraph.into()),
+        }
     }
 
     /// Starts what was recorded.

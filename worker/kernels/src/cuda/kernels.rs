@@ -4,27 +4,26 @@
 //! product has, since cuBLASLt chooses by shape; attention and the rest keep to one order. Caller: the model's forward pass.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
 
+use super::attention::{Attention, Step};
 use super::blas::{Blas, Output, Product};
 use super::buffer::{CudaBuffer, CudaKvPool, CudaLinear, Kind};
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::launch;
 use super::memory::Memory;
-use super::params::{
-    CombineParams, DecodeParams, GatherParams, MixedParams, PrefillParams, RmsNormParams, RopeStoreParams,
-    SiluMulParams, Visibility,
-};
-use super::plan::AttentionPlan;
+use super::params::{GatherParams, RmsNormParams, RopeStoreParams, SiluMulParams};
 use crate::{AttentionShape, Device, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView};
 
 /// The kernels on one GPU.
 pub struct CudaKernels {
     gpu: Arc<Gpu>,
     blas: Blas,
+    /// Of the step whose layers run.
+    step: Mutex<Option<Step>>,
 }
 
 impl CudaKernels {
@@ -33,15 +32,26 @@ impl CudaKernels {
     /// # Errors
     /// [`CudaError`], which says what this machine lacks.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
-        let gpu = Gpu::open(ordinal)?;
+        Self::on(Gpu::open(ordinal)?)
+    }
+
+    /// Computes on a GPU that is open.
+    ///
+    /// # Errors
+    /// [`CudaError`], when there is no cuBLASLt.
+    pub fn on(gpu: Arc<Gpu>) -> Result<Self, CudaError> {
         let blas = Blas::open(&gpu)?;
-        Ok(Self { gpu, blas })
+        Ok(Self { gpu, blas, step: Mutex::default() })
     }
 
     /// The GPU.
     #[must_use]
-    pub fn gpu(&self) -> &Gpu {
+    pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    fn step(&self) -> MutexGuard<'_, Option<Step>> {
+        self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn multiply(
@@ -76,6 +86,7 @@ impl CudaKernels {
         change: impl FnOnce(&mut RopeStoreParams),
     ) -> Result<(), KernelError> {
         x.expect("heads", Kind::Bf16)?;
+        expect_eights("heads", x.width())?;
         if heads.first_column + heads.heads * heads.head_dim > x.width()
             || !heads.first_column.is_multiple_of(8)
         {
@@ -260,12 +271,14 @@ impl Kernels for CudaKernels {
         pool: &mut CudaKvPool,
     ) -> Result<(), KernelError> {
         qkv.expect("store_kv", Kind::Bf16)?;
+        expect_eights("store_kv", qkv.width())?;
         let layout = pool.layout();
         let kv_width = layout.kv_heads * layout.head_dim;
         let first_column = qkv.width().checked_sub(2 * kv_width).ok_or_else(|| {
             mismatch("store_kv", format!("rows of at least {}", 2 * kv_width), qkv.width().to_string())
         })?;
-        let slots = Memory::passing(&self.gpu, &pool.slots(spans, qkv.rows(), layer)?)?;
+        let mut step = self.step();
+        let slots = &Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool)?.slots;
         let (keys, values) = pool.layer(layer);
         let params = RopeStoreParams {
             qkv: qkv.address() + 2 * first_column as u64,
@@ -290,16 +303,18 @@ impl Kernels for CudaKernels {
         out: &mut CudaBuffer,
     ) -> Result<(), KernelError> {
         qkv.expect("attention", Kind::Bf16)?;
+        expect_eights("attention", qkv.width())?;
         let layout = pool.layout();
         let width = shape.heads * layout.head_dim;
         if !shape.heads.is_multiple_of(layout.kv_heads) || width > qkv.width() {
             let expected = format!("a multiple of {} heads within {} columns", layout.kv_heads, qkv.width());
             return Err(mismatch("attention", expected, shape.heads.to_string()));
         }
-        pool.check(shape.spans, qkv.rows(), shape.layer)?;
+        let AttentionShape { layer, heads, scale, spans } = shape;
+        let mut step = self.step();
+        let step = Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool)?;
         out.reset(&self.gpu, qkv.rows(), width, Kind::Bf16)?;
-        let plan = AttentionPlan::new(shape.spans, layout.head_dim, Visibility::default())?;
-        Attention { kernels: self, qkv, pool, shape, plan: &plan, out }.run()
+        Attention { gpu: &self.gpu, qkv, pool, out, layer, heads, scale }.run(step)
     }
 
     fn silu_mul(&self, gate_up: &CudaBuffer, out: &mut CudaBuffer) -> Result<(), KernelError> {
@@ -326,117 +341,6 @@ impl Kernels for CudaKernels {
         }
         let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
         self.gather(x.address(), &rows, x.width(), out, launch::select_rows(rows.len())?)
-    }
-}
-
-/// One layer's attention: all rows in one launch, then the sum of what was split.
-struct Attention<'a> {
-    kernels: &'a CudaKernels,
-    qkv: &'a CudaBuffer,
-    pool: &'a CudaKvPool,
-    shape: AttentionShape<'a>,
-    plan: &'a AttentionPlan,
-    out: &'a CudaBuffer,
-}
-
-/// The plan's lists, and what its parts leave, on the device.
-struct Lists {
-    sequences: Memory,
-    block_tables: Memory,
-    tiles: Memory,
-    chunks: Memory,
-    merges: Memory,
-    partial_sums: Memory,
-    partial_logs: Memory,
-}
-
-impl Attention<'_> {
-    fn run(self) -> Result<(), KernelError> {
-        let (heads, KvLayout { kv_heads, head_dim, .. }) = (self.shape.heads, self.pool.layout());
-        let lists = self.upload()?;
-        let (prefill, decode) = (self.prefill(&lists), self.decode(&lists));
-        let tiles = launch::prefill(head_dim, self.plan.tiles.len(), heads)?;
-        let chunks = launch::decode(head_dim, self.plan.chunks.len(), heads, kv_heads)?;
-        let gpu = &self.kernels.gpu;
-        // SAFETY: the spans, from which the plan is, lie in the buffers and the pool; the parts have a slot for each chunk that leaves one.
-        unsafe {
-            if tiles.grid == 0 || chunks.grid == 0 {
-                gpu.launch(tiles, &prefill)?;
-                gpu.launch(chunks, &decode)?;
-            } else {
-                let mixed = MixedParams { prefill, decode, prefill_blocks: tiles.grid, reserved: 0 };
-                gpu.launch(launch::mixed(head_dim, tiles, chunks)?, &mixed)?;
-            }
-        }
-        let launch = launch::combine(head_dim, self.plan.merges.len(), heads)?;
-        // SAFETY: merges name slots and rows of this plan.
-        Ok(unsafe { gpu.launch(launch, &self.combine(&lists)) }?)
-    }
-
-    fn upload(&self) -> Result<Lists, KernelError> {
-        let (gpu, plan) = (&self.kernels.gpu, self.plan);
-        let parts = plan.slots as usize * self.shape.heads;
-        Ok(Lists {
-            sequences: Memory::passing(gpu, &plan.sequences)?,
-            block_tables: Memory::passing(gpu, &plan.block_tables)?,
-            tiles: Memory::passing(gpu, &plan.tiles)?,
-            chunks: Memory::passing(gpu, &plan.chunks)?,
-            merges: Memory::passing(gpu, &plan.merges)?,
-            partial_sums: Memory::passing_bytes(gpu, parts * self.pool.layout().head_dim * 4)?,
-            partial_logs: Memory::passing_bytes(gpu, parts * 4)?,
-        })
-    }
-
-    fn prefill(&self, lists: &Lists) -> PrefillParams {
-        let (keys, values) = self.pool.layer(self.shape.layer);
-        PrefillParams {
-            q: self.qkv.address(),
-            keys,
-            values,
-            out: self.out.address(),
-            sink_logits: 0,
-            tiles: lists.tiles.address(),
-            sequences: lists.sequences.address(),
-            paging: self.pool.paging(lists.block_tables.address()),
-            visibility: Visibility::default(),
-            heads: self.shape.heads as u32,
-            q_stride: self.qkv.width() as u32,
-            out_stride: self.out.width() as u32,
-            score_scale: self.shape.scale,
-        }
-    }
-
-    fn decode(&self, lists: &Lists) -> DecodeParams {
-        let prefill = self.prefill(lists);
-        DecodeParams {
-            q: prefill.q,
-            keys: prefill.keys,
-            values: prefill.values,
-            out: prefill.out,
-            partial_sums: lists.partial_sums.address(),
-            partial_logs: lists.partial_logs.address(),
-            sink_logits: prefill.sink_logits,
-            chunks: lists.chunks.address(),
-            sequences: prefill.sequences,
-            paging: prefill.paging,
-            visibility: prefill.visibility,
-            heads: prefill.heads,
-            q_stride: prefill.q_stride,
-            out_stride: prefill.out_stride,
-            score_scale: prefill.score_scale,
-        }
-    }
-
-    fn combine(&self, lists: &Lists) -> CombineParams {
-        CombineParams {
-            partial_sums: lists.partial_sums.address(),
-            partial_logs: lists.partial_logs.address(),
-            sink_logits: 0,
-            merges: lists.merges.address(),
-            out: self.out.address(),
-            heads: self.shape.heads as u32,
-            out_stride: self.out.width() as u32,
-        }
     }
 }
 

@@ -51,6 +51,7 @@ impl Memory {
     }
 
     fn allocate(gpu: &Arc<Gpu>, bytes: usize, lifetime: Lifetime) -> Result<Self, CudaError> {
+        gpu.refuse_while_recording("an allocation")?;
         gpu.enter()?;
         // The driver refuses to allocate nothing.
         let wanted = bytes.max(16);
@@ -91,6 +92,29 @@ impl Memory {
         }
         // SAFETY: there is room for them.
         unsafe { self.gpu.upload(self.address, values) }
+    }
+
+    /// Starts a copy of all of `from` to the beginning; both are of one GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    ///
+    /// # Panics
+    /// When it is larger than this, or of another GPU.
+    pub fn copy_from(&self, from: &Self) -> Result<(), CudaError> {
+        assert!(Arc::ptr_eq(&self.gpu, &from.gpu), "memory of one GPU");
+        assert!(from.bytes <= self.bytes, "{} bytes into {}", from.bytes, self.bytes);
+        if from.bytes == 0 {
+            return Ok(());
+        }
+        self.gpu.enter()?;
+        // SAFETY: so many bytes are there on both sides, and stay until the stream's work is done: see `Lifetime`.
+        unsafe {
+            result::memcpy_dtod_async(self.address, from.address, from.bytes, self.gpu.stream().cu_stream())
+        }
+        .map_err(during("cuMemcpyDtoDAsync"))?;
+        self.gpu.count_launch();
+        Ok(())
     }
 
     /// Waits for all work, and reads `count` values from the beginning.

@@ -2,9 +2,10 @@
 //!
 //! Plain values, tested on any machine: [`params`] mirrors the kernels' parameters, [`plan`] cuts a batch into their work lists,
 //! [`launch`] says with how many blocks, threads and bytes each runs. Then what a GPU is needed for, through cudarc: [`driver`] looks whether
-//! there is one, [`gpu`] is one device and [`memory`] its memory, `blas` the dense products, [`kernels`] the operations. A machine without
+//! there is one, [`gpu`] is one device and [`memory`] its memory, `blas` the dense products, [`kernels`] the operations (attention's in `attention`). A machine without
 //! a GPU gets a [`CudaError`] that says what is missing; nothing here is linked.
 
+mod attention;
 pub mod blas;
 mod buffer;
 pub mod driver;

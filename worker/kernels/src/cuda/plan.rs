@@ -73,6 +73,23 @@ impl AttentionPlan {
         Ok(plan)
     }
 
+    /// Whether it was made of these spans, which have `rows` rows in all.
+    #[must_use]
+    pub(super) fn is_of(&self, spans: &[Span<'_>], rows: usize) -> bool {
+        let mut table_start = 0;
+        let same = spans.len() == self.sequences.len()
+            && spans.iter().zip(&self.sequences).all(|(span, sequence)| {
+                let Sequence { first_row, rows, context_tokens, .. } = *sequence;
+                let place = [first_row, rows, context_tokens, sequence.table_start].map(|n| n as usize);
+                let same = place == [span.first_row, span.rows, span.context_tokens, table_start];
+                let table = table_start..table_start + span.blocks.len();
+                table_start = table.end;
+                same && self.block_tables.get(table) == Some(span.blocks)
+            });
+        let planned_rows: usize = self.sequences.iter().map(|sequence| sequence.rows as usize).sum();
+        same && table_start == self.block_tables.len() && rows == planned_rows
+    }
+
     fn add_decode(&mut self, index: u32, sequence: Sequence, visibility: Visibility) {
         let end = sequence.context_tokens + 1;
         let from = if visibility.window == 0 { 0 } else { end.saturating_sub(visibility.window) };
@@ -160,6 +177,28 @@ mod tests {
             slots.sort_unstable();
             prop_assert_eq!(slots, (0..plan.slots).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn a_plan_knows_its_spans_from_all_others() {
+        let spans = [span(0, 1, 20, &[4, 5]), span(1, 3, 0, &[6])];
+        let plan = AttentionPlan::new(&spans, 64, ALL).unwrap();
+        assert!(plan.is_of(&spans, 4));
+        let others: [&[Span<'_>]; 8] = [
+            &spans[..1],
+            &[spans[0], spans[1], span(4, 0, 0, &[])],
+            &[span(0, 1, 21, &[4, 5]), spans[1]],
+            &[span(0, 2, 20, &[4, 5]), span(2, 2, 0, &[6])],
+            &[span(0, 1, 20, &[4, 7]), spans[1]],
+            // The same blocks one behind another, cut at another place.
+            &[span(0, 1, 20, &[4]), span(1, 3, 0, &[5, 6])],
+            &[span(0, 1, 20, &[4, 5]), span(1, 3, 0, &[6, 7])],
+            &[span(0, 1, 20, &[4, 5]), span(1, 3, 0, &[])],
+        ];
+        for other in others {
+            assert!(!plan.is_of(other, other.iter().map(|span| span.rows).sum()), "{other:?}");
+        }
+        assert!(!plan.is_of(&spans, 5));
     }
 
     #[test]

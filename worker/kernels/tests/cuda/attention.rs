@@ -3,13 +3,14 @@
 use half::bf16;
 use rand::RngExt;
 use worker_kernels::Span;
-use worker_kernels::cuda::launch;
-use worker_kernels::cuda::params::{
-    Address, CombineParams, DecodeChunk, DecodeParams, Merge, MixedParams, Paging, PrefillParams, Visibility,
-};
+use worker_kernels::cuda::params::{DecodeChunk, Merge, Visibility};
 use worker_kernels::cuda::plan::AttentionPlan;
 
-use crate::machine::{Buffer, POISON, Run, launch as run_launch, rng};
+use crate::machine::{POISON, Run, on_a_real_gpu, rng};
+
+mod launches;
+
+use launches::Device;
 
 /// One call: its shape, and `(context, rows)` of each sequence.
 #[derive(Clone, Debug)]
@@ -203,123 +204,6 @@ fn compute_planned(case: &Case, data: &Data, run: Run, change: fn(&mut Attention
     device.out.read_bf16()
 }
 
-/// A case in device memory.
-struct Device {
-    q: Buffer,
-    keys: Buffer,
-    values: Buffer,
-    out: Buffer,
-    sink_logits: Option<Buffer>,
-    sequences: Buffer,
-    block_tables: Buffer,
-    q_stride: u32,
-    out_stride: u32,
-}
-
-impl Device {
-    fn new(case: &Case, data: &Data, plan: &AttentionPlan) -> Self {
-        Self {
-            q: Buffer::of_bf16(&data.q),
-            keys: Buffer::of_bf16(&data.keys),
-            values: Buffer::of_bf16(&data.values),
-            out: Buffer::poisoned::<u16>(case.rows() * data.out_stride),
-            sink_logits: (case.sinks == Sinks::Learned).then(|| Buffer::of(&data.sink_logits)),
-            sequences: Buffer::of(&plan.sequences),
-            block_tables: Buffer::of(&plan.block_tables),
-            q_stride: data.q_stride as u32,
-            out_stride: data.out_stride as u32,
-        }
-    }
-
-    fn paging(&self, case: &Case) -> Paging {
-        Paging {
-            block_tables: self.block_tables.address(),
-            kv_heads: case.kv_heads as u32,
-            block_shift: case.block_tokens.ilog2(),
-        }
-    }
-
-    fn sinks(&self) -> u64 {
-        self.sink_logits.as_ref().map_or(0, Buffer::address)
-    }
-
-    /// All rows, in one launch when there are both kinds.
-    fn run(&self, case: &Case, plan: &AttentionPlan, run: Run) {
-        let (tiles, chunks, merges) =
-            (Buffer::of(&plan.tiles), Buffer::of(&plan.chunks), Buffer::of(&plan.merges));
-        let parts = plan.slots as usize * case.heads;
-        let partial_sums = Buffer::poisoned::<f32>(parts * case.head_dim);
-        let partial_logs = Buffer::poisoned::<f32>(parts);
-        let (sums, logs) = (partial_sums.address(), partial_logs.address());
-        let (prefill, decode) =
-            (self.prefill(case, tiles.address()), self.decode(case, chunks.address(), sums, logs));
-        let tiles = launch::prefill(case.head_dim, plan.tiles.len(), case.heads).unwrap();
-        let chunks = launch::decode(case.head_dim, plan.chunks.len(), case.heads, case.kv_heads).unwrap();
-        if tiles.grid == 0 || chunks.grid == 0 || case.launches == Launches::Separate {
-            run_launch(tiles, &prefill, run).unwrap();
-            run_launch(chunks, &decode, run).unwrap();
-        } else {
-            let params = MixedParams { prefill, decode, prefill_blocks: tiles.grid, reserved: 0 };
-            run_launch(launch::mixed(case.head_dim, tiles, chunks).unwrap(), &params, run).unwrap();
-        }
-        let params = CombineParams {
-            partial_sums: sums,
-            partial_logs: logs,
-            sink_logits: self.sinks(),
-            merges: merges.address(),
-            out: self.out.address(),
-            heads: case.heads as u32,
-            out_stride: self.out_stride,
-        };
-        let combine = launch::combine(case.head_dim, plan.merges.len(), case.heads).unwrap();
-        run_launch(combine, &params, run).unwrap();
-    }
-
-    fn prefill(&self, case: &Case, tiles: Address) -> PrefillParams {
-        PrefillParams {
-            q: self.q.address(),
-            keys: self.keys.address(),
-            values: self.values.address(),
-            out: self.out.address(),
-            sink_logits: self.sinks(),
-            tiles,
-            sequences: self.sequences.address(),
-            paging: self.paging(case),
-            visibility: case.visibility,
-            heads: case.heads as u32,
-            q_stride: self.q_stride,
-            out_stride: self.out_stride,
-            score_scale: case.scale(),
-        }
-    }
-
-    fn decode(
-        &self,
-        case: &Case,
-        chunks: Address,
-        partial_sums: Address,
-        partial_logs: Address,
-    ) -> DecodeParams {
-        DecodeParams {
-            q: self.q.address(),
-            keys: self.keys.address(),
-            values: self.values.address(),
-            out: self.out.address(),
-            partial_sums,
-            partial_logs,
-            sink_logits: self.sinks(),
-            chunks,
-            sequences: self.sequences.address(),
-            paging: self.paging(case),
-            visibility: case.visibility,
-            heads: case.heads as u32,
-            q_stride: self.q_stride,
-            out_stride: self.out_stride,
-            score_scale: case.scale(),
-        }
-    }
-}
-
 /// Every number is near the reference, and nothing else was written.
 fn check(case: &Case, seed: u64, run: Run) {
     let data = Data::new(case, seed);
@@ -327,12 +211,18 @@ fn check(case: &Case, seed: u64, run: Run) {
 }
 
 fn check_out(case: &Case, data: &Data, run: Run, out: &[bf16]) {
+    check_rows(case, data, run, out, 1);
+}
+
+/// One row of every `each`, and the last of each sequence.
+fn check_rows(case: &Case, data: &Data, run: Run, out: &[bf16], each: usize) {
     let mut row = 0;
     for (sequence, &(context, rows)) in case.sequences.iter().enumerate() {
         for i in 0..rows {
             let (numbers, rest) =
                 out[row * data.out_stride..][..data.out_stride].split_at(case.heads * case.head_dim);
-            for head in 0..case.heads {
+            let heads = if row % each == 0 || i + 1 == rows { case.heads } else { 0 };
+            for head in 0..heads {
                 let want = reference(case, data, sequence, row, context + i, head);
                 for (d, (want, spread)) in want.into_iter().enumerate() {
                     let got = numbers[head * case.head_dim + d].to_f64();
@@ -479,6 +369,20 @@ fn prefill_and_decode_go_in_one_batch_with_the_bits_they_have_apart() {
     };
     for case in cases {
         assert!(bits(&case) == bits(&Case { launches: Launches::Separate, ..case.clone() }), "{case:?}");
+    }
+}
+
+/// On a GPU as many blocks as fill it, each of them long: the host's machine runs one after the other.
+#[test]
+fn rows_of_long_sequences_agree() {
+    let (heads, kv_heads, rows, context, decoding) =
+        if on_a_real_gpu() { (16, 4, 4000, 6000, 12) } else { (2, 1, 140, 600, 2) };
+    for head_dim in [64, 128, 256] {
+        let mut sequences = vec![(0, rows), (context / 2, rows / 2)];
+        sequences.extend((0..decoding).map(|number| (context + number * 37, 1)));
+        let case = Case::new(head_dim, heads, kv_heads, &sequences);
+        let (data, run) = (Data::new(&case, head_dim as u64), Run::number(head_dim));
+        check_rows(&case, &data, run, &compute(&case, &data, run), 61);
     }
 }
 

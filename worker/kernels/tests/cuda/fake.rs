@@ -7,7 +7,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A search path for libraries, and what the fake driver reads of its environment.
+/// A search path for libraries, and what the fake driver reads of its environment; by default, this machine as it is.
+#[derive(Default)]
 pub(crate) struct FakeMachine {
     directories: Vec<PathBuf>,
     environment: Vec<(&'static str, String)>,
@@ -27,7 +28,7 @@ impl FakeMachine {
     /// No NVIDIA driver, even where there is one.
     pub(crate) fn without_driver() -> Self {
         let directories = vec![broken(&["libcuda.so", "libcuda.so.1"])];
-        Self { directories, environment: Vec::new() }
+        Self { directories, ..Self::default() }
     }
 
     /// The same without cuBLASLt.
@@ -55,30 +56,35 @@ impl FakeMachine {
 
     /// Makes a process that is not yet started see this machine.
     pub(crate) fn enter(&self, command: &mut Command) {
-        let path = std::env::join_paths(&self.directories).expect("plain paths");
-        command.env("LD_LIBRARY_PATH", path).envs(self.environment.iter().cloned());
+        if !self.directories.is_empty() {
+            let path = std::env::join_paths(&self.directories).expect("plain paths");
+            command.env("LD_LIBRARY_PATH", path);
+        }
+        command.envs(self.environment.iter().cloned());
     }
 
     fn built(crate_directory: &Path, macros: &str) -> Self {
         let source = crate_directory.join("tests/cuda/fake_cuda.cpp");
-        let digest = digest(std::slice::from_ref(&source), macros);
+        let flags = format!("{FAKE_FLAGS} {macros}");
+        let digest = digest(std::slice::from_ref(&source), &flags);
         let directory = once(&format!("fake-{digest:016x}"), |unfinished| {
             std::fs::create_dir(unfinished).expect("the directory of a build is writable");
             let library = unfinished.join("libcuda.so");
-            run_compiler(&source, &format!("{FAKE_FLAGS} {macros}"), &library);
+            run_compiler(&source, &flags, &library);
             // One library under two names, so that both see the same memory.
             let link = std::os::unix::fs::symlink("libcuda.so", unfinished.join("libcublasLt.so"));
             link.expect("the directory of a build is writable");
         });
-        Self { directories: vec![directory], environment: Vec::new() }
+        Self { directories: vec![directory], ..Self::default() }
     }
 }
 
 const FAKE_FLAGS: &str = "-std=c++17 -O2 -Wall -Werror -shared -fPIC";
 
-/// Of each library its own kernels and its own machine: nothing is shared between them.
+/// Of each library its own kernels and its own machine: nothing is shared between them. An access that is not aligned as its type
+/// says, which a GPU refuses and this CPU would let pass, ends the process (SIGILL).
 const KERNEL_FLAGS: &str = "-x c++ -std=c++17 -O2 -Wall -DHOST_SHIM -shared -fPIC -fvisibility=hidden \
-    -fno-gnu-unique -fno-exceptions -fno-rtti -fno-strict-aliasing";
+    -fno-gnu-unique -fno-exceptions -fno-rtti -fno-strict-aliasing -fsanitize=alignment -fsanitize-undefined-trap-on-error";
 
 /// The files of kernels.
 pub(crate) fn kernel_files(sources: &Path) -> Vec<String> {
@@ -93,8 +99,9 @@ pub(crate) fn compile(sources: &Path, source: &str, warnings: &str) -> PathBuf {
     files.extend(names_in(&sources.join("host"), &["h"]));
     files.extend(with_included_kernels(sources, source));
     files.sort();
-    once(&format!("{source}-{:016x}.so", digest(&files, warnings)), |unfinished| {
-        run_compiler(&sources.join(source), &format!("{KERNEL_FLAGS} {warnings}"), unfinished);
+    let flags = format!("{KERNEL_FLAGS} {warnings}");
+    once(&format!("{source}-{:016x}.so", digest(&files, &flags)), |unfinished| {
+        run_compiler(&sources.join(source), &flags, unfinished);
     })
 }
 

@@ -43,7 +43,7 @@ typedef std::deque<Work> Graph;
 static Graph* recording = nullptr; // takes the launches of a stream that records
 static std::map<u64, size_t> pinned; // memory of the host that a copy reads or writes only when its turn comes
 static size_t allocated = 0, most_bytes = size_t(1) << 30;
-static u64 launches = 0;
+static u64 launches = 0, waits = 0, uploads = 0;
 static int the_context, the_stream, the_pool;
 static thread_local void* current = nullptr;
 static bool broken = false;
@@ -64,6 +64,9 @@ static int devices() { return setting("FAKE_DEVICES", 1); }
 extern "C" {
 // For the tests: how much is still allocated.
 u64 fake_allocated() { return allocated; }
+// And how often somebody waited, and copied from the host.
+u64 fake_waits() { return waits; }
+u64 fake_uploads() { return uploads; }
 
 Status cuInit(u32) { return setting("FAKE_INIT_STATUS", 0); }
 Status cuDriverGetVersion(int* version) { return *version = setting("FAKE_VERSION", 13000), 0; }
@@ -102,6 +105,7 @@ Status cuStreamDestroy_v2(void* stream) { return stream == &the_stream ? 0 : INV
 Status cuStreamSynchronize(void*) {
     NEED_CONTEXT;
     if (recording) return INVALID_VALUE; // as the real one refuses to wait then
+    waits++;
     while (!queue.empty()) {
         auto work = std::move(queue.front());
         queue.pop_front();
@@ -127,11 +131,7 @@ Status cuStreamBeginCapture_v2(void*, int) {
 Status cuStreamEndCapture(void*, void** graph) {
     NEED_CONTEXT;
     if (!recording) return INVALID_VALUE;
-    if (recording->empty()) {
-        delete recording;
-        return *graph = recording = nullptr, 0;
-    }
-    *graph = recording;
+    *graph = recording; // of nothing, too
     return recording = nullptr, 0;
 }
 Status cuGraphInstantiateWithFlags(void** executable, void* graph, u64 flags) {
@@ -198,6 +198,8 @@ Status cuLaunchKernel(void* function, u32 grid, u32 y, u32 z, u32 threads, u32 t
     (recording ? *recording : queue).push_back([=] {
         char error[512];
         HostLaunch launch = {kernel->name.c_str(), copy.data(), copy.size(), nullptr, 0, seed, grid, threads, shared_bytes, u32(seed % 3)};
+        const char* fails = getenv("FAKE_FAILS");
+        if (fails && kernel->name.find(fails) == 0) return fprintf(stderr, "fake GPU: %s fails, as it was told to\n", fails), false;
         if (!kernel->launch(&launch, error, sizeof error)) return true;
         fprintf(stderr, "fake GPU: %s\n", error);
         return false;
@@ -257,12 +259,19 @@ static bool is_pinned(const void* memory, size_t bytes) {
 Status cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void*) {
     NEED_CONTEXT;
     if (!ours(to, bytes) || recording) return INVALID_VALUE;
+    uploads++;
     if (is_pinned(from, bytes)) {
         queue.push_back([=] { return memcpy((void*)to, from, bytes), true; });
         return 0;
     }
     std::string copy((const char*)from, bytes); // pageable memory is read at once
     queue.push_back([=] { return memcpy((void*)to, copy.data(), copy.size()), true; });
+    return 0;
+}
+Status cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void* stream) {
+    NEED_CONTEXT;
+    if (!ours(to, bytes) || !ours(from, bytes) || stream != &the_stream) return INVALID_VALUE;
+    (recording ? *recording : queue).push_back([=] { return memcpy((void*)to, (void*)from, bytes), true; });
     return 0;
 }
 Status cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) {
@@ -338,7 +347,7 @@ Status cublasLtMatmul(void*, void* product, const float* alpha, u64 a, void* a_l
     if (!fits(&p, &la, &lb, &ld) || algorithm[0] != COOKIE || c != d || stream != &the_stream || !ours((u64)workspace, workspace_bytes) ||
         !ours(a, bytes(la)) || !ours(b, bytes(lb)) || !ours(d, bytes(ld)) || (p.epilogue == 4 && !ours(p.bias, ld.rows * (ld.type == F32 ? 4 : 2))))
         return BLAS_INVALID;
-    queue.push_back([=] {
+    (recording ? *recording : queue).push_back([=] {
         const u64 inner = p.transposed_a ? la.rows : la.columns;
         for (u64 column = 0; column < ld.columns; column++)
             for (u64 row = 0; row < ld.rows; row++) {

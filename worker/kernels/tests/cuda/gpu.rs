@@ -6,31 +6,28 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::sys::culib;
-use half::bf16;
-use rand::RngExt;
-use worker_kernels::cuda::params::SiluMulParams;
-use worker_kernels::cuda::{CudaError, CudaKernels, Gpu, Graph, Memory, blas, driver, launch};
-use worker_kernels::{
-    AttentionShape, CpuKernels, Device, Dtype, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView,
+use worker_kernels::cuda::{
+    CudaBuffer, CudaError, CudaKernels, CudaKvPool, CudaLinear, Gpu, Graph, Memory, blas, driver,
 };
+use worker_kernels::{AttentionShape, Device, Dtype, KernelError, Kernels, KvLayout, Span, WeightView};
 
 use crate::fake::FakeMachine;
-use crate::machine::{crate_directory, rng, runs_on_gpu};
+use crate::layer::{Layer, SECOND, weight_bytes};
+use crate::machine::crate_directory;
 
 /// Set in a process on a fake machine.
 const INSIDE: &str = "ROUNDHOUSE_FAKE_MACHINE";
 
-fn inside() -> bool {
+pub(crate) fn inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Runs the test of this module once more, on `machine`; returns what it printed.
-fn run_on(machine: &FakeMachine, test: &str) -> String {
+/// Runs a test, named with its module, once more on `machine`; returns what it printed.
+pub(crate) fn run_on(machine: &FakeMachine, test: &str) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", &format!("gpu::{test}"), "--nocapture"]).env(INSIDE, "1");
+    command.args(["--exact", test, "--nocapture"]).env(INSIDE, "1");
     machine.enter(&mut command);
     let output = command.output().unwrap();
     let (printed, errors) =
@@ -43,7 +40,7 @@ fn machine() -> FakeMachine {
     FakeMachine::new(crate_directory())
 }
 
-fn machine_with_kernels() -> FakeMachine {
+pub(crate) fn machine_with_kernels() -> FakeMachine {
     machine().with_kernels(crate_directory())
 }
 
@@ -79,7 +76,7 @@ fn machines_that_lack_something_say_what() {
         ),
     ];
     for (machine, reason) in cases {
-        let printed = run_on(&machine, "machines_that_lack_something_say_what");
+        let printed = run_on(&machine, "gpu::machines_that_lack_something_say_what");
         assert!(printed.contains(&format!("refused: {reason}\n")), "not {reason:?}:\n{printed}");
     }
 }
@@ -109,149 +106,145 @@ fn every_generation_of_gpu_is_opened() {
     }
     for major in [8, 9, 10, 11, 12] {
         let machine = machine_with_kernels().set("FAKE_CAPABILITY_MAJOR", major.to_string());
-        let printed = run_on(&machine, "every_generation_of_gpu_is_opened");
+        let printed = run_on(&machine, "gpu::every_generation_of_gpu_is_opened");
         assert!(printed.contains(&format!("Fake GPU {major}.0, {} bytes free\n", 1 << 30)), "{printed}");
     }
 }
 
-/// A layer's weights, and the rows of two steps.
-struct Layer {
-    head_dim: usize,
-    heads: usize,
-    kv_heads: usize,
-    hidden: usize,
-    mlp: usize,
-    vocab: usize,
-    numbers: Vec<u8>,
+/// What the fake GPU has counted.
+pub(crate) fn fake(what: &str) -> u64 {
+    let name = format!("fake_{what}");
+    // SAFETY: the driver of this process is the fake, whose functions of such names have this type and read a number.
+    unsafe { culib().get::<unsafe extern "C" fn() -> u64>(name.as_bytes()).unwrap()() }
 }
 
-/// Numbers that bf16 holds, so that both devices have the same weights.
-fn weight_bytes(count: usize, seed: u64) -> Vec<u8> {
-    let mut rng = rng(seed);
-    (0..count).flat_map(|_| bf16::from_f32(rng.random_range(-0.25f32..0.25)).to_le_bytes()).collect()
-}
-
-impl Layer {
-    fn new(head_dim: usize) -> Self {
-        let (heads, kv_heads, hidden, mlp, vocab) = (4, 2, 72, 104, 50);
-        let numbers = weight_bytes(200 * 8 * head_dim * 4, 5);
-        Self { head_dim, heads, kv_heads, hidden, mlp, vocab, numbers }
-    }
-
-    /// Different weights at different offsets.
-    fn weight(&self, offset: usize, rows: usize, columns: usize) -> WeightView<'_> {
-        WeightView::new(Dtype::Bf16, rows, columns, &self.numbers[2 * offset..][..2 * rows * columns])
-            .unwrap()
-    }
-
-    /// One layer of a decoder over two steps, every operation in it; returns the logits of both.
-    fn run<K: Kernels>(&self, kernels: &K) -> Result<Vec<Vec<f32>>, KernelError> {
-        let Self { head_dim, heads, kv_heads, hidden, mlp, vocab, .. } = *self;
-        let qkv_width = (heads + 2 * kv_heads) * head_dim;
-        let table = kernels.linear(&[self.weight(3, vocab, hidden)], &[])?;
-        let qkv_parts =
-            [self.weight(0, heads * head_dim, hidden), self.weight(40, 2 * kv_heads * head_dim, hidden)];
-        let qkv = kernels.linear(&qkv_parts, &[self.weight(7, 1, qkv_width)])?;
-        let output =
-            kernels.linear(&[self.weight(11, hidden, heads * head_dim)], &[self.weight(9, 1, hidden)])?;
-        let gate_up = kernels.linear(&[self.weight(13, 2 * mlp, hidden)], &[])?;
-        let down = kernels.linear(&[self.weight(17, hidden, mlp)], &[])?;
-        let head = kernels.linear(&[self.weight(19, vocab, hidden)], &[])?;
-        let (norm, head_norm) =
-            (kernels.vector(self.weight(23, 1, hidden))?, kernels.vector(self.weight(29, 1, head_dim))?);
-        let layout = KvLayout { layers: 2, kv_heads, head_dim, block_tokens: 4, blocks: 200 };
-        let mut pool = kernels.kv_pool(layout)?;
-        let (mut x, mut normed, mut wide, mut attended) =
-            (kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer());
-        let (mut angles, mut logits) = (kernels.buffer(), kernels.buffer());
-        let mut results = Vec::new();
-        // Of three sequences: a prompt, a prompt in two chunks, and one that is decoded over 600 positions.
-        let blocks: Vec<Vec<u32>> = vec![vec![7, 3], vec![9, 8, 2], (20..180).rev().collect()];
-        for rows in [[(0, 5), (0, 3), (0, 600)], [(5, 1), (3, 6), (600, 1)]] {
-            let mut first_row = 0;
-            let spans: Vec<Span<'_>> = rows
-                .iter()
-                .zip(&blocks)
-                .map(|(&(context_tokens, rows), blocks)| {
-                    first_row += rows;
-                    Span { first_row: first_row - rows, rows, context_tokens, blocks }
-                })
-                .collect();
-            let tokens: Vec<u32> = (0..first_row as u32).map(|row| (row * 7 + 1) % vocab as u32).collect();
-            let turns: Vec<f32> = (0..first_row * head_dim).map(|i| ((i % 37) as f32 * 0.3).sin()).collect();
-            kernels.write(&turns, head_dim, &mut angles)?;
-            kernels.embed(&table, &tokens, &mut x)?;
-            kernels.rms_norm(&x, &norm, 1e-5, &mut normed)?;
-            kernels.linear_into(&normed, &qkv, &mut wide)?;
-            let span = |first, heads| HeadSpan { first_column: first * head_dim, heads, head_dim };
-            kernels.head_norm(&mut wide, span(heads, kv_heads), &head_norm, 1e-5)?;
-            kernels.rope(&mut wide, &angles, span(0, heads + kv_heads))?;
-            kernels.store_kv(&wide, &spans, 1, &mut pool)?;
-            let scale = 1.0 / (head_dim as f32).sqrt();
-            kernels.attention(
-                &wide,
-                &pool,
-                AttentionShape { layer: 1, heads, scale, spans: &spans },
-                &mut attended,
-            )?;
-            kernels.linear_add(&attended, &output, &mut x)?;
-            kernels.rms_norm(&x, &norm, 1e-5, &mut normed)?;
-            kernels.linear_into(&normed, &gate_up, &mut wide)?;
-            kernels.silu_mul(&wide, &mut attended)?;
-            kernels.linear_add(&attended, &down, &mut x)?;
-            let last: Vec<usize> = spans.iter().map(|span| span.first_row + span.rows - 1).collect();
-            kernels.select_rows(&x, &last, &mut attended)?;
-            kernels.rms_norm(&attended, &norm, 1e-5, &mut normed)?;
-            kernels.logits(&normed, &head, &mut logits)?;
-            results.push(kernels.read(&logits)?.into_owned());
-        }
-        Ok(results)
-    }
-}
-
-fn compare_layers(kernels: &CudaKernels) {
-    for head_dim in [64, 128, 256] {
-        let layer = Layer::new(head_dim);
-        let want = layer.run(&CpuKernels::new("test", 1).unwrap()).unwrap();
-        let got = layer.run(kernels).unwrap();
-        for (step, (got, want)) in got.iter().zip(&want).enumerate() {
-            let spread = want.iter().map(|logit| logit.abs()).fold(0.0, f32::max);
-            assert_eq!(got.len(), want.len());
-            for (index, (got, want)) in got.iter().zip(want).enumerate() {
-                let what = format!("head_dim {head_dim}, step {step}, logit {index}");
-                assert!((got - want).abs() < 0.03 * spread, "{what}: {got}, not {want}");
-            }
-        }
-    }
-}
-
+/// Once buffers have grown, a step's only wait is that for its logits.
 #[test]
-fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
-    const NAME: &str = "a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back";
-    if runs_on_gpu() {
-        return compare_layers(&CudaKernels::open(0).unwrap());
-    }
+fn a_step_waits_once() {
     if !inside() {
-        run_on(&machine_with_kernels(), NAME);
+        run_on(&machine_with_kernels(), "gpu::a_step_waits_once");
         return;
     }
     let kernels = CudaKernels::open(0).unwrap();
-    let before = allocated_bytes();
-    compare_layers(&kernels);
-    kernels.gpu().synchronize().unwrap();
-    assert_eq!(allocated_bytes(), before);
+    let mut waits = Vec::new();
+    Layer::new(64).run(&kernels, &[SECOND, SECOND, SECOND], || waits.push(fake("waits"))).unwrap();
+    assert_eq!([waits[1] - waits[0], waits[2] - waits[1]], [1, 1]);
 }
 
-/// Of the fake GPU's memory.
-fn allocated_bytes() -> u64 {
-    // SAFETY: the driver of this process is the fake, whose function has this type and reads a number.
-    unsafe { culib().get::<unsafe extern "C" fn() -> u64>(b"fake_allocated").unwrap()() }
+/// Part of a model: norm, projection, store and attention, over rows that a test writes.
+struct Part {
+    kernels: CudaKernels,
+    norm: Memory,
+    projection: CudaLinear,
+    x: CudaBuffer,
+    normed: CudaBuffer,
+    qkv: CudaBuffer,
+    out: CudaBuffer,
+    pool: CudaKvPool,
+}
+
+const HEADS: usize = 4;
+const ROWS: usize = 6;
+const WIDTH: usize = 8;
+
+impl Part {
+    fn new() -> Self {
+        let kernels = CudaKernels::open(0).unwrap();
+        let layout = KvLayout { layers: 3, kv_heads: 2, head_dim: 64, block_tokens: 4, blocks: 10 };
+        let outputs = (HEADS + 4) * 64;
+        let numbers = weight_bytes(outputs * WIDTH, 3);
+        let weight = |rows| WeightView::new(Dtype::Bf16, rows, WIDTH, &numbers[..2 * rows * WIDTH]).unwrap();
+        Self {
+            norm: kernels.vector(weight(1)).unwrap(),
+            projection: kernels.linear(&[weight(outputs)], &[]).unwrap(),
+            x: kernels.buffer(),
+            normed: kernels.buffer(),
+            qkv: kernels.buffer(),
+            out: kernels.buffer(),
+            pool: kernels.kv_pool(layout).unwrap(),
+            kernels,
+        }
+    }
+
+    fn write(&mut self, seed: usize) {
+        let rows: Vec<f32> = (0..ROWS * WIDTH).map(|index| ((index * seed) % 13) as f32 - 6.0).collect();
+        self.kernels.write(&rows, WIDTH, &mut self.x).unwrap();
+    }
+
+    fn run(&mut self, spans: &[Span<'_>], layer: usize) -> Result<(), KernelError> {
+        self.kernels.rms_norm(&self.x, &self.norm, 1e-5, &mut self.normed)?;
+        self.kernels.linear_into(&self.normed, &self.projection, &mut self.qkv)?;
+        self.kernels.store_kv(&self.qkv, spans, layer, &mut self.pool)?;
+        let shape = AttentionShape { layer, heads: HEADS, scale: 0.1, spans };
+        self.kernels.attention(&self.qkv, &self.pool, shape, &mut self.out)
+    }
+
+    fn result(&self) -> Vec<f32> {
+        self.kernels.read(&self.out).unwrap().into_owned()
+    }
+}
+
+/// One that decodes and one that prefills, after so many positions.
+fn spans<'a>(contexts: [usize; 2], first: &'a [u32], second: &'a [u32]) -> [Span<'a>; 2] {
+    [
+        Span { first_row: 0, rows: 1, context_tokens: contexts[0], blocks: first },
+        Span { first_row: 1, rows: 5, context_tokens: contexts[1], blocks: second },
+    ]
+}
+
+/// The first layer of a step uploads what all of them need; the next step, or other blocks, is something new.
+#[test]
+fn a_steps_lists_are_uploaded_once_for_all_layers() {
+    if !inside() {
+        run_on(&machine_with_kernels(), "gpu::a_steps_lists_are_uploaded_once_for_all_layers");
+        return;
+    }
+    let mut part = Part::new();
+    part.write(5);
+    let mut uploads_of = |spans: &[Span<'_>], layer| {
+        let before = fake("uploads");
+        part.run(spans, layer)?;
+        Ok::<u64, KernelError>(fake("uploads") - before)
+    };
+    for last_block in [4, 5, 4] {
+        let second = [3, last_block];
+        let spans = spans([7, 2], &[1, 2], &second);
+        assert!(uploads_of(&spans, 0).unwrap() > 0);
+        assert_eq!((uploads_of(&spans, 1).unwrap(), uploads_of(&spans, 2).unwrap()), (0, 0));
+        let error = uploads_of(&spans, 3).unwrap_err().to_string();
+        assert!(error.contains("a layer below 3"), "{error}");
+    }
+}
+
+/// What a layer does is launches only, once its buffers and lists are there: a decode step may become a graph.
+#[test]
+fn a_layers_operations_are_recorded_and_computed_anew() {
+    if !inside() {
+        run_on(&machine_with_kernels(), "gpu::a_layers_operations_are_recorded_and_computed_anew");
+        return;
+    }
+    let (mut part, spans) = (Part::new(), spans([0, 0], &[1, 2], &[3, 4]));
+    let gpu = Arc::clone(part.kernels.gpu());
+    part.write(5);
+    part.run(&spans, 1).unwrap();
+    let first = part.result();
+    let graph = Graph::record(&gpu, || part.run(&spans, 1)).unwrap();
+    part.write(7);
+    // SAFETY: buffers, pool and the step's lists are those that it was recorded with.
+    unsafe { graph.launch() }.unwrap();
+    let from_graph = part.result();
+    part.run(&spans, 1).unwrap();
+    assert!(from_graph == part.result() && from_graph != first && from_graph.iter().all(|x| x.is_finite()));
+    // Other spans would upload their lists, which no graph may.
+    let others = [Span { rows: ROWS, context_tokens: 0, ..spans[0] }];
+    let error = Graph::record(&gpu, || part.run(&others, 1)).err().unwrap().to_string();
+    assert!(error.contains("cannot be part of a graph"), "{error}");
 }
 
 #[test]
 fn too_little_memory_is_said_with_its_size() {
     if !inside() {
-        run_on(&machine_with_kernels(), "too_little_memory_is_said_with_its_size");
+        run_on(&machine_with_kernels(), "gpu::too_little_memory_is_said_with_its_size");
         return;
     }
     let kernels = CudaKernels::open(0).unwrap();
@@ -267,93 +260,4 @@ fn too_little_memory_is_said_with_its_size() {
         assert!(error.contains(wanted), "{error}");
     }
     assert!(matches!(CudaError::NoDevice.into(), KernelError::Device(_)));
-}
-
-/// A launch over memory of its own: silu(gate) · up of one row.
-struct Gate {
-    gate_up: Memory,
-    out: Memory,
-}
-
-impl Gate {
-    fn new(gpu: &Arc<Gpu>) -> Self {
-        Self { gate_up: Memory::kept(gpu, 32).unwrap(), out: Memory::kept(gpu, 16).unwrap() }
-    }
-
-    fn launch(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        let params =
-            SiluMulParams { gate_up: self.gate_up.address(), out: self.out.address(), rows: 1, width: 8 };
-        // SAFETY: a row of 16 numbers in, one of 8 out.
-        unsafe { gpu.launch(launch::silu_mul(1, 8).unwrap(), &params) }
-    }
-
-    fn write(&self, up: f32) {
-        let both = [vec![bf16::from_f32(30.0); 8], vec![bf16::from_f32(up); 8]].concat();
-        self.gate_up.write(&both.into_iter().map(bf16::to_bits).collect::<Vec<u16>>()).unwrap();
-    }
-
-    fn result(&self) -> f32 {
-        bf16::from_bits(self.out.read::<u16>(8).unwrap()[7]).to_f32()
-    }
-}
-
-#[test]
-fn a_graph_computes_anew_each_time_it_is_launched() {
-    if !inside() && !runs_on_gpu() {
-        run_on(&machine_with_kernels(), "a_graph_computes_anew_each_time_it_is_launched");
-        return;
-    }
-    let gpu = Gpu::open(0).unwrap();
-    let gate = Gate::new(&gpu);
-    gate.write(1.0);
-    gate.launch(&gpu).unwrap();
-    let graph = Graph::record(&gpu, || gate.launch(&gpu)).unwrap();
-    gate.write(2.0);
-    assert_eq!(gate.result(), 30.0, "recording runs nothing");
-    for up in [3.0, 4.0] {
-        gate.write(up);
-        // SAFETY: the memory that it was recorded with is still there.
-        unsafe { graph.launch() }.unwrap();
-        assert_eq!(gate.result(), 30.0 * up);
-    }
-    assert_eq!(Graph::record(&gpu, || Ok(())).err(), Some(CudaError::EmptyGraph));
-    // What fails within leaves a stream that runs things again.
-    assert!(Graph::record(&gpu, || gpu.synchronize()).is_err());
-    gate.launch(&gpu).unwrap();
-    assert_eq!(gate.result(), 120.0);
-}
-
-#[test]
-fn work_is_done_when_its_time_is_known() {
-    if !inside() && !runs_on_gpu() {
-        run_on(&machine_with_kernels(), "work_is_done_when_its_time_is_known");
-        return;
-    }
-    let gpu = Gpu::open(0).unwrap();
-    let gate = Gate::new(&gpu);
-    gate.write(2.0);
-    assert!(gpu.time(|| gate.launch(&gpu)).unwrap() > Duration::ZERO);
-    assert_eq!(gate.result(), 60.0);
-}
-
-/// More uploads between two waits than the staging memory holds, and larger ones, all different.
-#[test]
-fn uploads_keep_their_values_until_they_are_copied() {
-    if !inside() && !runs_on_gpu() {
-        run_on(&machine_with_kernels(), "uploads_keep_their_values_until_they_are_copied");
-        return;
-    }
-    let gpu = Gpu::open(0).unwrap();
-    let lengths = [1, 63, 64, 65, 1 << 20, 1 << 20, 7, (1 << 21) + 1, 100, 1 << 20];
-    let upload = |number: usize, length: usize| {
-        let values: Vec<u32> = (0..length as u32).map(|i| i * 7 + number as u32).collect();
-        let memory = Memory::kept(&gpu, 4 * length).unwrap();
-        memory.write(&values).unwrap();
-        (memory, values)
-    };
-    let uploads: Vec<_> =
-        lengths.into_iter().enumerate().map(|(number, length)| upload(number, length)).collect();
-    for (number, (memory, values)) in uploads.iter().enumerate() {
-        assert!(memory.read::<u32>(values.len()).unwrap() == *values, "upload {number}");
-    }
 }

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use worker_kernels::cuda::Gpu;
 use worker_kernels::cuda::launch::Launch;
 use worker_kernels::cuda::params::{Address, DeviceValue};
-use worker_kernels::cuda::{Gpu, Memory};
 
 use crate::fake;
+use crate::fenced::Fenced;
 
 /// When a copy to shared memory lands that a kernel has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +56,11 @@ pub(crate) fn runs_on_gpu() -> bool {
     std::env::var_os("ROUNDHOUSE_GPU").is_some()
 }
 
+/// Whether that GPU is none of ours: one that has room and speed for large cases.
+pub(crate) fn on_a_real_gpu() -> bool {
+    std::env::var_os("ROUNDHOUSE_GPU").is_some_and(|kind| kind != "fake")
+}
+
 /// Random numbers of a test; `ROUNDHOUSE_SEED` gives fresh ones.
 pub(crate) fn rng(seed: u64) -> StdRng {
     let fresh: u64 =
@@ -84,7 +90,7 @@ unsafe extern "C" {
     fn dlerror() -> *const c_char;
 }
 
-/// Device memory. On the host it ends where an unmapped page begins, and another lies before it.
+/// Device memory. On the host it ends where an unmapped page begins, and another lies before it; on a GPU it has fences.
 pub(crate) struct Buffer {
     place: Place,
     address: Address,
@@ -93,7 +99,7 @@ pub(crate) struct Buffer {
 
 enum Place {
     Host { mapping: *mut c_void, mapped_bytes: usize },
-    Gpu(Memory),
+    Gpu(Fenced),
 }
 
 impl Buffer {
@@ -121,8 +127,7 @@ impl Buffer {
             buffer.write(0, values);
             return buffer;
         };
-        let memory = Memory::kept(gpu, bytes).unwrap();
-        memory.write(values).unwrap();
+        let memory = Fenced::of(gpu, values);
         Self { address: memory.address(), place: Place::Gpu(memory), bytes }
     }
 
@@ -139,11 +144,10 @@ impl Buffer {
         self.address
     }
 
-    pub(crate) fn read<T: DeviceValue + Default>(&self) -> Vec<T> {
-        let count = self.bytes / size_of::<T>();
+    pub(crate) fn read<T: DeviceValue>(&self) -> Vec<T> {
         match &self.place {
-            Place::Host { .. } => self.read_at(0, count),
-            Place::Gpu(memory) => memory.read(count).unwrap(),
+            Place::Host { .. } => self.read_at(0, self.bytes / size_of::<T>()),
+            Place::Gpu(memory) => memory.read(),
         }
     }
 

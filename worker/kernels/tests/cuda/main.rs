@@ -7,11 +7,15 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod attention;
+mod device;
 mod fake;
+mod fenced;
 mod gpu;
+mod layer;
 mod machine;
 mod moe;
 mod mutants;
 mod rowwise;
 mod sampling;
+mod script;
 mod sizes;

@@ -4,8 +4,9 @@
 //! `cargo test --manifest-path worker/kernels/Cargo.toml --test cuda -- --ignored mutants`
 //!
 //! With `ROUNDHOUSE_MUTANTS=moe_` only mutants of files whose names begin so are run, and those that the table does not have; the others
-//! keep their lines.
+//! keep their lines. The gate compares the table with the mutants and with the kernels' code: what is stale must be run again.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,6 +29,12 @@ struct Mutant {
 }
 
 impl Mutant {
+    /// The file's text with the change.
+    fn mutated(&self, text: &str) -> String {
+        assert_eq!(text.matches(self.from).count(), 1, "{}: not there once: {}", self.file, self.from);
+        text.replace(self.from, self.to)
+    }
+
     /// What its line of a table says.
     fn verdict_in(&self, table: &str) -> Option<Verdict> {
         let words = table.lines().find_map(|line| {
@@ -65,12 +72,16 @@ impl Verdict {
 #[test]
 #[ignore = "takes minutes; run it when kernels or their tests change"]
 fn mutants_are_caught() {
-    let (path, files) = (crate_directory().join("MUTANTS.md"), std::env::var("ROUNDHOUSE_MUTANTS"));
-    let known = std::fs::read_to_string(&path).unwrap();
+    let files = std::env::var("ROUNDHOUSE_MUTANTS");
+    let keeps = |file: &str| files.as_ref().is_ok_and(|files| !file.starts_with(files));
+    let known = std::fs::read_to_string(table_path()).unwrap();
+    let mut digests = digests();
+    digests.retain(|file, digest| {
+        !keeps(file) || digest_in(&known, file).inspect(|known| *digest = *known).is_some()
+    });
     let mut verdicts = Vec::new();
     for (number, mutant) in mutants().enumerate() {
-        let keeps = files.as_ref().is_ok_and(|files| !mutant.file.starts_with(files));
-        let verdict = keeps.then(|| mutant.verdict_in(&known)).flatten();
+        let verdict = keeps(mutant.file).then(|| mutant.verdict_in(&known)).flatten();
         let verdict = verdict.unwrap_or_else(|| {
             let verdict = try_out(mutant, number);
             println!("{} | {} | {}", mutant.file, mutant.what, verdict.words());
@@ -79,15 +90,65 @@ fn mutants_are_caught() {
         verdicts.push(verdict);
     }
     let caught = verdicts.iter().filter(|verdict| **verdict != Verdict::Survived).count();
-    std::fs::write(path, table(&verdicts, caught)).unwrap();
+    std::fs::write(table_path(), table(&verdicts, caught, &digests)).unwrap();
     assert!(caught * 100 >= verdicts.len() * 95, "{caught} of {} mutants were caught", verdicts.len());
+}
+
+/// Fast, so that it is part of every run: nothing of the table is older than what it is about.
+#[test]
+fn the_table_is_of_these_mutants_and_this_code() {
+    let known = std::fs::read_to_string(table_path()).unwrap();
+    let again = "; run the mutants again, see the beginning of tests/cuda/mutants.rs";
+    for mutant in mutants() {
+        let Mutant { file, what, .. } = mutant;
+        assert!(mutant.verdict_in(&known).is_some(), "MUTANTS.md has no line for {file}, {what}{again}");
+        mutant.mutated(&source(file));
+    }
+    let lines = known
+        .lines()
+        .filter(|line| Verdict::ALL.iter().any(|verdict| line.ends_with(&format!(" {} |", verdict.words()))));
+    assert_eq!(lines.count(), mutants().count(), "MUTANTS.md has lines for mutants that are no more{again}");
+    for (file, digest) in digests() {
+        assert_eq!(
+            digest_in(&known, file),
+            Some(digest),
+            "{file} is not what MUTANTS.md was written for{again}"
+        );
+    }
+}
+
+fn table_path() -> PathBuf {
+    crate_directory().join("MUTANTS.md")
+}
+
+fn source(file: &str) -> String {
+    std::fs::read_to_string(crate_directory().join("cu").join(file)).unwrap()
+}
+
+/// Of the code of every file that has mutants; comments may change.
+fn digests() -> BTreeMap<&'static str, u64> {
+    mutants().map(|mutant| (mutant.file, digest_of_code(&source(mutant.file)))).collect()
+}
+
+/// FNV-1a, whose values no version of a library changes.
+fn digest_of_code(text: &str) -> u64 {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
+    let bytes = code.filter(|line| !line.is_empty()).flat_map(|line| line.bytes().chain([b'\n']));
+    bytes
+        .fold(0xcbf2_9ce4_8422_2325, |digest, byte| (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn digest_in(table: &str, file: &str) -> Option<u64> {
+    let words =
+        table.lines().find_map(|line| line.strip_prefix(&format!("| {file} | `"))?.strip_suffix("` |"))?;
+    u64::from_str_radix(words, 16).ok()
 }
 
 fn mutants() -> impl Iterator<Item = &'static Mutant> {
     attention::ATTENTION.iter().chain(others::OTHERS)
 }
 
-fn table(verdicts: &[Verdict], caught: usize) -> String {
+fn table(verdicts: &[Verdict], caught: usize, digests: &BTreeMap<&str, u64>) -> String {
     let mut table = format!(
         "# Mutants of the CUDA kernels\n\nWritten by `cargo test --manifest-path worker/kernels/Cargo.toml --test cuda -- \
          --ignored mutants`: each line is one change that makes a\nkernel wrong, and how its tests noticed. {caught} of {} \
@@ -97,6 +158,10 @@ fn table(verdicts: &[Verdict], caught: usize) -> String {
     for (mutant, verdict) in mutants().zip(verdicts) {
         writeln!(table, "| {} | {} | {} |", mutant.file, mutant.what, verdict.words()).unwrap();
     }
+    table.push_str("\n## What it was written for\n\nThe gate fails when the code of a file is another than this.\n\n| file | digest |\n|---|---|\n");
+    for (file, digest) in digests {
+        writeln!(table, "| {file} | `{digest:016x}` |").unwrap();
+    }
     table
 }
 
@@ -104,10 +169,7 @@ fn table(verdicts: &[Verdict], caught: usize) -> String {
 fn try_out(mutant: &Mutant, number: usize) -> Verdict {
     let sources = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mutant-{number}"));
     copy_directory(&crate_directory().join("cu"), &sources);
-    let path = sources.join(mutant.file);
-    let text = std::fs::read_to_string(&path).unwrap();
-    assert_eq!(text.matches(mutant.from).count(), 1, "{}: not there once: {}", mutant.file, mutant.from);
-    std::fs::write(&path, text.replace(mutant.from, mutant.to)).unwrap();
+    std::fs::write(sources.join(mutant.file), mutant.mutated(&source(mutant.file))).unwrap();
     let log = sources.join("log");
     let verdict = wait(start(mutant, &sources, &log), &log);
     std::fs::remove_dir_all(&sources).unwrap();
@@ -121,6 +183,8 @@ fn start(mutant: &Mutant, sources: &Path, log: &Path) -> Child {
         .args(["--test-threads", "2"])
         .env("ROUNDHOUSE_KERNEL_SOURCES", sources)
         .env("RUST_BACKTRACE", "0")
+        // A mutant's failures are none to try again.
+        .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true")
         .stdout(log.try_clone().unwrap())
         .stderr(Stdio::from(log))
         .spawn()
@@ -129,10 +193,11 @@ fn start(mutant: &Mutant, sources: &Path, log: &Path) -> Child {
 
 fn tests_of(file: &str) -> &'static [&'static str] {
     match file {
-        "attention_prefill.cu" | "attention_decode.cu" | "attention_combine.cu" | "attention_mixed.cu" => {
-            &["attention::", "sizes::"]
-        }
-        "adjust_logits.cu" | "sample.cu" => &["sampling::"],
+        "attention_prefill.cu" => &["attention::prefill", "attention::huge", "sizes::the_last_row_of_128k"],
+        "attention_decode.cu" => &["attention::chunks", "attention::decode", "sizes::"],
+        "attention_combine.cu" => &["attention::decode", "sizes::parts"],
+        "attention_mixed.cu" => &["attention::prefill_and_decode", "attention::no_order"],
+        "adjust_logits.cu" | "sample.cu" => &["sampling::", "sizes::the_last_of_32768_rows"],
         "moe_route.cu" | "moe_group.cu" | "moe_gemm.cu" | "moe_sum.cu" => {
             &["moe::", "sizes::the_last_of_a_million_pairs", "sizes::the_last_of_128k_rows_gets_its_sum"]
         }

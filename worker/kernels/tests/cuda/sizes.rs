@@ -7,8 +7,9 @@ use worker_kernels::Span;
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::moe::{self, MoeGemmParams, MoeSumParams, MoeTile};
 use worker_kernels::cuda::params::{
-    CombineParams, DecodeChunk, DecodeParams, Draw, GatherParams, Merge, Paging, PrefillParams,
-    RmsNormParams, RopeStoreParams, SampleParams, Sequence, SiluMulParams, Visibility,
+    AdjustParams, CombineParams, DecodeChunk, DecodeParams, Draw, GatherParams, LogitChange, Merge,
+    MixedParams, Paging, Penalties, PrefillParams, RmsNormParams, RopeStoreParams, SampleParams, Sequence,
+    SiluMulParams, Visibility,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
 
@@ -73,16 +74,16 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
     };
 
     let plan = AttentionPlan::new(&[prefill_span], HEAD_DIM, visibility).unwrap();
-    let (block_tables, tiles, sequences) =
+    let (block_tables, tiles, whole_prompt) =
         (Buffer::of(&plan.block_tables), Buffer::of(&plan.tiles), Buffer::of(&plan.sequences));
-    let params = PrefillParams {
+    let prefill_params = PrefillParams {
         q: q.address(),
         keys: keys.address(),
         values: values.address(),
         out: out.address(),
         sink_logits: 0,
         tiles: tiles.address(),
-        sequences: sequences.address(),
+        sequences: whole_prompt.address(),
         paging: paging(&block_tables),
         visibility,
         heads: HEADS as u32,
@@ -91,7 +92,7 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
         score_scale: 1.0,
     };
     let prefill = launch::prefill(HEAD_DIM, plan.tiles.len(), HEADS).unwrap();
-    launch_blocks(prefill, &params, RUN, &[HEADS as u32 - 1]).unwrap();
+    launch_blocks(prefill, &prefill_params, RUN, &[HEADS as u32 - 1]).unwrap();
     check("prefill");
 
     let plan = AttentionPlan::new(&[decode_span], HEAD_DIM, visibility).unwrap();
@@ -118,6 +119,19 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
     let decode = launch::decode(HEAD_DIM, 1, HEADS, KV_HEADS).unwrap();
     launch_blocks(decode, &params, RUN, &[KV_HEADS as u32 - 1]).unwrap();
     let at = ((POSITIONS - 1) * HEADS + HEADS - 1) * HEAD_DIM * 2;
+    assert_eq!(out.read_at::<u16>(at, HEAD_DIM), numbers(2.0));
+    out.write(at, &numbers(0.0));
+
+    let mixed = MixedParams {
+        prefill: PrefillParams { sequences: whole_prompt.address(), ..prefill_params },
+        decode: params,
+        prefill_blocks: prefill.grid,
+        reserved: 0,
+    };
+    let launch = launch::mixed(HEAD_DIM, prefill, decode).unwrap();
+    launch_blocks(launch, &mixed, RUN, &[HEADS as u32 - 1]).unwrap();
+    check("prefill beside decode");
+    launch_blocks(launch, &mixed, RUN, &[prefill.grid + KV_HEADS as u32 - 1]).unwrap();
     assert_eq!(out.read_at::<u16>(at, HEAD_DIM), numbers(2.0));
 }
 
@@ -329,10 +343,21 @@ fn the_last_of_262144_rows_is_normalised() {
 }
 
 #[test]
-fn the_last_of_32768_rows_of_logits_gets_its_token() {
+fn the_last_of_32768_rows_of_logits_is_adjusted_and_gets_its_token() {
     let (rows, vocab) = (32_768, 151_936);
     let (logits, tokens) = (Buffer::zeroed(rows * vocab * 4), Buffer::zeroed(rows * 4));
-    logits.write((rows * vocab - 1) * 4, &[1.0f32]);
+    let (changes, penalties) =
+        (Buffer::zeroed(size_of::<LogitChange>()), Buffer::zeroed(rows * size_of::<Penalties>()));
+    let (row, token) = (rows as u32 - 1, vocab as u32 - 1);
+    changes.write(0, &[LogitChange { row, token, bias: 1.0, seen: LogitChange::UNSEEN, withheld: 0 }]);
+    let params = AdjustParams {
+        logits: logits.address(),
+        changes: changes.address(),
+        penalties: penalties.address(),
+        count: 1,
+        vocab: vocab as u32,
+    };
+    launch_blocks(launch::adjust_logits(1).unwrap(), &params, RUN, &[]).unwrap();
     let draws = Buffer::zeroed(rows * size_of::<Draw>());
     let greedy = Draw { seed: 1, position: 0, temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0 };
     draws.write((rows - 1) * size_of::<Draw>(), &[greedy]);

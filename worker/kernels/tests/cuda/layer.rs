@@ -1,0 +1,148 @@
+//! A decoder's layer with every operation of `Kernels`: the same on a GPU, fake or real, as on the CPU.
+
+use half::bf16;
+use rand::RngExt;
+use worker_kernels::cuda::CudaKernels;
+use worker_kernels::{
+    AttentionShape, CpuKernels, Dtype, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView,
+};
+
+use crate::device::has_gpu;
+use crate::gpu::fake;
+use crate::machine::{rng, runs_on_gpu};
+
+/// A layer's weights, and the rows of two steps.
+pub(crate) struct Layer {
+    head_dim: usize,
+    heads: usize,
+    kv_heads: usize,
+    hidden: usize,
+    mlp: usize,
+    vocab: usize,
+    numbers: Vec<u8>,
+}
+
+/// Numbers that bf16 holds, so that both devices have the same weights.
+pub(crate) fn weight_bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut rng = rng(seed);
+    (0..count).flat_map(|_| bf16::from_f32(rng.random_range(-0.25f32..0.25)).to_le_bytes()).collect()
+}
+
+impl Layer {
+    pub(crate) fn new(head_dim: usize) -> Self {
+        let (heads, kv_heads, hidden, mlp, vocab) = (4, 2, 72, 104, 50);
+        let numbers = weight_bytes(200 * 8 * head_dim * 4, 5);
+        Self { head_dim, heads, kv_heads, hidden, mlp, vocab, numbers }
+    }
+
+    /// Different weights at different offsets.
+    fn weight(&self, offset: usize, rows: usize, columns: usize) -> WeightView<'_> {
+        WeightView::new(Dtype::Bf16, rows, columns, &self.numbers[2 * offset..][..2 * rows * columns])
+            .unwrap()
+    }
+
+    /// One layer of a decoder over some steps, every operation in it; returns the logits of each, and tells `after` when it has them.
+    pub(crate) fn run<K: Kernels>(
+        &self,
+        kernels: &K,
+        steps: &[Rows],
+        mut after: impl FnMut(),
+    ) -> Result<Vec<Vec<f32>>, KernelError> {
+        let Self { head_dim, heads, kv_heads, hidden, mlp, vocab, .. } = *self;
+        let qkv_width = (heads + 2 * kv_heads) * head_dim;
+        let table = kernels.linear(&[self.weight(3, vocab, hidden)], &[])?;
+        let qkv_parts =
+            [self.weight(0, heads * head_dim, hidden), self.weight(40, 2 * kv_heads * head_dim, hidden)];
+        let qkv = kernels.linear(&qkv_parts, &[self.weight(7, 1, qkv_width)])?;
+        let output =
+            kernels.linear(&[self.weight(11, hidden, heads * head_dim)], &[self.weight(9, 1, hidden)])?;
+        let gate_up = kernels.linear(&[self.weight(13, 2 * mlp, hidden)], &[])?;
+        let down = kernels.linear(&[self.weight(17, hidden, mlp)], &[])?;
+        let head = kernels.linear(&[self.weight(19, vocab, hidden)], &[])?;
+        let (norm, head_norm) =
+            (kernels.vector(self.weight(23, 1, hidden))?, kernels.vector(self.weight(29, 1, head_dim))?);
+        let layout = KvLayout { layers: 2, kv_heads, head_dim, block_tokens: 4, blocks: 200 };
+        let mut pool = kernels.kv_pool(layout)?;
+        let (mut x, mut normed, mut wide, mut attended) =
+            (kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer());
+        let (mut angles, mut logits) = (kernels.buffer(), kernels.buffer());
+        let mut results = Vec::new();
+        let blocks: Vec<Vec<u32>> = vec![vec![7, 3], vec![9, 8, 2], (20..180).rev().collect()];
+        for rows in steps {
+            let mut first_row = 0;
+            let spans: Vec<Span<'_>> = rows
+                .iter()
+                .zip(&blocks)
+                .map(|(&(context_tokens, rows), blocks)| {
+                    first_row += rows;
+                    Span { first_row: first_row - rows, rows, context_tokens, blocks }
+                })
+                .collect();
+            let tokens: Vec<u32> = (0..first_row as u32).map(|row| (row * 7 + 1) % vocab as u32).collect();
+            let turns: Vec<f32> = (0..first_row * head_dim).map(|i| ((i % 37) as f32 * 0.3).sin()).collect();
+            kernels.write(&turns, head_dim, &mut angles)?;
+            kernels.embed(&table, &tokens, &mut x)?;
+            kernels.rms_norm(&x, &norm, 1e-5, &mut normed)?;
+            kernels.linear_into(&normed, &qkv, &mut wide)?;
+            let span = |first, heads| HeadSpan { first_column: first * head_dim, heads, head_dim };
+            kernels.head_norm(&mut wide, span(heads, kv_heads), &head_norm, 1e-5)?;
+            kernels.rope(&mut wide, &angles, span(0, heads + kv_heads))?;
+            kernels.store_kv(&wide, &spans, 1, &mut pool)?;
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            kernels.attention(
+                &wide,
+                &pool,
+                AttentionShape { layer: 1, heads, scale, spans: &spans },
+                &mut attended,
+            )?;
+            kernels.linear_add(&attended, &output, &mut x)?;
+            kernels.rms_norm(&x, &norm, 1e-5, &mut normed)?;
+            kernels.linear_into(&normed, &gate_up, &mut wide)?;
+            kernels.silu_mul(&wide, &mut attended)?;
+            kernels.linear_add(&attended, &down, &mut x)?;
+            let last: Vec<usize> = spans.iter().map(|span| span.first_row + span.rows - 1).collect();
+            kernels.select_rows(&x, &last, &mut attended)?;
+            kernels.rms_norm(&attended, &norm, 1e-5, &mut normed)?;
+            kernels.logits(&normed, &head, &mut logits)?;
+            results.push(kernels.read(&logits)?.into_owned());
+            after();
+        }
+        Ok(results)
+    }
+}
+
+/// `(context, rows)` of three sequences: a prompt, a prompt in two chunks, and one that is decoded over 600 positions.
+pub(crate) type Rows = [(usize, usize); 3];
+const FIRST: Rows = [(0, 5), (0, 3), (0, 600)];
+pub(crate) const SECOND: Rows = [(5, 1), (3, 6), (600, 1)];
+
+fn compare_layers(kernels: &CudaKernels) {
+    for head_dim in [64, 128, 256] {
+        let layer = Layer::new(head_dim);
+        let want = layer.run(&CpuKernels::new("test", 1).unwrap(), &[FIRST, SECOND], || {}).unwrap();
+        let got = layer.run(kernels, &[FIRST, SECOND], || {}).unwrap();
+        for (step, (got, want)) in got.iter().zip(&want).enumerate() {
+            let spread = want.iter().map(|logit| logit.abs()).fold(0.0, f32::max);
+            assert_eq!(got.len(), want.len());
+            for (index, (got, want)) in got.iter().zip(want).enumerate() {
+                let what = format!("head_dim {head_dim}, step {step}, logit {index}");
+                assert!((got - want).abs() < 0.03 * spread, "{what}: {got}, not {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
+    if !has_gpu("layer::a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back") {
+        return;
+    }
+    if runs_on_gpu() {
+        return compare_layers(&CudaKernels::open(0).unwrap());
+    }
+    let before = fake("allocated");
+    let kernels = CudaKernels::open(0).unwrap();
+    compare_layers(&kernels);
+    drop(kernels);
+    assert_eq!(fake("allocated"), before);
+}
