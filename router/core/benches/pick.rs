@@ -1,5 +1,5 @@
 //! What a decision costs: hits, ledger, policy, lease and the tree's new entry, for prompts of 1, 16 and 200 KB before four and a
-//! hundred workers. 8 shared beginnings make 75 % of the text; the rest is new each time, as in `bench overhead`.
+//! hundred workers; and beyond the tree, the ledger and the lease, for 8 to 10,000. 8 shared beginnings make 75 % of the text; the rest is new each time, as in `bench overhead`.
 //!
 //! `cargo bench -p router-core --bench pick`
 
@@ -72,5 +72,24 @@ fn pick(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, pick);
+/// What a decision costs beside the tree: prompts of one block, of which one worker holds 8 others.
+fn beyond_the_tree(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("prefix_aware, beyond the tree");
+    for workers in [8, 1_000, 10_000] {
+        let fleet = fleet(workers);
+        let policy = policy::by_name("prefix_aware").expect("it is in the table");
+        let decider = Decider::new(policy, TreeLimits::within_bytes(64 << 20), 1);
+        let prompt = prompt(1, 0);
+        let request = RequestView { prompt_bytes: 100, prompt_tokens: 25, ..RequestView::default() };
+        let held = RequestView { blocks: &prompt.hashes[..8], ..request };
+        drop(decider.decide(&fleet, &held, Among::Untried(&[]), Duration::ZERO));
+        let request = RequestView { blocks: &prompt.hashes[..1], ..request };
+        group.bench_function(BenchmarkId::from_parameter(format!("{workers} workers")), |bencher| {
+            bencher.iter(|| black_box(decider.decide(&fleet, &request, Among::Untried(&[]), Duration::ZERO)));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, pick, beyond_the_tree);
 criterion_main!(benches);
