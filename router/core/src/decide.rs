@@ -386,9 +386,11 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Age of the oldest report of load.
+    /// Age of the oldest report of load from a worker that is busy. One that is idle would tell at once of a request, and else tells
+    /// nothing for long.
     fn report_age(&self) -> Duration {
-        let ages = self.list.iter().filter_map(|candidate| candidate.report).map(|report| report.age_ms);
+        let reports = self.list.iter().filter_map(|candidate| candidate.report);
+        let ages = reports.filter(|report| report.running + report.waiting > 0).map(|report| report.age_ms);
         Duration::from_millis(ages.max().unwrap_or(0).into())
     }
 

@@ -142,7 +142,7 @@ async fn within<T>(
     timeout_at(end, exchange).await.unwrap_or_else(|_| {
         Err(match first_byte {
             Some((_, limit)) if underway.is_some_and(|underway| !underway.load(Ordering::Relaxed)) => {
-                TransportError::ConnectTimeout { limit }
+                TransportError::NotSent { limit }
             }
             Some((_, limit)) => TransportError::FirstByte { limit },
             None => TransportError::Total { limit: limits.total },
@@ -268,7 +268,7 @@ mod tests {
         let (before, after) = (AtomicBool::new(false), AtomicBool::new(true));
         let never = std::future::pending::<Result<(), TransportError>>;
         let late = within(limits, deadline, Some(&before), never()).await;
-        assert!(matches!(late, Err(TransportError::ConnectTimeout { .. })), "another worker may be asked");
+        assert!(matches!(late, Err(TransportError::NotSent { .. })), "another worker may be asked");
         let late = within(limits, deadline, Some(&after), never()).await;
         assert!(matches!(late, Err(TransportError::FirstByte { .. })));
     }

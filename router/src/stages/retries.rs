@@ -60,7 +60,7 @@ impl Cause {
     pub(super) fn of_error(error: &TransportError) -> Self {
         match error {
             TransportError::FirstByte { .. } | TransportError::Total { .. } => Self::TimeUp,
-            TransportError::ConnectTimeout { .. } => Self::ConnectTimeout,
+            TransportError::ConnectTimeout { .. } | TransportError::NotSent { .. } => Self::ConnectTimeout,
             TransportError::Left => Self::Unreachable,
             _ if error.is_unreachable() => Self::Unreachable,
             _ => Self::Reset,
@@ -244,6 +244,7 @@ mod tests {
             (TransportError::FirstByte { limit }, Cause::TimeUp),
             (TransportError::Total { limit }, Cause::TimeUp),
             (TransportError::ConnectTimeout { limit }, Cause::ConnectTimeout),
+            (TransportError::NotSent { limit }, Cause::ConnectTimeout),
             (TransportError::Left, Cause::Unreachable),
             (TransportError::Idle { limit }, Cause::Reset),
         ] {

@@ -57,6 +57,12 @@ pub enum TransportError {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// There was no connection to send on when the reply should have begun: nothing has been processed, and the worker may be well.
+    #[error("no connection to send on within {} s, the time for a first byte", limit.as_secs_f64())]
+    NotSent {
+        /// The limit.
+        limit: Duration,
+    },
     /// The reply did not begin in time.
     #[error("no first byte within {} s", limit.as_secs_f64())]
     FirstByte {
@@ -120,7 +126,11 @@ impl TransportError {
     pub fn is_timeout(&self) -> bool {
         matches!(
             self,
-            Self::ConnectTimeout { .. } | Self::FirstByte { .. } | Self::Idle { .. } | Self::Total { .. }
+            Self::ConnectTimeout { .. }
+                | Self::NotSent { .. }
+                | Self::FirstByte { .. }
+                | Self::Idle { .. }
+                | Self::Total { .. }
         )
     }
 

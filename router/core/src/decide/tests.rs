@@ -381,6 +381,21 @@ fn what_others_have_to_compute_at_a_worker_counts_and_what_is_ours_counts_once()
 }
 
 #[test]
+fn a_prompt_guessed_too_short_is_not_taken_for_somebody_elses() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    let before = decider.prefill_speed();
+    for number in 0..40 {
+        let prompt = hashed(&format!("{number} is a number that was told at length ").repeat(50));
+        let now = NOW + Duration::from_secs(10 * number);
+        let mut ours = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), now).unwrap();
+        // With the template's tokens it is longer than the router thinks.
+        fleet.workers()[0].hear_load(&told(1, 10_000), now + Duration::from_secs(1));
+        decider.first_token(&mut ours.lease, now + Duration::from_secs(2), None);
+    }
+    assert_ne!(decider.prefill_speed(), before, "its speed is learned from all the same");
+}
+
+#[test]
 fn routers_that_decide_in_one_moment_by_the_same_reports_do_not_all_choose_the_same_worker() {
     const ROUTERS: u64 = 60;
     let prompt = hashed(&"nobody has read this ".repeat(800));
