@@ -1,5 +1,7 @@
 //! From a request to a reserved worker, in one step under one lock.
 
+mod candidates;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +10,9 @@ use rand::{RngExt, SeedableRng};
 use roundhouse_types::BlockHash;
 
 use crate::fleet::FleetSnapshot;
-use crate::health::{Standing, Trial};
-use crate::ledger::{Booking, Lease, ReportedLoad};
-use crate::policy::{Candidate, Choice, PickError, Policy};
+use crate::health::Trial;
+use crate::ledger::{Booking, Lease};
+use crate::policy::{Candidate, PickError, Policy};
 use crate::prefix::feed::CacheChange;
 use crate::prefix::index::{Basis, Comparison};
 use crate::prefix::tree::{TreeLimits, WorkerTells};
@@ -21,6 +23,7 @@ use crate::speed::{PrefillSpeed, Speeds};
 use crate::sync::{Mutex, MutexGuard, PoisonError};
 use crate::unseen::UnseenPicks;
 use crate::worker::{Worker, WorkerSlot};
+use candidates::{Candidates, Eligible, Moment};
 
 /// Blocks that are forgotten at a time: some 200 µs in which nobody else can pick.
 const FORGET_BLOCKS: usize = 512;
@@ -38,6 +41,7 @@ struct State {
     picks: u64,
     unseen: UnseenPicks,
     rng: SmallRng,
+    candidates: Candidates,
 }
 
 /// A worker, reserved.
@@ -68,21 +72,6 @@ pub enum Among<'a> {
     Anyone,
 }
 
-/// The workers that may serve a request, with their state: of all there are, those whose standing is the best. So a
-/// worker whose breaker is open, or that is busy, is a candidate only if all are like it.
-pub struct Candidates<'a> {
-    workers: Vec<&'a Arc<Worker>>,
-    list: Vec<Candidate>,
-    standing: Rank,
-}
-
-/// What a pick goes by before any policy; the best first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Rank {
-    Up(Standing),
-    Down,
-}
-
 /// Why a request would go where: an answer to `POST /explain`.
 #[derive(Debug)]
 pub struct Explanation {
@@ -105,6 +94,7 @@ impl Decider {
             picks: 0,
             unseen: UnseenPicks::default(),
             rng,
+            candidates: Candidates::default(),
         };
         Self { policy, state: Mutex::new(state) }
     }
@@ -143,52 +133,56 @@ impl Decider {
         now: Duration,
         learn: &mut Learn<'_>,
     ) -> Result<Decided, PickError> {
+        let eligible = Eligible::new(fleet, request, among);
         loop {
-            let draw = &mut || self.lock().rng.random::<f64>();
-            let mut candidates = Candidates::gather(fleet, request, among, now, draw)?;
             let mut state = self.lock();
-            let State { index, speeds, picks, unseen, rng } = &mut *state;
+            let State { index, speeds, picks, unseen, rng, candidates } = &mut *state;
             index.catch_up();
             speeds.arrival(now);
-            let hits = self.look_up(index, request, &mut candidates);
-            candidates.read_load(now);
-            self.foresee(speeds, request, &mut candidates.list, now);
-            learn(&mut candidates.list, &speeds.prefill());
-            let choice = Choice {
-                candidates: &candidates.list,
-                ring: &|| fleet.ring(),
-                arrivals_per_s: speeds.arrivals_per_s(),
-                unseen: unseen.at(now, candidates.report_age()),
-                speed: speeds.prefill(),
-            };
-            let at = self.policy.pick(request, &choice, rng);
-            let Some(trial) = candidates.begin_trial(at, now) else {
+            let speed = speeds.prefill();
+            let moment = Moment::new(now, request, self.reads_prefixes().then_some(speed));
+            candidates.gather(fleet, &eligible, &moment, &mut || rng.random::<f64>());
+            if candidates.list.is_empty() {
+                drop(state);
+                return Err(why_nobody(fleet, request));
+            }
+            let hits = self.look_up(index, (fleet, request), &speed, candidates);
+            learn(&mut candidates.list, &speed);
+            let unseen_picks = unseen.at(now, candidates.report_age());
+            let ring = &|| fleet.ring();
+            let choice = candidates.choice(ring, speeds.arrivals_per_s(), (unseen_picks, speed));
+            let picked = choice.candidates[self.policy.pick(request, &choice, rng)];
+            let worker = &fleet.workers()[picked.place as usize];
+            let Some(trial) = candidates.begin_trial(worker, now) else {
                 // Another request has just become the probe of this worker's breaker: it is no candidate any more.
                 continue;
             };
-            let Candidate { slot, hit_tokens, .. } = candidates.list[at];
-            unseen.picked(candidates.list[at].own_s);
-            let worker = Arc::clone(candidates.workers[at]);
+            unseen.picked(picked.own_s);
             let (basis, in_flight) = if self.reads_prefixes() {
-                index.enter(slot, (request.path(), &hits), tells(&worker.reports, request))
+                index.enter(picked.slot, (request.path(), &hits), tells(&worker.reports, request))
             } else {
                 (Basis::default(), None)
             };
             *picks += 1;
-            let prefill = candidates.list[at].prefill(request);
-            let speed = speeds.prefill();
-            let booking =
-                Booking { pick: *picks, now, context_tokens: request.prompt_tokens, prefill, speed };
+            let booking = Booking {
+                pick: *picks,
+                now,
+                context_tokens: request.prompt_tokens,
+                prefill: picked.prefill(request),
+                speed,
+            };
             let mut lease = Lease::reserve(&worker.load, &booking);
             lease.in_flight = in_flight;
-            return Ok(Decided { worker, lease, trial, hit_tokens, basis });
+            let hit_tokens = picked.hit_tokens as usize;
+            return Ok(Decided { worker: Arc::clone(worker), lease, trial, hit_tokens, basis });
         }
     }
 
     /// Whether [`Decider::decide`] would find somebody.
     #[must_use]
     pub fn can_decide(fleet: &FleetSnapshot, request: &RequestView<'_>, among: Among<'_>) -> bool {
-        eligible(fleet, request, among).next().is_some()
+        let eligible = Eligible::new(fleet, request, among);
+        fleet.rows().any(|row| eligible.has(fleet, row))
     }
 
     /// What would be decided, and why; changes nothing. A worker that has just come back is a candidate like any other,
@@ -202,26 +196,27 @@ impl Decider {
         request: &RequestView<'_>,
         now: Duration,
     ) -> Result<Explanation, PickError> {
-        let mut candidates = Candidates::gather(fleet, request, Among::Untried(&[]), now, &mut || 0.0)?;
+        let mut candidates = Candidates::default();
         let state = self.lock();
-        self.look_up(&state.index, request, &mut candidates);
-        candidates.read_load(now);
-        self.foresee(&state.speeds, request, &mut candidates.list, now);
-        let choice = Choice {
-            candidates: &candidates.list,
-            ring: &|| fleet.ring(),
-            arrivals_per_s: state.speeds.arrivals_per_s(),
-            unseen: state.unseen.mean(),
-            speed: state.speeds.prefill(),
-        };
+        let speed = state.speeds.prefill();
+        let moment = Moment::new(now, request, self.reads_prefixes().then_some(speed));
+        let eligible = Eligible::new(fleet, request, Among::Untried(&[]));
+        candidates.gather(fleet, &eligible, &moment, &mut || 0.0);
+        if candidates.list.is_empty() {
+            drop(state);
+            return Err(why_nobody(fleet, request));
+        }
+        self.look_up(&state.index, (fleet, request), &speed, &mut candidates);
+        let ring = &|| fleet.ring();
+        let choice = candidates.choice(ring, state.speeds.arrivals_per_s(), (state.unseen.mean(), speed));
         let costs = self.policy.costs(request, &choice);
         let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
-        let Candidates { workers, list, .. } = candidates;
-        let candidates = workers.into_iter().map(Arc::clone).zip(list).zip(costs);
+        let worker = |candidate: &Candidate| Arc::clone(&fleet.workers()[candidate.place as usize]);
+        let candidates = candidates.list.iter().zip(costs);
         Ok(Explanation {
             policy: self.policy.name(),
             picked,
-            candidates: candidates.map(|((worker, candidate), cost)| (worker, candidate, cost)).collect(),
+            candidates: candidates.map(|(one, cost)| (worker(one), *one, cost)).collect(),
         })
     }
 
@@ -281,25 +276,26 @@ impl Decider {
         self.lock().index.tree().held_blocks()
     }
 
+    /// Adds to candidates what they hold of the prompt.
     fn look_up(
         &self,
         index: &PrefixIndex,
-        request: &RequestView<'_>,
-        candidates: &mut Candidates<'_>,
+        (fleet, request): (&FleetSnapshot, &RequestView<'_>),
+        speed: &PrefillSpeed,
+        candidates: &mut Candidates,
     ) -> PrefixHits {
         if !self.reads_prefixes() {
             return PrefixHits::default();
         }
         let hits = index.hits(request.blocks);
-        let mut places = Places::default();
-        for (slot, blocks) in hits.iter() {
-            if let Some(at) = places.of(slot, &candidates.list) {
-                candidates.list[at].hit_tokens = request.covered_tokens(blocks);
-                candidates.list[at].hit_blocks = blocks;
-            }
+        for hit in hits.iter() {
+            candidates.hit(fleet, hit, (request, speed));
         }
-        for candidate in &mut candidates.list {
-            candidate.tree_blocks = index.tree().worker_blocks(candidate.slot);
+        if self.policy.wants_tree_sizes() {
+            for candidate in &mut candidates.list {
+                let blocks = index.tree().worker_blocks(candidate.slot);
+                candidate.tree_blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+            }
         }
         hits
     }
@@ -326,17 +322,6 @@ impl Decider {
         self.lock().speeds.prefill()
     }
 
-    /// What each candidate would take for the request, and still owes to others, in time.
-    fn foresee(&self, speeds: &Speeds, request: &RequestView<'_>, list: &mut [Candidate], now: Duration) {
-        if !self.reads_prefixes() {
-            return;
-        }
-        let speed = speeds.prefill();
-        for candidate in list {
-            candidate.foresee(request, &speed, now);
-        }
-    }
-
     /// Whether the policy goes by hits, so that there are any.
     #[must_use]
     pub fn reads_prefixes(&self) -> bool {
@@ -349,66 +334,6 @@ impl Decider {
     }
 }
 
-impl<'a> Candidates<'a> {
-    fn gather(
-        fleet: &'a FleetSnapshot,
-        request: &RequestView<'_>,
-        among: Among<'_>,
-        now: Duration,
-        draw: &mut dyn FnMut() -> f64,
-    ) -> Result<Self, PickError> {
-        let mut standing = Rank::Down;
-        let mut workers = Vec::with_capacity(fleet.workers().len());
-        for worker in eligible(fleet, request, among) {
-            let rank = if worker.is_up() { Rank::Up(worker.health.standing(now, draw)) } else { Rank::Down };
-            if rank < standing {
-                standing = rank;
-                workers.clear();
-            }
-            if rank == standing {
-                workers.push(worker);
-            }
-        }
-        if workers.is_empty() {
-            return Err(why_nobody(fleet, request));
-        }
-        let list = workers.iter().map(|worker| Candidate::new(worker.slot)).collect();
-        Ok(Self { workers, list, standing })
-    }
-
-    /// Begins an attempt at a candidate; `None` if only a probe may go there, and one is on its way.
-    fn begin_trial(&self, at: usize, now: Duration) -> Option<Trial> {
-        let health = &self.workers[at].health;
-        match self.standing {
-            Rank::Up(Standing::Ready | Standing::Warming) => Trial::begin(health, now),
-            // There is nobody better.
-            _ => Some(Trial::begin_anyway(health, now)),
-        }
-    }
-
-    /// Age of the oldest report of load from a worker that is busy. One that is idle would tell at once of a request, and else tells
-    /// nothing for long.
-    fn report_age(&self) -> Duration {
-        let reports = self.list.iter().filter_map(|candidate| candidate.report);
-        let ages = reports.filter(|report| report.running + report.waiting > 0).map(|report| report.age_ms);
-        Duration::from_millis(ages.max().unwrap_or(0).into())
-    }
-
-    /// Reads the ledger, under the decider's lock, so that no other pick comes in between; and what workers say of themselves.
-    fn read_load(&mut self, now: Duration) {
-        for (candidate, worker) in self.list.iter_mut().zip(&self.workers) {
-            candidate.load = worker.load.read();
-            candidate.kv_capacity_tokens = worker.reports.kv_capacity_tokens();
-            candidate.report = worker.reports.load(now);
-            candidate.reported = candidate.report.map(|report| ReportedLoad {
-                running: report.running as usize,
-                waiting: report.waiting as usize,
-                kv_usage: report.kv_usage(),
-            });
-        }
-    }
-}
-
 /// What the tree is to know of a worker's cache. One that tells what it evicts needs no bound.
 fn tells(reports: &Reports, request: &RequestView<'_>) -> WorkerTells {
     let trust = reports.trust();
@@ -416,42 +341,6 @@ fn tells(reports: &Reports, request: &RequestView<'_>) -> WorkerTells {
     WorkerTells {
         capacity: tokens.map(|tokens| request.size_of(tokens)),
         blocks: trust != CacheTrust::Learned,
-    }
-}
-
-fn eligible<'a>(
-    fleet: &'a FleetSnapshot,
-    request: &RequestView<'_>,
-    among: Among<'_>,
-) -> impl Iterator<Item = &'a Arc<Worker>> {
-    fleet.workers().iter().filter(move |worker| {
-        let may_be_picked = match among {
-            Among::Untried(tried) => worker.is_usable() && !tried.contains(&worker.slot),
-            Among::Anyone => !worker.is_draining(),
-        };
-        may_be_picked && worker.may_serve(request.model)
-    })
-}
-
-/// Where in a list of candidates each worker stands. They are in fleet order, which is slot order, so that most stand at their slot's
-/// number; once one does not, since somebody before it is no candidate, the places of all are written down.
-#[derive(Default)]
-struct Places(Option<Vec<u32>>);
-
-impl Places {
-    fn of(&mut self, slot: WorkerSlot, candidates: &[Candidate]) -> Option<usize> {
-        if candidates.get(slot.index()).is_some_and(|candidate| candidate.slot == slot) {
-            return Some(slot.index());
-        }
-        let places = self.0.get_or_insert_with(|| {
-            let slots = candidates.iter().map(|candidate| candidate.slot.index() + 1).max().unwrap_or(0);
-            let mut places = vec![u32::MAX; slots];
-            for (at, candidate) in (0..).zip(candidates) {
-                places[candidate.slot.index()] = at;
-            }
-            places
-        });
-        places.get(slot.index()).filter(|at| **at != u32::MAX).map(|at| *at as usize)
     }
 }
 

@@ -7,6 +7,8 @@ use std::sync::{Arc, OnceLock};
 use pingora_ketama::{Bucket, Continuum, DEFAULT_POINT_MULTIPLE};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::load_table::{self, LoadTable};
+use crate::models::{ModelNames, Serving};
 use crate::worker::{Worker, WorkerId, WorkerSlot, WorkerSpec};
 
 /// The workers at one moment. Never changes; workers' own counters inside it do.
@@ -14,6 +16,23 @@ use crate::worker::{Worker, WorkerId, WorkerSlot, WorkerSpec};
 pub struct FleetSnapshot {
     workers: Vec<Arc<Worker>>,
     ring: OnceLock<Ring>,
+    table: LoadTable,
+    names: Arc<ModelNames>,
+    /// Of each worker in turn, the number of its row, and its slot.
+    rows: Vec<(u32, WorkerSlot)>,
+    /// Of each slot, the place of its worker; `u32::MAX` where it has none.
+    places: Vec<u32>,
+}
+
+/// One worker's row.
+#[derive(Clone, Copy)]
+pub(crate) struct Row<'a> {
+    /// What a pick reads of it.
+    pub(crate) load: &'a load_table::Row,
+    /// Its slot.
+    pub(crate) slot: WorkerSlot,
+    /// Its place in the fleet.
+    pub(crate) place: u32,
 }
 
 /// What a reconciliation changed.
@@ -29,6 +48,8 @@ pub struct FleetDiff {
 #[derive(Default)]
 pub struct Fleet {
     current: Arc<FleetSnapshot>,
+    table: LoadTable,
+    names: Arc<ModelNames>,
     free_slots: Vec<WorkerSlot>,
     slots: u32,
 }
@@ -56,14 +77,30 @@ impl Fleet {
             if let Some(kept) = known.get(spec) {
                 workers.push(Arc::clone(kept));
             } else {
-                let worker = Arc::new(Worker::new(spec.clone(), self.take_slot()));
+                let (slot, row) = (self.take_slot(), self.table.take());
+                let worker = Arc::new(Worker::in_table(spec.clone(), slot, row, Arc::clone(&self.names)));
                 diff.added.push(Arc::clone(&worker));
                 workers.push(worker);
             }
         }
         self.free_slots.extend(diff.removed.iter().map(|worker| worker.slot));
-        self.current = Arc::new(FleetSnapshot { workers, ring: OnceLock::new() });
+        self.current = Arc::new(self.snapshot_of(workers));
         diff
+    }
+
+    fn snapshot_of(&self, workers: Vec<Arc<Worker>>) -> FleetSnapshot {
+        let mut places = vec![u32::MAX; self.slots as usize];
+        for (place, worker) in (0..).zip(&workers) {
+            places[worker.slot.index()] = place;
+        }
+        FleetSnapshot {
+            rows: workers.iter().map(|worker| (worker.row_number(), worker.slot)).collect(),
+            workers,
+            ring: OnceLock::new(),
+            table: self.table.clone(),
+            names: Arc::clone(&self.names),
+            places,
+        }
     }
 
     fn take_slot(&mut self) -> WorkerSlot {
@@ -79,6 +116,27 @@ impl FleetSnapshot {
     #[must_use]
     pub fn workers(&self) -> &[Arc<Worker>] {
         &self.workers
+    }
+
+    /// Every worker's row, in the same order.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        let rows = (0..).zip(&self.rows);
+        rows.map(|(place, (number, slot))| Row { load: self.table.row(*number), slot: *slot, place })
+    }
+
+    /// The worker that has a row.
+    pub(crate) fn worker(&self, row: Row<'_>) -> &Arc<Worker> {
+        &self.workers[row.place as usize]
+    }
+
+    /// Where among the workers that of a slot is.
+    pub(crate) fn place(&self, slot: WorkerSlot) -> Option<u32> {
+        self.places.get(slot.index()).copied().filter(|place| *place != u32::MAX)
+    }
+
+    /// Who may serve a model.
+    pub(crate) fn serving<'a>(&self, model: Option<&'a str>) -> Serving<'a> {
+        self.names.serving(model)
     }
 
     /// The worker of that name.

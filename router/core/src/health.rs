@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::load_table::RowHandle;
 use crate::window::Window;
 use breaker::{Breaker, Pass, Role, State};
 
@@ -29,8 +30,8 @@ const NEVER: u64 = u64::MAX;
 /// What is known of how well a worker does.
 #[derive(Debug, Default)]
 pub struct Health {
-    /// From when on there is nothing special about it, in ms; all that a pick reads of a worker that is well.
-    ordinary_from_ms: AtomicU64,
+    /// Says from when on there is nothing special about the worker: all that a pick reads of one that is well.
+    row: RowHandle,
     /// The breaker's state for those who do not hold the lock: `era | milliseconds | state`.
     gate: AtomicU64,
     cooling_until_ms: AtomicU64,
@@ -67,10 +68,15 @@ pub enum BreakerState {
 }
 
 impl Health {
+    /// The health of the worker that has this row.
+    pub(crate) fn at(row: RowHandle) -> Self {
+        Self { row, ..Self::default() }
+    }
+
     /// How much a pick wants it. `draw` is asked for only while the worker is warming.
     #[must_use]
     pub fn standing(&self, now: Duration, draw: &mut dyn FnMut() -> f64) -> Standing {
-        if milliseconds(now) >= self.ordinary_from_ms.load(Ordering::Relaxed) {
+        if milliseconds(now) >= self.row.ordinary_from_ms.load(Ordering::Relaxed) {
             return Standing::Ready;
         }
         match read_gate(self.gate.load(Ordering::Relaxed)).0 {
@@ -152,7 +158,7 @@ impl Health {
             State::Closed => self.cooling_until_ms.load(Ordering::Relaxed).max(warm),
             _ => NEVER,
         };
-        self.ordinary_from_ms.store(ordinary_from, Ordering::Relaxed);
+        self.row.ordinary_from_ms.store(ordinary_from, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Breaker> {

@@ -6,130 +6,86 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::load_table::{Row, RowHandle};
 use crate::prefix::index::InFlight;
 use crate::speed::{Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, PoisonError};
 
-/// Counters of one worker. Only leases change them.
+/// Counters of one worker. Only leases change them; what picks read of them is in the worker's row.
 #[derive(Debug, Default)]
 pub struct WorkerLoad {
-    requests: AtomicUsize,
-    prefilling: AtomicUsize,
-    prefill_tokens: AtomicUsize,
-    context_tokens: AtomicUsize,
-    last_pick: AtomicU64,
+    row: RowHandle,
     sent_tokens: AtomicU64,
     sent_us: AtomicU64,
     queue: Mutex<PrefillQueue>,
-    /// What picks read of `queue`.
-    shown: ShownQueue,
-}
-
-/// A [`QueueReading`] that is read without the lock.
-#[derive(Debug)]
-struct ShownQueue {
-    owed_bits: AtomicU64,
-    head_bits: AtomicU64,
-    since_ns: AtomicU64,
-    ratio_bits: AtomicU64,
-    behind: AtomicUsize,
-    /// 0 or 1.
-    tells_delay: AtomicUsize,
-}
-
-impl Default for ShownQueue {
-    fn default() -> Self {
-        let QueueReading { owed_s, head_s, ratio, .. } = QueueReading::default();
-        Self {
-            owed_bits: AtomicU64::new(owed_s.to_bits()),
-            head_bits: AtomicU64::new(head_s.to_bits()),
-            since_ns: AtomicU64::new(0),
-            ratio_bits: AtomicU64::new(ratio.to_bits()),
-            behind: AtomicUsize::new(0),
-            tells_delay: AtomicUsize::new(0),
-        }
-    }
-}
-
-impl ShownQueue {
-    fn show(&self, reading: &QueueReading) {
-        let since_ns = u64::try_from(reading.since.as_nanos()).unwrap_or(u64::MAX);
-        self.owed_bits.store(reading.owed_s.to_bits(), Ordering::Relaxed);
-        self.head_bits.store(reading.head_s.to_bits(), Ordering::Relaxed);
-        self.since_ns.store(since_ns, Ordering::Relaxed);
-        self.ratio_bits.store(reading.ratio.to_bits(), Ordering::Relaxed);
-        self.behind.store(reading.behind, Ordering::Relaxed);
-        self.tells_delay.store(usize::from(reading.tells_delay), Ordering::Relaxed);
-    }
-
-    fn read(&self) -> QueueReading {
-        let value = |bits: &AtomicU64| f64::from_bits(bits.load(Ordering::Relaxed));
-        QueueReading {
-            owed_s: value(&self.owed_bits),
-            head_s: value(&self.head_bits),
-            since: Duration::from_nanos(self.since_ns.load(Ordering::Relaxed)),
-            ratio: value(&self.ratio_bits),
-            behind: self.behind.load(Ordering::Relaxed),
-            tells_delay: self.tells_delay.load(Ordering::Relaxed) > 0,
-        }
-    }
 }
 
 /// A reading of [`WorkerLoad`].
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LoadReading {
     /// Requests in flight.
-    pub requests: usize,
+    pub requests: u32,
     /// Those of them without a first token.
-    pub prefilling: usize,
+    pub prefilling: u32,
     /// Uncached prompt tokens of requests without a first token.
-    pub prefill_tokens: usize,
+    pub prefill_tokens: u32,
     /// Prompt tokens of all requests in flight: a lower bound of the KV they hold.
-    pub context_tokens: usize,
+    pub context_tokens: u32,
     /// Number of the pick that chose this worker last; 0 for never.
     pub last_pick: u64,
-    /// Uncached prompt tokens of all requests ever sent there.
-    pub sent_tokens: u64,
-    /// What these were expected to take, in microseconds.
-    pub sent_us: u64,
-    /// What requests without a first token will still take, in time.
-    pub queue: QueueReading,
 }
 
-/// What a worker said of itself, in metrics or a load report; as old as the last one.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct ReportedLoad {
-    /// Requests it works on.
-    pub running: usize,
-    /// Requests that wait in it.
-    pub waiting: usize,
-    /// Share of its KV cache that sequences hold, from 0 to 1.
-    pub kv_usage: f64,
+/// All that was ever sent to a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sent {
+    /// Uncached prompt tokens.
+    pub tokens: u64,
+    /// What these were expected to take, in microseconds.
+    pub us: u64,
 }
 
 impl LoadReading {
     /// Requests that have their first token and are decoding.
     #[must_use]
-    pub fn decoding(&self) -> usize {
+    pub fn decoding(&self) -> u32 {
         self.requests.saturating_sub(self.prefilling)
+    }
+
+    /// Reads the counters of a row; each is exact, the set of them may straddle a change.
+    pub(crate) fn of(row: &Row) -> Self {
+        Self {
+            requests: row.requests.load(Ordering::Relaxed),
+            prefilling: row.prefilling.load(Ordering::Relaxed),
+            prefill_tokens: row.prefill_tokens.load(Ordering::Relaxed),
+            context_tokens: row.context_tokens.load(Ordering::Relaxed),
+            last_pick: row.last_pick.load(Ordering::Relaxed),
+        }
     }
 }
 
 impl WorkerLoad {
-    /// Reads all counters; each is exact, the set of them may straddle a change.
+    /// The load of the worker that has this row.
+    pub(crate) fn at(row: RowHandle) -> Self {
+        Self { row, ..Self::default() }
+    }
+
+    /// Reads all counters.
     #[must_use]
     pub fn read(&self) -> LoadReading {
-        LoadReading {
-            requests: self.requests.load(Ordering::Relaxed),
-            prefilling: self.prefilling.load(Ordering::Relaxed),
-            prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
-            context_tokens: self.context_tokens.load(Ordering::Relaxed),
-            last_pick: self.last_pick.load(Ordering::Relaxed),
-            sent_tokens: self.sent_tokens.load(Ordering::Relaxed),
-            sent_us: self.sent_us.load(Ordering::Relaxed),
-            queue: self.shown.read(),
-        }
+        LoadReading::of(&self.row)
+    }
+
+    /// What requests without a first token will still take, in time.
+    #[must_use]
+    pub fn queue(&self) -> QueueReading {
+        QueueReading::of(&self.row)
+    }
+
+    /// All that was ever sent there.
+    #[must_use]
+    pub fn sent(&self) -> Sent {
+        Sent { tokens: self.sent_tokens.load(Ordering::Relaxed), us: self.sent_us.load(Ordering::Relaxed) }
     }
 
     /// Others have prompts there `now`: how long this router's take says nothing of the worker's speed.
@@ -141,9 +97,14 @@ impl WorkerLoad {
         // Nothing that holds it can panic half-way through a change.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut queue);
-        self.shown.show(&queue.reading());
+        queue.reading().show(&self.row);
         result
     }
+}
+
+/// As a row counts: no worker has as much in flight as it takes to reach the end.
+fn count(tokens: usize) -> u32 {
+    u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
 /// What a request will occupy at its worker.
@@ -166,9 +127,9 @@ pub struct Booking {
 pub struct Lease {
     load: Arc<WorkerLoad>,
     ticket: u64,
-    context_tokens: usize,
+    context_tokens: u32,
     /// `None` once the first token has come.
-    prefill_tokens: Option<usize>,
+    prefill_tokens: Option<u32>,
     /// Its path in the prefix tree.
     pub(crate) in_flight: Option<InFlight>,
 }
@@ -178,11 +139,13 @@ impl Lease {
     #[must_use]
     pub fn reserve(load: &Arc<WorkerLoad>, booking: &Booking) -> Self {
         let Booking { pick, now, context_tokens, prefill, ref speed } = *booking;
-        load.requests.fetch_add(1, Ordering::Relaxed);
-        load.prefilling.fetch_add(1, Ordering::Relaxed);
-        load.prefill_tokens.fetch_add(prefill.new_tokens, Ordering::Relaxed);
-        load.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
-        load.last_pick.store(pick, Ordering::Relaxed);
+        let row = &*load.row;
+        let (context_tokens, prefill_tokens) = (count(context_tokens), count(prefill.new_tokens));
+        row.requests.fetch_add(1, Ordering::Relaxed);
+        row.prefilling.fetch_add(1, Ordering::Relaxed);
+        row.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
+        row.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
+        row.last_pick.store(pick, Ordering::Relaxed);
         let service_s = load.change(|queue| queue.push(pick, prefill, speed, now));
         load.sent_tokens.fetch_add(prefill.new_tokens as u64, Ordering::Relaxed);
         let service_us = Duration::try_from_secs_f64(service_s).map_or(0, |service| service.as_micros());
@@ -191,7 +154,7 @@ impl Lease {
             load: Arc::clone(load),
             ticket: pick,
             context_tokens,
-            prefill_tokens: Some(prefill.new_tokens),
+            prefill_tokens: Some(prefill_tokens),
             in_flight: None,
         }
     }
@@ -229,8 +192,8 @@ impl Lease {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.settle();
         }
-        self.load.prefilling.fetch_sub(1, Ordering::Relaxed);
-        self.load.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+        self.load.row.prefilling.fetch_sub(1, Ordering::Relaxed);
+        self.load.row.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
         true
     }
 }
@@ -238,8 +201,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.first_token();
-        self.load.requests.fetch_sub(1, Ordering::Relaxed);
-        self.load.context_tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
+        self.load.row.requests.fetch_sub(1, Ordering::Relaxed);
+        self.load.row.context_tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
     }
 }
 
@@ -260,12 +223,12 @@ mod tests {
         let mut lease = reserve(&load, 100, 40, 1);
         let _other = reserve(&load, 10, 10, 2);
         assert_eq!(load.read().prefill_tokens, 50);
-        assert_eq!(load.read().queue.owed_s, 0.75, "50 tokens and a step");
+        assert_eq!(load.queue().owed_s, 0.75, "50 tokens and a step");
         lease.first_token();
         lease.first_token();
         let reading = load.read();
         assert_eq!((reading.prefill_tokens, reading.requests, reading.decoding()), (10, 2, 1));
-        assert!((reading.queue.owed_s - 0.35).abs() < 1e-9);
+        assert!((load.queue().owed_s - 0.35).abs() < 1e-6);
         drop(lease);
         let reading = load.read();
         assert_eq!((reading.requests, reading.context_tokens, reading.prefilling), (1, 10, 1));
@@ -280,7 +243,7 @@ mod tests {
             (reading.requests, reading.prefilling, reading.prefill_tokens, reading.context_tokens),
             (0, 0, 0, 0)
         );
-        assert_eq!((reading.last_pick, reading.queue.owed_s), (7, 0.0));
+        assert_eq!((reading.last_pick, load.queue().owed_s), (7, 0.0));
     }
 
     #[test]

@@ -8,6 +8,8 @@ pub mod decide;
 pub mod fleet;
 pub mod health;
 pub mod ledger;
+mod load_table;
+mod models;
 pub mod policy;
 pub mod prefix;
 pub mod reports;
@@ -20,7 +22,7 @@ pub mod unseen;
 pub mod window;
 pub mod worker;
 
-pub use decide::{Among, Candidates, Decided, Decider, Explanation};
+pub use decide::{Among, Decided, Decider, Explanation};
 pub use fleet::{Fleet, FleetSnapshot};
 pub use health::{BreakerState, Health, Trial};
 pub use ledger::Lease;

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use roundhouse_types::WorkerLoad;
 
-use crate::ledger::LoadReading;
+use crate::ledger::{LoadReading, Sent};
+use crate::load_table::RowHandle;
 
 /// How far what the tree knows of a worker can be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +58,8 @@ pub struct LoadReport {
     pub age_ms: u32,
     /// What of it was not this router's when the report came.
     pub others: OthersLoad,
+    /// All that this router has ever sent there by now.
+    pub sent: Sent,
 }
 
 /// What others than this router have at a worker: what it reported beyond this router's own ledger.
@@ -73,17 +76,17 @@ pub struct OthersLoad {
 }
 
 impl OthersLoad {
-    /// What of a `report` is beyond the router's `own` part, as the ledger has it when the report comes.
+    /// What of a `report` is beyond the router's `own` part, as the ledger has it when the report comes; `sent` is all that it ever
+    /// sent there.
     #[must_use]
-    pub fn beside(own: &LoadReading, report: &LoadReport) -> Self {
-        let beyond = |told: u32, own: usize| told.saturating_sub(u32::try_from(own).unwrap_or(u32::MAX));
+    pub fn beside(own: &LoadReading, sent: Sent, report: &LoadReport) -> Self {
         // Each sequence that decodes has one token to compute, which nobody waits for.
-        let decoding = report.running as usize;
+        let own_tokens = own.prefill_tokens.saturating_add(report.running);
         Self {
-            requests: beyond(report.running.saturating_add(report.waiting), own.requests),
-            waiting: beyond(report.waiting, own.prefilling),
-            uncached_tokens: beyond(report.waiting_uncached_tokens, own.prefill_tokens + decoding),
-            sent_us: own.sent_us,
+            requests: report.running.saturating_add(report.waiting).saturating_sub(own.requests),
+            waiting: report.waiting.saturating_sub(own.prefilling),
+            uncached_tokens: report.waiting_uncached_tokens.saturating_sub(own_tokens),
+            sent_us: sent.us,
         }
     }
 }
@@ -100,9 +103,9 @@ impl LoadReport {
 /// Everything that one worker said last.
 #[derive(Debug, Default)]
 pub struct Reports {
+    /// Holds the size of its cache, and whether it tells its load.
+    row: RowHandle,
     trust: AtomicU8,
-    /// 0 while it has not said.
-    kv_capacity_tokens: AtomicU64,
     /// Endpoints, as bits, whose replies have ever told cached tokens.
     tell_cached: AtomicU32,
     /// Two numbers a word. The set of them may straddle a change, each of them does not.
@@ -113,7 +116,7 @@ pub struct Reports {
     waiting_tokens: AtomicU64,
     others: AtomicU64,
     sent_us: AtomicU64,
-    /// Nanoseconds on the clock of picks, and one; 0 while there is no report.
+    /// Nanoseconds on the clock of picks.
     at: AtomicU64,
 }
 
@@ -127,6 +130,11 @@ fn unpair(both: u64) -> (u32, u32) {
 }
 
 impl Reports {
+    /// What the worker says that has this row.
+    pub(crate) fn at(row: RowHandle) -> Self {
+        Self { row, ..Self::default() }
+    }
+
     /// How far what the tree knows of it can be trusted.
     #[must_use]
     pub fn trust(&self) -> CacheTrust {
@@ -141,19 +149,23 @@ impl Reports {
     /// What its KV cache has room for, in tokens; `None` while it has not said.
     #[must_use]
     pub fn kv_capacity_tokens(&self) -> Option<usize> {
-        let tokens = self.kv_capacity_tokens.load(Ordering::Relaxed);
-        (tokens > 0).then_some(usize::try_from(tokens).unwrap_or(usize::MAX))
+        let tokens = self.row.kv_capacity_tokens.load(Ordering::Relaxed);
+        (tokens > 0).then_some(tokens as usize)
     }
 
     /// It says what its KV cache has room for.
     pub fn set_kv_capacity(&self, tokens: Option<usize>) {
-        self.kv_capacity_tokens.store(tokens.unwrap_or(0) as u64, Ordering::Relaxed);
+        let tokens = u32::try_from(tokens.unwrap_or(0)).unwrap_or(u32::MAX);
+        self.row.kv_capacity_tokens.store(tokens, Ordering::Relaxed);
     }
 
-    /// Its load, as it said last, with its age at `now`.
+    /// Its load, as it said last, with its age at `now`; without what this router has sent.
     #[must_use]
     pub fn load(&self, now: Duration) -> Option<LoadReport> {
-        let at = self.at.load(Ordering::Relaxed).checked_sub(1)?;
+        if self.row.tells_load.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let at = self.at.load(Ordering::Relaxed);
         let (running, waiting) = unpair(self.requests.load(Ordering::Relaxed));
         let (kv_used_tokens, kv_free_tokens) = unpair(self.kv.load(Ordering::Relaxed));
         let (prefill, decode) = unpair(self.speeds.load(Ordering::Relaxed));
@@ -175,11 +187,17 @@ impl Reports {
                 uncached_tokens,
                 sent_us: self.sent_us.load(Ordering::Relaxed),
             },
+            sent: Sent::default(),
         })
     }
 
-    /// It says what its load is `now`, by the clock of picks; of that, `own` is the router's. Returns what is not.
-    pub(crate) fn set_load(&self, load: &WorkerLoad, own: &LoadReading, now: Duration) -> OthersLoad {
+    /// It says what its load is `now`, by the clock of picks; of that, `own` is the router's, which ever sent there what is `sent`. Returns what is not.
+    pub(crate) fn set_load(
+        &self,
+        load: &WorkerLoad,
+        (own, sent): (&LoadReading, Sent),
+        now: Duration,
+    ) -> OthersLoad {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         #[expect(clippy::cast_possible_truncation, reason = "tokens a second")]
         let speed = |speed: Option<f64>| (speed.unwrap_or(0.0) as f32).to_bits();
@@ -195,19 +213,20 @@ impl Reports {
             waiting_uncached_tokens: count(load.waiting_uncached_tokens),
             ..LoadReport::default()
         };
-        let others = OthersLoad::beside(own, &report);
+        let others = OthersLoad::beside(own, sent, &report);
         self.waiting_tokens
             .store(pair(report.waiting_uncached_tokens, others.uncached_tokens), Ordering::Relaxed);
         self.sent_us.store(others.sent_us, Ordering::Relaxed);
         self.others.store(pair(others.requests, others.waiting), Ordering::Relaxed);
         let at = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-        self.at.store(at.saturating_add(1), Ordering::Relaxed);
+        self.at.store(at, Ordering::Relaxed);
+        self.row.tells_load.store(1, Ordering::Relaxed);
         others
     }
 
     /// It says nothing of its load any more.
     pub fn forget_load(&self) {
-        self.at.store(0, Ordering::Relaxed);
+        self.row.tells_load.store(0, Ordering::Relaxed);
     }
 
     /// A reply of the endpoint of that number told its usage, and in it `cached_tokens`, if that was there. Returns what was
@@ -241,14 +260,9 @@ mod tests {
             decode_tokens_per_second: None,
             retractions: 7,
         };
-        let own = LoadReading {
-            requests: 1,
-            prefilling: 2,
-            prefill_tokens: 10,
-            sent_us: 77,
-            ..LoadReading::default()
-        };
-        reports.set_load(&load, &own, Duration::from_secs(1));
+        let own = LoadReading { requests: 1, prefilling: 2, prefill_tokens: 10, ..LoadReading::default() };
+        let sent = Sent { tokens: 5, us: 77 };
+        reports.set_load(&load, (&own, sent), Duration::from_secs(1));
         let read = reports.load(Duration::from_millis(1_250)).unwrap();
         let expected = LoadReport {
             running: 1,
@@ -260,6 +274,7 @@ mod tests {
             decode_tokens_per_second: 0.0,
             age_ms: 250,
             others: OthersLoad { requests: 2, waiting: 0, uncached_tokens: u32::MAX - 11, sent_us: 77 },
+            sent: Sent::default(),
         };
         assert_eq!((read, read.kv_usage()), (expected, 0.25));
         reports.forget_load();

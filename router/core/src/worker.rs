@@ -1,7 +1,7 @@
 //! One worker: what was configured, and the state that the rest of the router shares.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -9,6 +9,8 @@ use roundhouse_types::WorkerLoad as ReportedWorkerLoad;
 
 use crate::health::Health;
 use crate::ledger::WorkerLoad;
+use crate::load_table::RowHandle;
+use crate::models::ModelNames;
 use crate::reports::Reports;
 use crate::retry_budget::Rescue;
 
@@ -61,6 +63,21 @@ const UP: u8 = 1;
 const DRAINING: u8 = 2;
 const HAS_BEEN_UP: u8 = 4;
 
+/// Whether new requests may go to a worker in this state: it is up, and no operator is draining it.
+pub(crate) fn is_usable(state: u8) -> bool {
+    state & (UP | DRAINING) == UP
+}
+
+/// Whether an operator wants a worker in this state to get no new requests.
+pub(crate) fn is_draining(state: u8) -> bool {
+    state & DRAINING != 0
+}
+
+/// Whether a worker in this state is there.
+pub(crate) fn is_up(state: u8) -> bool {
+    state & UP != 0
+}
+
 /// How a worker came up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrival {
@@ -85,33 +102,51 @@ pub struct Worker {
     pub health: Arc<Health>,
     /// Retries for those who were there when it died.
     pub rescue: Rescue,
-    /// Of [`UP`], [`DRAINING`] and [`HAS_BEEN_UP`].
-    state: AtomicU8,
+    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`] and [`HAS_BEEN_UP`].
+    row: RowHandle,
     /// How often it went down.
     downs: AtomicU32,
     models: RwLock<Option<Arc<[String]>>>,
+    names: Arc<ModelNames>,
 }
 
 impl Worker {
     /// A worker that no probe has seen yet, and that is therefore not usable.
     #[must_use]
     pub fn new(spec: WorkerSpec, slot: WorkerSlot) -> Self {
+        Self::in_table(spec, slot, RowHandle::default(), Arc::default())
+    }
+
+    /// The same as part of a fleet, whose models are known by `names`.
+    pub(crate) fn in_table(
+        spec: WorkerSpec,
+        slot: WorkerSlot,
+        row: RowHandle,
+        names: Arc<ModelNames>,
+    ) -> Self {
+        row.models.store(ModelNames::ANY, Ordering::Relaxed);
         Self {
             spec,
             slot,
-            load: Arc::default(),
-            reports: Reports::default(),
-            health: Arc::default(),
+            load: Arc::new(WorkerLoad::at(row.clone())),
+            reports: Reports::at(row.clone()),
+            health: Arc::new(Health::at(row.clone())),
             rescue: Rescue::default(),
-            state: AtomicU8::new(0),
+            row,
             downs: AtomicU32::new(0),
             models: RwLock::new(None),
+            names,
         }
+    }
+
+    /// Where its row is.
+    pub(crate) fn row_number(&self) -> u32 {
+        self.row.number()
     }
 
     /// It says what its load is `now`, by the clock of picks.
     pub fn hear_load(&self, load: &ReportedWorkerLoad, now: Duration) {
-        let others = self.reports.set_load(load, &self.load.read(), now);
+        let others = self.reports.set_load(load, (&self.load.read(), self.load.sent()), now);
         // Tokens alone tell nothing: the router guesses those of its own prompts, and guesses short by the template.
         if others.requests > 0 && others.uncached_tokens > 0 {
             self.load.is_shared(now);
@@ -127,24 +162,24 @@ impl Worker {
     /// Whether new requests may go there: it is up, and no operator is draining it.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & (UP | DRAINING) == UP
+        is_usable(self.row.state.load(Ordering::Relaxed))
     }
 
     /// Whether it is there: the last probe passed, and no attempt since then failed to connect.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & UP != 0
+        is_up(self.row.state.load(Ordering::Relaxed))
     }
 
     /// Whether an operator wants it to get no new requests.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & DRAINING != 0
+        is_draining(self.row.state.load(Ordering::Relaxed))
     }
 
     /// Says that it is up. `None` if that is no news.
     pub fn mark_up(&self) -> Option<Arrival> {
-        let before = self.state.fetch_or(UP | HAS_BEEN_UP, Ordering::Relaxed);
+        let before = self.row.state.fetch_or(UP | HAS_BEEN_UP, Ordering::Relaxed);
         match (before & UP, before & HAS_BEEN_UP) {
             (0, 0) => Some(Arrival::First),
             (0, _) => Some(Arrival::Back),
@@ -155,7 +190,7 @@ impl Worker {
     /// Says that it is down. Returns whether that is news.
     pub fn mark_down(&self) -> bool {
         self.downs.fetch_add(1, Ordering::Relaxed);
-        self.state.fetch_and(!UP, Ordering::Relaxed) & UP != 0
+        self.row.state.fetch_and(!UP, Ordering::Relaxed) & UP != 0
     }
 
     /// How often it was said to be down. What was asked before the last time says nothing of it now.
@@ -166,12 +201,12 @@ impl Worker {
 
     /// Gives it no new requests from now on; what it has goes on.
     pub fn drain(&self) {
-        self.state.fetch_or(DRAINING, Ordering::Relaxed);
+        self.row.state.fetch_or(DRAINING, Ordering::Relaxed);
     }
 
     /// Gives it requests again.
     pub fn undrain(&self) {
-        self.state.fetch_and(!DRAINING, Ordering::Relaxed);
+        self.row.state.fetch_and(!DRAINING, Ordering::Relaxed);
     }
 
     /// The models it said it serves; `None` while it has not said.
@@ -185,6 +220,7 @@ impl Worker {
         if let Ok(mut known) = self.models.write()
             && known.as_deref() != Some(&models)
         {
+            self.row.models.store(self.names.bits(&models), Ordering::Relaxed);
             *known = Some(models.into());
         }
     }

@@ -132,16 +132,14 @@ impl Knowledge {
     pub(super) fn tell(&self, view: &RequestView<'_>, candidates: &mut [Candidate], speed: &PrefillSpeed) {
         for candidate in candidates {
             let worker = candidate.slot.index();
-            candidate.kv_capacity_tokens = Some(self.kv_capacity_tokens);
+            candidate.kv_capacity_tokens = u32::try_from(self.kv_capacity_tokens).unwrap_or(u32::MAX);
             if self.index_use.source != IndexSource::Learned {
-                candidate.hit_blocks = self.cached[worker];
-                candidate.hit_tokens = view.covered_tokens(self.cached[worker]);
-                candidate.own_s = candidate.load.queue.ratio * speed.seconds(candidate.prefill(view));
+                candidate.hit(view, self.cached[worker], speed);
             }
             if let Some(Foreseen { wait_s, own_s }) = self.foreseen[worker] {
                 (candidate.queued_s, candidate.own_s) = (wait_s, own_s);
                 // Waiting for memory is in there.
-                candidate.kv_capacity_tokens = None;
+                candidate.kv_capacity_tokens = 0;
             }
         }
     }

@@ -4,8 +4,9 @@ use roundhouse_types::ChainHasher;
 
 use super::*;
 use crate::fleet::Fleet;
-use crate::policy::by_name;
+use crate::policy::{Choice, by_name};
 use crate::prefix::{PromptBlocks, PromptHasher};
+use crate::reports::LoadReport;
 use crate::worker::{WorkerId, WorkerSpec};
 
 const NOW: Duration = Duration::from_secs(100);
@@ -329,9 +330,26 @@ fn what_a_worker_has_room_for_bounds_what_the_tree_holds_of_it() {
     assert!(decider.tree_blocks() >= 4 * 31);
 }
 
+/// Costs what workers report: a thousand for each token, one for each millisecond of age, and the share of KV in use.
+struct ByReport;
+
+impl Policy for ByReport {
+    fn name(&self) -> &'static str {
+        "by_report"
+    }
+
+    fn costs(&self, _: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
+        let cost = |report: &LoadReport| {
+            f64::from(report.waiting_uncached_tokens * 1_000 + report.age_ms) + report.kv_usage()
+        };
+        (0..choice.candidates.len()).map(|at| choice.report(at).map_or(0.0, cost)).collect()
+    }
+}
+
 #[test]
 fn reports_of_workers_reach_the_policy() {
-    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let limits = TreeLimits { total_blocks: 100, worker_blocks: 100 };
+    let (fleet, decider) = (fleet(2), Decider::new(Box::new(ByReport), limits, 1));
     let load = roundhouse_types::WorkerLoad {
         running_requests: 3,
         waiting_requests: 4,
@@ -343,11 +361,11 @@ fn reports_of_workers_reach_the_policy() {
     fleet.workers()[1].hear_load(&load, NOW);
     let later = NOW + Duration::from_millis(40);
     let explained = decider.explain(&fleet, &RequestView::default(), later).unwrap();
-    let [(_, silent, _), (_, speaks, _)] = &explained.candidates[..] else { panic!("two workers") };
-    assert_eq!((silent.report, silent.reported), (None, None));
-    let report = speaks.report.unwrap();
-    assert_eq!((report.waiting_uncached_tokens, report.age_ms), (5, 40));
-    assert_eq!(speaks.reported, Some(ReportedLoad { running: 3, waiting: 4, kv_usage: 0.25 }));
+    let costs: Vec<_> = explained.candidates.iter().map(|(.., cost)| *cost).collect();
+    assert_eq!(costs, [0.0, 5_040.25]);
+    assert!(fleet.workers()[1].reports.kv_capacity_tokens().is_none());
+    fleet.workers()[1].reports.forget_load();
+    assert_eq!(decider.explain(&fleet, &RequestView::default(), later).unwrap().candidates[1].2, 0.0);
 }
 
 /// What a worker says that has so many requests, one of which waits with `uncached_tokens` to compute.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{Choice, IndexBound, IndexUse, Policy};
 use crate::request::{PromptUse, RequestView};
 
-const SPREAD_REQUESTS: usize = 16;
+const SPREAD_REQUESTS: u32 = 16;
 /// k.
 const DEVIATIONS: f64 = 1.0;
 const LIFETIME: Duration = Duration::from_secs(20 * 60);
@@ -37,14 +37,14 @@ impl Policy for Aibrix {
         let (most, fewest) = (running().max().unwrap_or(0), running().min().unwrap_or(0));
         let matches = candidates.iter().any(|one| one.hit_tokens > 0);
         if most - fewest > SPREAD_REQUESTS || !matches {
-            return running().map(|requests| requests as f64).collect();
+            return running().map(f64::from).collect();
         }
         let count = candidates.len() as f64;
-        let mean = running().sum::<usize>() as f64 / count;
-        let variance = running().map(|requests| (requests as f64 - mean).powi(2)).sum::<f64>() / count;
+        let mean = choice.requests as f64 / count;
+        let variance = running().map(|requests| (f64::from(requests) - mean).powi(2)).sum::<f64>() / count;
         let bound = mean + DEVIATIONS * variance.sqrt();
-        let cost = |requests: usize, hit: usize| match requests as f64 <= bound {
-            true => -(hit as f64),
+        let cost = |requests: u32, hit: u32| match f64::from(requests) <= bound {
+            true => -f64::from(hit),
             false => f64::INFINITY,
         };
         candidates.iter().map(|one| cost(one.load.requests, one.hit_tokens)).collect()

@@ -34,12 +34,11 @@ impl Policy for ConsistentHash {
 /// those beyond the one that gets the request.
 pub(super) fn bounded_walk(key: u64, choice: &Choice<'_>) -> Vec<f64> {
     let candidates = choice.candidates;
-    let in_flight: usize = candidates.iter().map(|candidate| candidate.load.requests).sum();
-    let bound = (BOUND * (in_flight + 1) as f64 / candidates.len() as f64).ceil();
+    let bound = (BOUND * (choice.requests + 1) as f64 / candidates.len() as f64).ceil();
     let mut costs = vec![f64::INFINITY; candidates.len()];
     for (steps, slot) in (choice.ring)().walk(key).enumerate() {
         if let Some(at) = candidates.iter().position(|candidate| candidate.slot == slot) {
-            let full = (candidates[at].load.requests + 1) as f64 > bound;
+            let full = f64::from(candidates[at].load.requests + 1) > bound;
             costs[at] = steps as f64 + if full { 1e9 } else { 0.0 };
             if !full {
                 // Whoever comes later on the ring costs more; no need to look.

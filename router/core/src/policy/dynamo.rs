@@ -27,10 +27,10 @@ impl Policy for Dynamo {
     }
 
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        let cost = |prefill: usize, hit: usize, held: usize| {
-            let to_compute = (prefill + request.prompt_tokens) as f64 / BLOCK_TOKENS;
-            let overlap = (hit as f64 / BLOCK_TOKENS).floor();
-            (to_compute - overlap).max(0.0) + (held as f64 / BLOCK_TOKENS).ceil()
+        let cost = |prefill: u32, hit: u32, held: u32| {
+            let to_compute = (f64::from(prefill) + request.prompt_tokens as f64) / BLOCK_TOKENS;
+            let overlap = (f64::from(hit) / BLOCK_TOKENS).floor();
+            (to_compute - overlap).max(0.0) + (f64::from(held) / BLOCK_TOKENS).ceil()
         };
         let candidates = choice.candidates.iter();
         candidates.map(|one| cost(one.load.prefill_tokens, one.hit_tokens, one.load.context_tokens)).collect()

@@ -20,7 +20,9 @@ impl Policy for KvAware {
     }
 
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        let cost = |new: usize, queued: usize, requests: usize| (new + queued) as f64 * (requests + 1) as f64;
+        let cost = |new: usize, queued: u32, requests: u32| {
+            (new as f64 + f64::from(queued)) * (f64::from(requests) + 1.0)
+        };
         let candidates = choice.candidates.iter();
         candidates
             .map(|one| cost(one.new_tokens(request), one.load.prefill_tokens, one.load.requests))

@@ -13,6 +13,6 @@ impl Policy for LeastLoad {
     }
 
     fn costs(&self, _: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        choice.candidates.iter().map(|candidate| candidate.load.requests as f64).collect()
+        choice.candidates.iter().map(|candidate| f64::from(candidate.load.requests)).collect()
     }
 }

@@ -11,7 +11,7 @@ use super::{Candidate, Choice, IndexBound, IndexUse, Policy};
 use crate::request::{PromptUse, RequestView};
 
 /// 256 blocks of 64 characters, at four characters a token.
-const READ_TOKENS: usize = 256 * 64 / 4;
+const READ_TOKENS: u32 = 256 * 64 / 4;
 /// 31,250 blocks of 64 characters.
 const LRU_TOKENS: usize = 31_250 * 64 / 4;
 const SCRAPE_EVERY: Duration = Duration::from_millis(50);
@@ -19,7 +19,7 @@ const QUEUE_WEIGHT: f64 = 2.0;
 const KV_WEIGHT: f64 = 2.0;
 const PREFIX_WEIGHT: f64 = 3.0;
 /// τ = R_peak · T_max: a second of prefill at 16,400 tokens a second.
-const VALVE_TOKENS: usize = 16_400;
+const VALVE_TOKENS: u32 = 16_400;
 
 /// The default scorers.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ impl Policy for LlmD {
     fn index_use(&self) -> IndexUse {
         IndexUse {
             bound: IndexBound::Tokens(LRU_TOKENS),
-            first_tokens: Some(READ_TOKENS),
+            first_tokens: Some(READ_TOKENS as usize),
             reports_every: Some(SCRAPE_EVERY),
             ..IndexUse::default()
         }
@@ -45,18 +45,19 @@ impl Policy for LlmD {
 
     /// Seven less the score, so that lower is better.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        let queues = || choice.candidates.iter().map(Candidate::waiting_requests);
+        let queues = || (0..choice.candidates.len()).map(|at| choice.waiting_requests(at));
         let (most, fewest) = (queues().max().unwrap_or(0), queues().min().unwrap_or(0));
-        let total = request.prompt_tokens.clamp(1, READ_TOKENS) as f64;
-        let score = |one: &Candidate| {
+        let total = request.prompt_tokens.clamp(1, READ_TOKENS as usize) as f64;
+        let score = |at: usize, one: &Candidate| {
             let queue = match most - fewest {
                 0 => 1.0,
-                spread => (most - one.waiting_requests()) as f64 / spread as f64,
+                spread => f64::from(most - choice.waiting_requests(at)) / f64::from(spread),
             };
-            let prefix = one.hit_tokens.min(READ_TOKENS) as f64 / total;
-            QUEUE_WEIGHT * queue + KV_WEIGHT * (1.0 - one.kv_usage()) + PREFIX_WEIGHT * prefix
+            let prefix = f64::from(one.hit_tokens.min(READ_TOKENS)) / total;
+            QUEUE_WEIGHT * queue + KV_WEIGHT * (1.0 - choice.kv_usage(at)) + PREFIX_WEIGHT * prefix
         };
-        choice.candidates.iter().map(|one| QUEUE_WEIGHT + KV_WEIGHT + PREFIX_WEIGHT - score(one)).collect()
+        let candidates = choice.candidates.iter().enumerate();
+        candidates.map(|(at, one)| QUEUE_WEIGHT + KV_WEIGHT + PREFIX_WEIGHT - score(at, one)).collect()
     }
 }
 
@@ -86,9 +87,9 @@ impl Policy for LlmDValve {
             (warm, _) => warm.is_some(),
         };
         let cost = |one: &Candidate| match stays {
-            true if is_warm(&one) => uncached(one) as f64,
+            true if is_warm(&one) => f64::from(uncached(one)),
             true => f64::INFINITY,
-            false => (uncached(one) + one.new_tokens(request)) as f64,
+            false => f64::from(uncached(one)) + one.new_tokens(request) as f64,
         };
         candidates.iter().map(cost).collect()
     }

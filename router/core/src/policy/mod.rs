@@ -18,12 +18,10 @@ mod random;
 mod round_robin;
 mod sglang_cache_aware;
 
-use std::time::Duration;
-
 use rand::Rng;
 
 use crate::fleet::Ring;
-use crate::ledger::{LoadReading, ReportedLoad};
+use crate::ledger::LoadReading;
 use crate::reports::LoadReport;
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{Prefill, PrefillSpeed};
@@ -45,29 +43,31 @@ pub use random::Random;
 pub use round_robin::RoundRobin;
 pub use sglang_cache_aware::{ColdChoice, SglangCacheAware};
 
-/// A worker that may get the request, as it stands at this moment.
+/// A worker that may get the request, as it stands at this moment. Small, since a pick among thousands makes thousands.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     /// Which worker.
     pub slot: WorkerSlot,
+    /// Its place in the fleet.
+    pub(crate) place: u32,
     /// What the router has in flight there.
     pub load: LoadReading,
     /// Prompt tokens that its prefix cache is expected to hold; 0 for policies that do not read prefixes.
-    pub hit_tokens: usize,
+    pub hit_tokens: u32,
     /// The same in blocks of the prompt.
-    pub hit_blocks: usize,
-    /// Blocks that the tree knows it to hold in all; 0 for policies that do not read prefixes.
-    pub tree_blocks: usize,
+    pub hit_blocks: u32,
+    /// Blocks that the tree knows it to hold in all; 0 for policies that do not ask for it.
+    pub tree_blocks: u32,
+    /// Tokens that its KV cache has room for; 0 where that is not known.
+    pub kv_capacity_tokens: u32,
     /// Service that it still owes to requests without a first token, in seconds.
     pub queued_s: f64,
     /// What the request's own prefill would take there, in seconds.
     pub own_s: f64,
-    /// Tokens that its KV cache has room for, where that is known.
-    pub kv_capacity_tokens: Option<usize>,
-    /// What it said of itself last, where it says anything.
-    pub reported: Option<ReportedLoad>,
-    /// All that it streams of its load, where it does; of what `reported` has too, the same.
-    pub report: Option<LoadReport>,
+    /// How many times longer than the fleet it takes.
+    pub ratio: f32,
+    /// Whether the request would be computed in one step with some that wait.
+    pub joins_step: bool,
 }
 
 impl Candidate {
@@ -76,51 +76,37 @@ impl Candidate {
     pub fn new(slot: WorkerSlot) -> Self {
         Self {
             slot,
+            place: 0,
             load: LoadReading::default(),
             hit_tokens: 0,
             hit_blocks: 0,
             tree_blocks: 0,
+            kv_capacity_tokens: 0,
             queued_s: 0.0,
             own_s: 0.0,
-            kv_capacity_tokens: None,
-            reported: None,
-            report: None,
+            ratio: 1.0,
+            joins_step: false,
         }
     }
 
     /// Prompt tokens that it would have to compute; at least one, from which the first token is drawn.
     #[must_use]
     pub fn new_tokens(&self, request: &RequestView<'_>) -> usize {
-        request.prompt_tokens.saturating_sub(self.hit_tokens).max(1)
-    }
-
-    /// Fills in what it would take for the request, and still owes to others, in time.
-    pub(crate) fn foresee(&mut self, request: &RequestView<'_>, speed: &PrefillSpeed, now: Duration) {
-        let queue = self.load.queue;
-        self.queued_s = queue.left_s(now);
-        self.own_s = queue.ratio * speed.seconds(self.prefill(request));
+        request.prompt_tokens.saturating_sub(self.hit_tokens as usize).max(1)
     }
 
     /// What the request would make it compute.
     #[must_use]
     pub fn prefill(&self, request: &RequestView<'_>) -> Prefill {
-        Prefill { new_tokens: self.new_tokens(request), cached_tokens: self.hit_tokens }
+        Prefill { new_tokens: self.new_tokens(request), cached_tokens: self.hit_tokens as usize }
     }
 
-    /// Requests waiting there: as reported, or those without a first token.
-    #[must_use]
-    pub fn waiting_requests(&self) -> usize {
-        self.reported.map_or(self.load.prefilling, |reported| reported.waiting)
-    }
-
-    /// Share of its KV cache that sequences hold, from 0 to 1: as reported, or by the prompts in flight; 0 if neither is known.
-    #[must_use]
-    pub fn kv_usage(&self) -> f64 {
-        let by_ledger = || {
-            let capacity = self.kv_capacity_tokens.filter(|tokens| *tokens > 0)?;
-            Some((self.load.context_tokens as f64 / capacity as f64).min(1.0))
-        };
-        self.reported.map(|reported| reported.kv_usage).or_else(by_ledger).unwrap_or(0.0)
+    /// It holds the first `blocks` of the prompt.
+    pub fn hit(&mut self, request: &RequestView<'_>, blocks: usize, speed: &PrefillSpeed) {
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        self.hit_blocks = count(blocks);
+        self.hit_tokens = count(request.covered_tokens(blocks));
+        self.own_s = f64::from(self.ratio) * speed.seconds(self.prefill(request));
     }
 }
 
@@ -128,6 +114,12 @@ impl Candidate {
 pub struct Choice<'a> {
     /// The candidates, in fleet order.
     pub candidates: &'a [Candidate],
+    /// What each of them said of its load last; empty where none says anything.
+    pub reports: &'a [Option<LoadReport>],
+    /// Requests in flight at all of them.
+    pub requests: u64,
+    /// Those without a first token.
+    pub prefilling: u64,
     /// The ring over the whole fleet, made on first use.
     pub ring: &'a dyn Fn() -> &'a Ring,
     /// Requests a second of late, over all candidates.
@@ -138,6 +130,31 @@ pub struct Choice<'a> {
     pub speed: PrefillSpeed,
 }
 
+impl Choice<'_> {
+    /// What the candidate at that index said of its load last.
+    #[must_use]
+    pub fn report(&self, at: usize) -> Option<&LoadReport> {
+        self.reports.get(at)?.as_ref()
+    }
+
+    /// Requests waiting there: as reported, or those without a first token.
+    #[must_use]
+    pub fn waiting_requests(&self, at: usize) -> u32 {
+        self.report(at).map_or(self.candidates[at].load.prefilling, |report| report.waiting)
+    }
+
+    /// Share of its KV cache that sequences hold, from 0 to 1: as reported, or by the prompts in flight; 0 if neither is known.
+    #[must_use]
+    pub fn kv_usage(&self, at: usize) -> f64 {
+        let Candidate { load, kv_capacity_tokens, .. } = &self.candidates[at];
+        let by_ledger = || match kv_capacity_tokens {
+            0 => 0.0,
+            capacity => (f64::from(load.context_tokens) / f64::from(*capacity)).min(1.0),
+        };
+        self.report(at).map_or_else(by_ledger, LoadReport::kv_usage)
+    }
+}
+
 /// Picks a worker for a request.
 pub trait Policy: Send + Sync {
     /// The name in `--policy`.
@@ -146,6 +163,11 @@ pub trait Policy: Send + Sync {
     /// What it reads of prompts. If that is all, hits are looked up for it, and its routes entered in the prefix tree.
     fn prompt_use(&self) -> PromptUse {
         PromptUse::None
+    }
+
+    /// Whether it goes by how much the tree knows each worker to hold.
+    fn wants_tree_sizes(&self) -> bool {
+        false
     }
 
     /// What it knows of caches and loads beside the ledger. The router gives every policy the same tree; simulation gives a peer's
@@ -165,14 +187,19 @@ pub trait Policy: Send + Sync {
     }
 }
 
-/// The lowest cost; among equals the fewest requests, then the one that was picked longest ago, so that an idle fleet
-/// is filled in turn.
+/// The lowest cost; among equals whoever comes first.
 fn cheapest(costs: &[f64], candidates: &[Candidate]) -> usize {
     let better = |one: usize, two: usize| {
-        let order = |at: usize| (candidates[at].load.requests, candidates[at].load.last_pick);
-        costs[one].total_cmp(&costs[two]).then_with(|| order(one).cmp(&order(two))).is_lt()
+        let order = || precedence(&candidates[one]).cmp(&precedence(&candidates[two]));
+        costs[one].total_cmp(&costs[two]).then_with(order).is_lt()
     };
     (1..candidates.len()).fold(0, |best, at| if better(at, best) { at } else { best })
+}
+
+/// What is lower comes first among equals: the fewest requests, then the one that was picked longest ago, so that an idle fleet is filled in
+/// turn.
+fn precedence(candidate: &Candidate) -> (u32, u64) {
+    (candidate.load.requests, candidate.load.last_pick)
 }
 
 /// Why no worker was picked.

@@ -16,7 +16,7 @@ impl Policy for PowerOfTwo {
     }
 
     fn costs(&self, _: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        choice.candidates.iter().map(|candidate| candidate.load.requests as f64).collect()
+        choice.candidates.iter().map(|candidate| f64::from(candidate.load.requests)).collect()
     }
 
     fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, rng: &mut dyn Rng) -> usize {

@@ -23,10 +23,11 @@
 //! has it. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
 use rand::{Rng, RngExt};
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{Candidate, Choice, Policy, cheapest};
-use crate::ledger::LoadReading;
+use super::{Candidate, Choice, Policy, precedence};
+use crate::ledger::Sent;
 use crate::reports::LoadReport;
 use crate::request::{PromptUse, RequestView};
 use crate::unseen::Unseen;
@@ -67,18 +68,18 @@ struct Work {
 }
 
 impl Work {
-    fn of(candidate: &Candidate, token_s: f64) -> Self {
+    fn of(candidate: &Candidate, report: Option<&LoadReport>, token_s: f64) -> Self {
         let load = candidate.load;
         let own = Self {
             queued_s: candidate.queued_s,
-            waiting: load.prefilling as f64,
-            running: load.requests as f64,
-            context_tokens: load.context_tokens as f64,
+            waiting: f64::from(load.prefilling),
+            running: f64::from(load.requests),
+            context_tokens: f64::from(load.context_tokens),
         };
-        let Some(report) = candidate.report else { return own };
+        let Some(report) = report else { return own };
         Self {
             queued_s: if report.others.requests > 0 {
-                queued_by_report_s(&load, &report, token_s)
+                queued_by_report_s(report, token_s)
             } else {
                 own.queued_s
             },
@@ -91,13 +92,13 @@ impl Work {
 
 /// What a worker that others use too owes: what it said, less what it has computed since, and what was sent there since. The ledger cannot tell,
 /// as the worker computes for others before it comes to this router's requests.
-fn queued_by_report_s(load: &LoadReading, report: &LoadReport, token_s: f64) -> f64 {
-    let usual_token_s =
-        if load.sent_tokens > 0 { load.sent_us as f64 / 1e6 / load.sent_tokens as f64 } else { token_s };
+fn queued_by_report_s(report: &LoadReport, token_s: f64) -> f64 {
+    let Sent { tokens, us } = report.sent;
+    let usual_token_s = if tokens > 0 { us as f64 / 1e6 / tokens as f64 } else { token_s };
     // Each sequence that decodes has one token to compute, which nobody waits for.
     let tokens = report.waiting_uncached_tokens.saturating_sub(report.running);
     let left_s = f64::from(tokens) * usual_token_s - f64::from(report.age_ms) / 1e3;
-    let sent_since_us = load.sent_us.saturating_sub(report.others.sent_us);
+    let sent_since_us = us.saturating_sub(report.others.sent_us);
     left_s.max(0.0) + sent_since_us as f64 / 1e6
 }
 
@@ -115,14 +116,17 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn of(request: &RequestView<'_>, choice: &Choice<'_>, works: &[Work]) -> Self {
-        let sum = |part: fn(&Work) -> f64| works.iter().map(part).sum::<f64>();
-        let (waiting, running) = (sum(|work| work.waiting), sum(|work| work.running));
-        let own: f64 = choice.candidates.iter().map(|candidate| candidate.load.requests as f64).sum();
+    fn of(request: &RequestView<'_>, choice: &Choice<'_>) -> Self {
+        let others = |part: fn(&LoadReport) -> u32| {
+            choice.reports.iter().flatten().map(|report| u64::from(part(report))).sum::<u64>()
+        };
+        let own = choice.requests as f64;
+        let running = (choice.requests + others(|report| report.others.requests)) as f64;
+        let waiting = (choice.prefilling + others(|report| report.others.waiting)) as f64;
         // What other routers send is seen in what runs.
         let routers = if own > 0.0 { running / own } else { 1.0 };
         let arrivals_per_s = choice.arrivals_per_s * routers;
-        let count = works.len() as f64;
+        let count = choice.candidates.len() as f64;
         Self {
             waiting_per_s: arrivals_per_s / count * (1.0 + waiting / count),
             stay_s: if arrivals_per_s > 0.0 { running / arrivals_per_s } else { 0.0 },
@@ -133,19 +137,15 @@ impl Fleet {
         }
     }
 
-    fn costs(&self, candidates: &[Candidate], works: &[Work]) -> Vec<f64> {
-        candidates.iter().zip(works).map(|(candidate, work)| self.cost(candidate, work)).collect()
-    }
-
-    fn cost(&self, candidate: &Candidate, work: &Work) -> f64 {
+    fn cost(&self, candidate: &Candidate, own_s: f64, work: &Work) -> f64 {
         let Work { queued_s, waiting, running, context_tokens } = *work;
-        let (own_s, decoding) = (candidate.own_s, (running - waiting).max(0.0));
+        let decoding = (running - waiting).max(0.0);
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
         let slowed_tokens = running * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
         let slow_tokens = running * RUNNING_TOKENS + CONTEXT_SHARE * context_tokens;
-        let queue = candidate.load.queue;
-        let step_s = if queue.behind > 0 { 0.0 } else { self.fixed_s * queue.ratio };
-        let decode_s = self.token_s * queue.ratio * (slowed_tokens + slow_tokens);
+        let ratio = f64::from(candidate.ratio);
+        let step_s = if candidate.joins_step { 0.0 } else { self.fixed_s * ratio };
+        let decode_s = self.token_s * ratio * (slowed_tokens + slow_tokens);
         queued_s
             + own_s * (1.0 + delayed)
             + step_s * DECODE_WORTH * decoding
@@ -165,9 +165,7 @@ impl Fleet {
             return;
         }
         // Each makes its worker dearer, so all of them go to those that are the cheapest at first.
-        let cost = |at: usize, work: &Work| {
-            self.cost(&Candidate { own_s: unseen.service_s, ..candidates[at] }, work)
-        };
+        let cost = |at: usize, work: &Work| self.cost(&candidates[at], unseen.service_s, work);
         let mut cheapest: Vec<(f64, usize)> = (0..works.len()).map(|at| (cost(at, &works[at]), at)).collect();
         if count + 1 < cheapest.len() {
             cheapest.select_nth_unstable_by(count, |one, other| one.0.total_cmp(&other.0));
@@ -183,8 +181,10 @@ impl Fleet {
     }
 
     fn memory_wait_s(&self, candidate: &Candidate, held_tokens: f64) -> f64 {
-        let Some(capacity) = candidate.kv_capacity_tokens.filter(|tokens| *tokens > 0) else { return 0.0 };
-        let wanted = (held_tokens + self.prompt) / capacity as f64;
+        if candidate.kv_capacity_tokens == 0 {
+            return 0.0;
+        }
+        let wanted = (held_tokens + self.prompt) / f64::from(candidate.kv_capacity_tokens);
         (wanted - FULL_SHARE).max(0.0) * self.stay_s
     }
 }
@@ -200,31 +200,57 @@ impl Policy for PrefixAware {
 
     /// Seconds.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        let works = works(choice);
-        Fleet::of(request, choice, &works).costs(choice.candidates, &works)
+        let fleet = Fleet::of(request, choice);
+        let cost = |(candidate, work): (&Candidate, _)| fleet.cost(candidate, candidate.own_s, &work);
+        choice.candidates.iter().zip(works(choice)).map(cost).collect()
     }
 
     fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, rng: &mut dyn Rng) -> usize {
-        let mut works = works(choice);
-        let fleet = Fleet::of(request, choice, &works);
+        let fleet = Fleet::of(request, choice);
         if fleet.routers > 1.0 {
+            let mut works: Vec<_> = works(choice).collect();
             fleet.place_unseen(choice.candidates, &mut works, choice.unseen, rng);
+            fleet.cheapest(request, choice, works.into_iter())
+        } else {
+            fleet.cheapest(request, choice, works(choice))
         }
-        let costs = fleet.costs(choice.candidates, &works);
-        let cheapest = cheapest(&costs, choice.candidates);
-        let limit = costs[cheapest] + UNFELT_S + choice.speed.fixed_s / 2.0;
-        let may_be_home = |at: &usize| {
-            costs[*at] <= limit && 2 * choice.candidates[*at].hit_tokens >= request.prompt_tokens
-        };
-        let rank = |at: &usize| {
-            let Candidate { slot, hit_blocks, .. } = choice.candidates[*at];
-            let block = request.blocks.get(hit_blocks.wrapping_sub(1)).map_or(0, |block| block.0);
-            (hit_blocks, xxh3_64_with_seed(&slot.0.to_le_bytes(), block))
-        };
-        (0..costs.len()).filter(may_be_home).max_by_key(rank).unwrap_or(cheapest)
     }
 }
 
-fn works(choice: &Choice<'_>) -> Vec<Work> {
-    choice.candidates.iter().map(|candidate| Work::of(candidate, choice.speed.token_s)).collect()
+impl Fleet {
+    /// The cheapest candidate, or a prompt's home if that is as good; in one walk, since there may be thousands.
+    fn cheapest(
+        &self,
+        request: &RequestView<'_>,
+        choice: &Choice<'_>,
+        works: impl Iterator<Item = Work>,
+    ) -> usize {
+        let mut cheapest = (f64::INFINITY, 0);
+        let mut homes: SmallVec<[(f64, usize); 16]> = SmallVec::new();
+        for ((at, candidate), work) in choice.candidates.iter().enumerate().zip(works) {
+            let cost = self.cost(candidate, candidate.own_s, &work);
+            let order = || precedence(candidate).cmp(&precedence(&choice.candidates[cheapest.1]));
+            if at == 0 || cost.total_cmp(&cheapest.0).then_with(order).is_lt() {
+                cheapest = (cost, at);
+            }
+            let holds_most =
+                candidate.hit_blocks > 0 && 2 * candidate.hit_tokens as usize >= request.prompt_tokens;
+            if holds_most {
+                homes.push((cost, at));
+            }
+        }
+        let limit = cheapest.0 + UNFELT_S + choice.speed.fixed_s / 2.0;
+        let rank = |(_, at): &(f64, usize)| {
+            let Candidate { slot, hit_blocks, .. } = choice.candidates[*at];
+            let block = request.blocks.get((hit_blocks as usize).wrapping_sub(1)).map_or(0, |block| block.0);
+            (hit_blocks, xxh3_64_with_seed(&slot.0.to_le_bytes(), block))
+        };
+        let homes = homes.iter().filter(|(cost, _)| *cost <= limit);
+        homes.max_by_key(|home| rank(home)).map_or(cheapest.1, |(_, at)| *at)
+    }
+}
+
+fn works<'a>(choice: &'a Choice<'_>) -> impl Iterator<Item = Work> + 'a {
+    let of = |(at, candidate)| Work::of(candidate, choice.report(at), choice.speed.token_s);
+    choice.candidates.iter().enumerate().map(of)
 }

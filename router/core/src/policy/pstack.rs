@@ -27,7 +27,7 @@ impl Policy for PstackPrefix {
 
     /// Matched tokens, below zero.
     fn costs(&self, _: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        choice.candidates.iter().map(|one| -(one.hit_tokens as f64)).collect()
+        choice.candidates.iter().map(|one| -f64::from(one.hit_tokens)).collect()
     }
 
     fn pick(&self, _: &RequestView<'_>, choice: &Choice<'_>, rng: &mut dyn Rng) -> usize {

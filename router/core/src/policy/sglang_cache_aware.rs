@@ -29,7 +29,7 @@ pub struct SglangCacheAware {
     /// `matched / input` must exceed this.
     pub match_share: f64,
     /// The fleet is imbalanced only if most and fewest requests are further apart than this.
-    pub imbalance_requests: usize,
+    pub imbalance_requests: u32,
     /// The fleet is imbalanced only if the most exceed the fewest this many times.
     pub imbalance_ratio: f64,
     /// What becomes of cold prompts.
@@ -57,7 +57,7 @@ impl SglangCacheAware {
     fn is_imbalanced(&self, choice: &Choice<'_>) -> bool {
         let requests = || choice.candidates.iter().map(|candidate| candidate.load.requests);
         let (most, fewest) = (requests().max().unwrap_or(0), requests().min().unwrap_or(0));
-        most - fewest > self.imbalance_requests && most as f64 > self.imbalance_ratio * fewest as f64
+        most - fewest > self.imbalance_requests && f64::from(most) > self.imbalance_ratio * f64::from(fewest)
     }
 }
 
@@ -70,6 +70,10 @@ impl Policy for SglangCacheAware {
         PromptUse::Whole
     }
 
+    fn wants_tree_sizes(&self) -> bool {
+        self.cold == ColdChoice::SmallestTree
+    }
+
     fn index_use(&self) -> IndexUse {
         IndexUse { bound: IndexBound::Tokens(TREE_TOKENS), ..IndexUse::default() }
     }
@@ -77,27 +81,28 @@ impl Policy for SglangCacheAware {
     /// Requests in flight, or blocks in the tree, or matched tokens below zero: one unit in each case.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
         let candidates = choice.candidates;
-        let by_load = || candidates.iter().map(|candidate| candidate.load.requests as f64).collect();
+        let by_load = || candidates.iter().map(|candidate| f64::from(candidate.load.requests)).collect();
         if self.is_imbalanced(choice) {
             return by_load();
         }
         let deepest = candidates.iter().max_by_key(|candidate| candidate.hit_blocks);
         let Some(deepest) = deepest.filter(|deepest| {
-            deepest.hit_tokens as f64 > self.match_share * request.prompt_tokens.max(1) as f64
+            f64::from(deepest.hit_tokens) > self.match_share * request.prompt_tokens.max(1) as f64
         }) else {
             return match self.cold {
                 ColdChoice::LeastLoaded => by_load(),
                 ColdChoice::SmallestTree => {
-                    candidates.iter().map(|candidate| candidate.tree_blocks as f64).collect()
+                    candidates.iter().map(|candidate| f64::from(candidate.tree_blocks)).collect()
                 }
             };
         };
         // The original takes whichever holder its node's table names first: no matter of load, and the same each time.
-        let node = request.blocks.get(deepest.hit_blocks.wrapping_sub(1)).map_or(0, |block| block.0);
+        let node =
+            request.blocks.get((deepest.hit_blocks as usize).wrapping_sub(1)).map_or(0, |block| block.0);
         let draw = |slot: u32| xxh3_64_with_seed(&slot.to_le_bytes(), node) as f64 / u64::MAX as f64;
         candidates
             .iter()
-            .map(|candidate| draw(candidate.slot.0) - 2.0 * candidate.hit_blocks as f64)
+            .map(|candidate| draw(candidate.slot.0) - 2.0 * f64::from(candidate.hit_blocks))
             .collect()
     }
 }

@@ -11,7 +11,7 @@ use crate::fleet::Fleet;
 use crate::speed::PrefillSpeed;
 use crate::worker::{WorkerId, WorkerSpec};
 
-fn candidate(slot: u32, requests: usize) -> Candidate {
+fn candidate(slot: u32, requests: u32) -> Candidate {
     let load = LoadReading { requests, last_pick: u64::from(slot), ..LoadReading::default() };
     Candidate { load, ..Candidate::new(WorkerSlot(slot)) }
 }
@@ -25,19 +25,25 @@ fn fleet(workers: usize) -> Fleet {
     fleet
 }
 
+/// A choice among `candidates`, of whom no reports are known.
+fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Choice<'a> {
+    let sum = |part: fn(&LoadReading) -> u32| candidates.iter().map(|one| u64::from(part(&one.load))).sum();
+    Choice {
+        candidates,
+        reports: &[],
+        requests: sum(|load| load.requests),
+        prefilling: sum(|load| load.prefilling),
+        ring,
+        arrivals_per_s: 0.0,
+        unseen: Unseen::default(),
+        speed: PrefillSpeed::default(),
+    }
+}
+
 fn pick(policy: &dyn Policy, request: &RequestView<'_>, candidates: &[Candidate], seed: u64) -> usize {
     let snapshot = fleet(candidates.len()).snapshot();
-    policy.pick(
-        request,
-        &Choice {
-            candidates,
-            ring: &|| snapshot.ring(),
-            arrivals_per_s: 0.0,
-            unseen: Unseen::default(),
-            speed: PrefillSpeed::default(),
-        },
-        &mut SmallRng::seed_from_u64(seed),
-    )
+    let ring = &|| snapshot.ring();
+    policy.pick(request, &choice(candidates, ring), &mut SmallRng::seed_from_u64(seed))
 }
 
 fn prompt(tokens: usize) -> RequestView<'static> {
@@ -101,13 +107,8 @@ fn consistent_hash_keeps_a_session_until_its_worker_is_full() {
     assert_ne!(next, home);
     let without_home: Vec<_> = candidates.iter().copied().filter(|c| c.slot.index() != home).collect();
     let snapshot = fleet(4).snapshot();
-    let choice = Choice {
-        candidates: &without_home,
-        ring: &|| snapshot.ring(),
-        arrivals_per_s: 0.0,
-        unseen: Unseen::default(),
-        speed: PrefillSpeed::default(),
-    };
+    let ring = &|| snapshot.ring();
+    let choice = choice(&without_home, ring);
     let elsewhere = cheapest(&ConsistentHash.costs(&request, &choice), &without_home);
     assert_eq!(
         without_home[elsewhere].slot.index(),
@@ -140,17 +141,12 @@ fn pick_aware(request: &RequestView<'_>, candidates: &[Candidate]) -> usize {
     let speed = PrefillSpeed::default();
     let mut candidates = candidates.to_vec();
     for candidate in &mut candidates {
-        candidate.load.queue.owed_s = speed.token_s * candidate.load.prefill_tokens as f64;
-        candidate.foresee(request, &speed, Duration::ZERO);
+        candidate.queued_s = speed.token_s * f64::from(candidate.load.prefill_tokens);
+        candidate.own_s = f64::from(candidate.ratio) * speed.seconds(candidate.prefill(request));
     }
     let snapshot = fleet(candidates.len()).snapshot();
-    let choice = Choice {
-        candidates: &candidates,
-        ring: &|| snapshot.ring(),
-        arrivals_per_s: 10.0,
-        unseen: Unseen::default(),
-        speed,
-    };
+    let ring = &|| snapshot.ring();
+    let choice = Choice { arrivals_per_s: 10.0, speed, ..choice(&candidates, ring) };
     PrefixAware.pick(request, &choice, &mut SmallRng::seed_from_u64(0))
 }
 
@@ -187,7 +183,7 @@ fn prefix_aware_leaves_a_hit_that_costs_more_in_queue_than_it_saves() {
 #[test]
 fn prefix_aware_goes_to_the_faster_of_two_idle_workers() {
     let mut candidates = [candidate(0, 0), candidate(1, 0)];
-    candidates[0].load.queue.ratio = 2.0;
+    candidates[0].ratio = 2.0;
     assert_eq!(pick_aware(&prompt(1_000), &candidates), 1);
     candidates[0].hit_tokens = 900;
     assert_eq!(pick_aware(&prompt(1_000), &candidates), 0, "slow as it is, it has little to compute");
@@ -203,7 +199,7 @@ fn prefix_aware_leaves_a_hit_that_would_have_to_wait_for_memory() {
     candidates[1].load.context_tokens = 80_000;
     assert_eq!(pick_aware(&prompt(12_000), &candidates), 0, "nothing is known of capacities");
     for candidate in &mut candidates {
-        candidate.kv_capacity_tokens = Some(100_000);
+        candidate.kv_capacity_tokens = 100_000;
     }
     assert_eq!(pick_aware(&prompt(12_000), &candidates), 1);
 }
@@ -242,9 +238,9 @@ fn prefix_aware_joins_a_step_that_will_be_computed_anyway() {
         candidate.load.prefilling = 2;
     }
     // One waits behind the step that is being computed; at the other both are in that step.
-    candidates[1].load.queue.behind = 1;
+    candidates[1].joins_step = true;
     assert_eq!(pick_aware(&prompt(500), &candidates), 1);
-    candidates[1].load.queue.behind = 0;
+    candidates[1].joins_step = false;
     assert_eq!(pick_aware(&prompt(500), &candidates), 0, "picked longer ago");
 }
 

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Observation, Prefill, PrefillSpeed, USUAL_SHARE};
+use crate::load_table::Row;
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// First tokens that come closer together than this were drawn in one step.
 const SAME_STEP: Duration = Duration::from_millis(3);
@@ -56,34 +58,58 @@ pub struct PrefillQueue {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct QueueReading {
     /// Service of all that wait, in seconds, and the fixed part of a step.
-    pub owed_s: f64,
+    pub owed_s: f32,
     /// The same of the first of them.
-    pub head_s: f64,
-    /// When the first of them began.
-    pub since: Duration,
+    pub head_s: f32,
+    /// When the first of them began, in nanoseconds on the clock of picks.
+    pub since_ns: u64,
     /// Times the fleet's.
-    pub ratio: f64,
-    /// Requests that have come since then, and will be computed in one step.
-    pub behind: usize,
+    pub ratio: f32,
+    /// Whether some have come since then, with whom another would be computed in one step.
+    pub joins_step: bool,
     /// Whether a head that should have been done long ago says that something holds the worker up.
     pub tells_delay: bool,
 }
 
 impl Default for QueueReading {
     fn default() -> Self {
-        Self { owed_s: 0.0, head_s: 0.0, since: Duration::ZERO, ratio: 1.0, behind: 0, tells_delay: false }
+        Self { owed_s: 0.0, head_s: 0.0, since_ns: 0, ratio: 1.0, joins_step: false, tells_delay: false }
     }
 }
 
 impl QueueReading {
-    /// Service that is still owed at `now`, in seconds: what the first request has had of its own does not count. If it should have been
+    /// Reads what picks may see of a queue; each number is exact, the set of them may straddle a change.
+    pub(crate) fn of(row: &Row) -> Self {
+        let value = |bits: &AtomicU32| f32::from_bits(bits.load(Ordering::Relaxed));
+        Self {
+            owed_s: value(&row.owed_bits),
+            head_s: value(&row.head_bits),
+            since_ns: row.since_ns.load(Ordering::Relaxed),
+            ratio: 1.0 + value(&row.ratio_less_one_bits),
+            joins_step: row.joins_step.load(Ordering::Relaxed) > 0,
+            tells_delay: row.tells_delay.load(Ordering::Relaxed) > 0,
+        }
+    }
+
+    /// Shows it to picks.
+    pub(crate) fn show(&self, row: &Row) {
+        row.owed_bits.store(self.owed_s.to_bits(), Ordering::Relaxed);
+        row.head_bits.store(self.head_s.to_bits(), Ordering::Relaxed);
+        row.since_ns.store(self.since_ns, Ordering::Relaxed);
+        row.ratio_less_one_bits.store((self.ratio - 1.0).to_bits(), Ordering::Relaxed);
+        row.joins_step.store(self.joins_step.into(), Ordering::Relaxed);
+        row.tells_delay.store(self.tells_delay.into(), Ordering::Relaxed);
+    }
+
+    /// Service that is still owed at `now_ns`, in seconds: what the first request has had of its own does not count. If it should have been
     /// done by now, something holds the worker up, such as memory that others have; what has lasted so long is taken to last as long again.
     #[must_use]
-    pub fn left_s(&self, now: Duration) -> f64 {
-        let elapsed_s = now.saturating_sub(self.since).as_secs_f64();
-        let left_s = (self.owed_s - elapsed_s.min(self.head_s)).max(0.0);
-        let is_held_up = self.tells_delay && self.head_s > 0.0;
-        if is_held_up { left_s + (elapsed_s - self.head_s).max(0.0) } else { left_s }
+    pub fn left_s(&self, now_ns: u64) -> f64 {
+        let (owed_s, head_s) = (f64::from(self.owed_s), f64::from(self.head_s));
+        let elapsed_s = now_ns.saturating_sub(self.since_ns) as f64 * 1e-9;
+        let left_s = (owed_s - elapsed_s.min(head_s)).max(0.0);
+        let is_held_up = self.tells_delay && head_s > 0.0;
+        if is_held_up { left_s + (elapsed_s - head_s).max(0.0) } else { left_s }
     }
 }
 
@@ -91,17 +117,20 @@ impl PrefillQueue {
     /// As a pick reads it.
     #[must_use]
     pub fn reading(&self) -> QueueReading {
-        let ratio = self.ratio.value();
+        #[expect(clippy::cast_possible_truncation, reason = "seconds, to seven digits")]
+        let short = |value: f64| value as f32;
+        let ratio = short(self.ratio.value());
+        let since_ns = u64::try_from(self.since.as_nanos()).unwrap_or(u64::MAX);
         match self.waiting.front() {
             Some(head) => QueueReading {
-                owed_s: self.owed_s + self.fixed_s,
-                head_s: head.service_s + self.fixed_s,
-                since: self.since,
+                owed_s: short(self.owed_s + self.fixed_s),
+                head_s: short(head.service_s + self.fixed_s),
+                since_ns,
                 ratio,
-                behind: self.behind,
+                joins_step: self.behind > 0,
                 tells_delay: self.streams >= TELLING_STREAMS,
             },
-            None => QueueReading { since: self.since, ratio, ..QueueReading::default() },
+            None => QueueReading { since_ns, ratio, ..QueueReading::default() },
         }
     }
 

@@ -11,6 +11,10 @@ fn seconds(value: f64) -> Duration {
     Duration::from_secs_f64(value)
 }
 
+fn nanoseconds(seconds: f64) -> u64 {
+    u64::try_from(Duration::from_secs_f64(seconds).as_nanos()).unwrap()
+}
+
 fn draw(rng: &mut SmallRng) -> Prefill {
     Prefill { new_tokens: rng.random_range(50..8_000), cached_tokens: rng.random_range(0..8_000) }
 }
@@ -43,7 +47,7 @@ fn learns_the_speed_of_an_engine_it_has_never_seen() {
     let (speeds, queues) = two_workers(1.0, 500);
     for (new_tokens, cached_tokens) in [(200, 0), (4_000, 0), (1_000, 7_000)] {
         let prefill = Prefill { new_tokens, cached_tokens };
-        let learned = whole_s(&speeds.prefill(), prefill) * queues[0].reading().ratio;
+        let learned = whole_s(&speeds.prefill(), prefill) * f64::from(queues[0].reading().ratio);
         let truth = whole_s(&TRUTH, prefill);
         assert!((learned / truth - 1.0).abs() < 0.1, "{new_tokens}+{cached_tokens}: {learned} for {truth}");
     }
@@ -100,7 +104,7 @@ fn a_worker_that_slows_is_known_within_some_ten_requests() {
     let (mut speeds, [mut queue, _]) = two_workers(1.0, 100);
     let expected_s = |speeds: &Speeds, queue: &PrefillQueue| {
         let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
-        queue.reading().ratio * whole_s(&speeds.prefill(), prefill)
+        f64::from(queue.reading().ratio) * whole_s(&speeds.prefill(), prefill)
     };
     let before_s = expected_s(&speeds, &queue);
     let mut clock_s = 1e6;
@@ -162,9 +166,9 @@ fn a_head_that_is_late_is_expected_to_be_as_late_again() {
     };
     (0..20).for_each(|ticket| stream(&mut queue, ticket));
     queue.push(50, prefill, &speed, seconds(10.0));
-    let left = |queue: &PrefillQueue, at: f64| queue.reading().left_s(seconds(at));
-    assert!((left(&queue, 10.2) - 0.3).abs() < 1e-9);
-    assert!((left(&queue, 13.0) - 2.5).abs() < 1e-9, "2.5 s late");
+    let left = |queue: &PrefillQueue, at: f64| queue.reading().left_s(nanoseconds(at));
+    assert!((left(&queue, 10.2) - 0.3).abs() < 1e-6);
+    assert!((left(&queue, 13.0) - 2.5).abs() < 1e-6, "2.5 s late");
     // Where answers come whole, late first tokens say nothing.
     queue.push(51, prefill, &speed, seconds(10.0));
     queue.whole_answer(51, seconds(12.0));
@@ -180,13 +184,13 @@ fn what_the_first_request_has_had_is_not_owed_any_more() {
     let tokens = |new_tokens| Prefill { new_tokens, cached_tokens: 0 };
     queue.push(1, tokens(20), &speed, seconds(10.0));
     queue.push(2, tokens(30), &speed, seconds(11.0));
-    assert_eq!(queue.reading().behind, 1, "the second will be in another step");
-    let left = |at: f64| queue.reading().left_s(seconds(at));
-    assert!((left(11.0) - 4.5).abs() < 1e-9);
-    assert!((left(30.0) - 3.0).abs() < 1e-9, "late as the first is, the second has not begun");
+    assert!(queue.reading().joins_step, "the second will be in another step");
+    let left = |at: f64| queue.reading().left_s(nanoseconds(at));
+    assert!((left(11.0) - 4.5).abs() < 1e-6);
+    assert!((left(30.0) - 3.0).abs() < 1e-6, "late as the first is, the second has not begun");
     queue.remove(1);
     queue.remove(2);
-    assert_eq!(queue.reading().left_s(seconds(30.0)), 0.0);
+    assert_eq!(queue.reading().left_s(nanoseconds(30.0)), 0.0);
 }
 
 #[test]
@@ -230,7 +234,7 @@ fn learned_from_whole_answers(answer_s: f64) -> f64 {
         let answer = queue.whole_answer(ticket, seconds(10.0 + answer_s)).unwrap();
         speeds.learn_whole(&answer);
     }
-    assert_eq!(queue.reading().left_s(seconds(11.0)), 0.0, "nothing waits");
+    assert_eq!(queue.reading().left_s(nanoseconds(11.0)), 0.0, "nothing waits");
     whole_s(&speeds.prefill(), prefill)
 }
 

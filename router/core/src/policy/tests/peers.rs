@@ -1,7 +1,7 @@
 //! Peers' formulas, on figures worked out by hand.
 
 use super::*;
-use crate::ledger::ReportedLoad;
+use crate::reports::LoadReport;
 
 /// Blocks of 64 tokens, as many as `prompt_tokens` fill.
 const BLOCKS: [BlockHash; 4] = [BlockHash(11), BlockHash(12), BlockHash(13), BlockHash(14)];
@@ -10,27 +10,19 @@ fn request(prompt_tokens: usize) -> RequestView<'static> {
     RequestView { blocks: &BLOCKS, block_tokens: Some(64), ..prompt(prompt_tokens) }
 }
 
-fn busy(slot: u32, requests: usize, prefill_tokens: usize, context_tokens: usize) -> Candidate {
+fn busy(slot: u32, requests: u32, prefill_tokens: u32, context_tokens: u32) -> Candidate {
     let load = LoadReading { requests, prefill_tokens, context_tokens, ..candidate(slot, requests).load };
     Candidate { load, ..Candidate::new(WorkerSlot(slot)) }
 }
 
-fn holding(of: Candidate, hit_tokens: usize) -> Candidate {
+fn holding(of: Candidate, hit_tokens: u32) -> Candidate {
     Candidate { hit_tokens, hit_blocks: hit_tokens / 64, ..of }
 }
 
 fn costs(policy: &dyn Policy, request: &RequestView<'_>, candidates: &[Candidate]) -> Vec<f64> {
     let snapshot = fleet(candidates.len()).snapshot();
-    policy.costs(
-        request,
-        &Choice {
-            candidates,
-            ring: &|| snapshot.ring(),
-            arrivals_per_s: 0.0,
-            unseen: Unseen::default(),
-            speed: PrefillSpeed::default(),
-        },
-    )
+    let ring = &|| snapshot.ring();
+    policy.costs(request, &choice(candidates, ring))
 }
 
 #[test]
@@ -84,20 +76,23 @@ fn dynamo_adds_blocks_to_compute_and_blocks_held() {
 
 #[test]
 fn llm_d_weighs_queue_kv_and_prefix() {
-    let reported = |waiting, kv_usage| Some(ReportedLoad { running: 0, waiting, kv_usage });
-    let mut candidates = [holding(candidate(0, 0), 1_024), candidate(1, 0), candidate(2, 0)];
-    candidates[0].reported = reported(8, 0.5);
-    candidates[1].reported = reported(0, 0.25);
-    candidates[2].reported = reported(4, 0.0);
+    let reported = |waiting, kv_used_tokens, kv_free_tokens| {
+        Some(LoadReport { waiting, kv_used_tokens, kv_free_tokens, ..LoadReport::default() })
+    };
+    let candidates = [holding(candidate(0, 0), 1_024), candidate(1, 0), candidate(2, 0)];
+    let reports = [reported(8, 50, 50), reported(0, 25, 75), reported(4, 0, 100)];
+    let snapshot = fleet(3).snapshot();
+    let ring = &|| snapshot.ring();
+    let choice = Choice { reports: &reports, ..choice(&candidates, ring) };
     // Scores 2·0 + 2·0.5 + 3·0.25, 2·1 + 2·0.75, 2·0.5 + 2·1.
-    assert_eq!(costs(&LlmD, &prompt(20_000), &candidates), [7.0 - 1.75, 7.0 - 3.5, 7.0 - 3.0]);
+    assert_eq!(LlmD.costs(&prompt(20_000), &choice), [7.0 - 1.75, 7.0 - 3.5, 7.0 - 3.0]);
 }
 
 #[test]
 fn llm_d_goes_by_the_ledger_where_nothing_is_reported() {
     let mut candidates = [busy(0, 2, 0, 500), busy(1, 0, 0, 0)];
     candidates[0].load.prefilling = 2;
-    candidates[0].kv_capacity_tokens = Some(1_000);
+    candidates[0].kv_capacity_tokens = 1_000;
     assert_eq!(costs(&LlmD, &prompt(100), &candidates), [7.0 - 1.0, 7.0 - 4.0]);
 }
 
