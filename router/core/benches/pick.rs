@@ -6,16 +6,20 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BatchSize, BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
 use roundhouse_types::ChainHasher;
+use router_core::ledger::Booking;
 use router_core::prefix::PromptHasher;
 use router_core::prefix::blocks::PromptBlocks;
 use router_core::prefix::tree::TreeLimits;
+use router_core::speed::{Prefill, PrefillSpeed};
 use router_core::{
-    Among, Decider, Fleet, FleetSnapshot, PromptUse, RequestView, WorkerId, WorkerSpec, policy,
+    Among, Decider, Fleet, FleetSnapshot, Lease, PromptUse, RequestView, WorkerId, WorkerSpec, policy,
 };
 
 const SHARED_PROMPTS: u64 = 8;
+const MODEL: &str = "m";
 
 fn fleet(count: usize) -> std::sync::Arc<FleetSnapshot> {
     let spec =
@@ -25,6 +29,7 @@ fn fleet(count: usize) -> std::sync::Arc<FleetSnapshot> {
     let snapshot = fleet.snapshot();
     for worker in snapshot.workers() {
         worker.mark_up();
+        worker.set_models(vec![MODEL.to_owned()]);
     }
     snapshot
 }
@@ -57,6 +62,7 @@ fn pick(criterion: &mut Criterion) {
                     &mut next,
                     |prompt| {
                         let request = RequestView {
+                            model: Some(MODEL),
                             blocks: &prompt.hashes,
                             prompt_bytes: prompt.prompt_bytes,
                             prompt_tokens: prompt.prompt_bytes / 4,
@@ -72,24 +78,55 @@ fn pick(criterion: &mut Criterion) {
     }
 }
 
-/// What a decision costs beside the tree: prompts of one block, of which one worker holds 8 others.
-fn beyond_the_tree(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("prefix_aware, beyond the tree");
-    for workers in [8, 1_000, 10_000] {
-        let fleet = fleet(workers);
-        let policy = policy::by_name("prefix_aware").expect("it is in the table");
-        let decider = Decider::new(policy, TreeLimits::within_bytes(64 << 20), 1);
-        let prompt = prompt(1, 0);
-        let request = RequestView { prompt_bytes: 100, prompt_tokens: 25, ..RequestView::default() };
-        let held = RequestView { blocks: &prompt.hashes[..8], ..request };
-        drop(decider.decide(&fleet, &held, Among::Untried(&[]), Duration::ZERO));
-        let request = RequestView { blocks: &prompt.hashes[..1], ..request };
-        group.bench_function(BenchmarkId::from_parameter(format!("{workers} workers")), |bencher| {
-            bencher.iter(|| black_box(decider.decide(&fleet, &request, Among::Untried(&[]), Duration::ZERO)));
-        });
+/// Each worker has up to three requests in flight, of which the last waits for its first token.
+fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
+    let mut leases = Vec::new();
+    for (worker, number) in fleet.workers().iter().zip(1..) {
+        for nth in 0..number * 7 % 4 {
+            let prefill = Prefill { new_tokens: 1_000 + number as usize % 97, cached_tokens: 0 };
+            let booking = Booking {
+                pick: number * 4 + nth,
+                now: Duration::ZERO,
+                context_tokens: 2_000,
+                prefill,
+                speed: PrefillSpeed::default(),
+            };
+            leases.iter_mut().last().map(Lease::first_token);
+            leases.push(Lease::reserve(&worker.load, &booking));
+        }
     }
-    group.finish();
+    leases
 }
 
+/// What a decision costs beside the tree: prompts of one block, of which one worker holds 8 others.
+fn beyond_the_tree(criterion: &mut Criterion) {
+    for is_busy in [false, true] {
+        let name = if is_busy { "busy" } else { "idle" };
+        let mut group = criterion.benchmark_group(format!("prefix_aware, beyond the tree, {name}"));
+        for workers in [8, 1_000, 10_000] {
+            let fleet = fleet(workers);
+            let _leases = if is_busy { occupy(&fleet) } else { Vec::new() };
+            pick_beyond_the_tree(&mut group, &fleet);
+        }
+        group.finish();
+    }
+}
+
+fn pick_beyond_the_tree(group: &mut BenchmarkGroup<'_, WallTime>, fleet: &FleetSnapshot) {
+    let policy = policy::by_name("prefix_aware").expect("it is in the table");
+    let decider = Decider::new(policy, TreeLimits::within_bytes(64 << 20), 1);
+    let prompt = prompt(1, 0);
+    let request =
+        RequestView { model: Some(MODEL), prompt_bytes: 100, prompt_tokens: 25, ..RequestView::default() };
+    let held = RequestView { blocks: &prompt.hashes[..8], ..request };
+    drop(decider.decide(fleet, &held, Among::Untried(&[]), Duration::ZERO));
+    let request = RequestView { blocks: &prompt.hashes[..1], ..request };
+    group.bench_function(
+        BenchmarkId::from_parameter(format!("{} workers", fleet.workers().len())),
+        |bencher| {
+            bencher.iter(|| black_box(decider.decide(fleet, &request, Among::Untried(&[]), Duration::ZERO)));
+        },
+    );
+}
 criterion_group!(benches, pick, beyond_the_tree);
 criterion_main!(benches);

@@ -23,7 +23,7 @@ use crate::speed::{PrefillSpeed, Speeds};
 use crate::sync::{Mutex, MutexGuard, PoisonError};
 use crate::unseen::UnseenPicks;
 use crate::worker::{Worker, WorkerSlot};
-use candidates::{Candidates, Eligible, Moment};
+use candidates::{Candidates, Eligible, Moment, Sought};
 
 /// Blocks that are forgotten at a time: some 200 µs in which nobody else can pick.
 const FORGET_BLOCKS: usize = 512;
@@ -140,13 +140,15 @@ impl Decider {
             index.catch_up();
             speeds.arrival(now);
             let speed = speeds.prefill();
-            let moment = Moment::new(now, request, self.reads_prefixes().then_some(speed));
-            candidates.gather(fleet, &eligible, &moment, &mut || rng.random::<f64>());
+            let hits = self.look_up(index, request);
+            let moment = self.moment(now, request, speed);
+            let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
+            candidates.gather(fleet, &sought, self.policy.most_workers(), &mut || rng.random::<f64>());
             if candidates.list.is_empty() {
                 drop(state);
                 return Err(why_nobody(fleet, request));
             }
-            let hits = self.look_up(index, (fleet, request), &speed, candidates);
+            self.add_tree_sizes(index, candidates);
             learn(&mut candidates.list, &speed);
             let unseen_picks = unseen.at(now, candidates.report_age());
             let ring = &|| fleet.ring();
@@ -182,10 +184,10 @@ impl Decider {
     #[must_use]
     pub fn can_decide(fleet: &FleetSnapshot, request: &RequestView<'_>, among: Among<'_>) -> bool {
         let eligible = Eligible::new(fleet, request, among);
-        fleet.rows().any(|row| eligible.has(fleet, row))
+        fleet.rows(0..fleet.count()).any(|row| eligible.has(fleet, row))
     }
 
-    /// What would be decided, and why; changes nothing. A worker that has just come back is a candidate like any other,
+    /// What would be decided, and why, of the whole fleet; changes nothing. A worker that has just come back is a candidate like any other,
     /// while [`Decider::decide`] leaves it out for most requests.
     ///
     /// # Errors
@@ -199,14 +201,16 @@ impl Decider {
         let mut candidates = Candidates::default();
         let state = self.lock();
         let speed = state.speeds.prefill();
-        let moment = Moment::new(now, request, self.reads_prefixes().then_some(speed));
+        let hits = self.look_up(&state.index, request);
         let eligible = Eligible::new(fleet, request, Among::Untried(&[]));
-        candidates.gather(fleet, &eligible, &moment, &mut || 0.0);
+        let moment = self.moment(now, request, speed);
+        let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
+        candidates.gather(fleet, &sought, u32::MAX, &mut || 0.0);
         if candidates.list.is_empty() {
             drop(state);
             return Err(why_nobody(fleet, request));
         }
-        self.look_up(&state.index, (fleet, request), &speed, &mut candidates);
+        self.add_tree_sizes(&state.index, &mut candidates);
         let ring = &|| fleet.ring();
         let choice = candidates.choice(ring, state.speeds.arrivals_per_s(), (state.unseen.mean(), speed));
         let costs = self.policy.costs(request, &choice);
@@ -276,28 +280,21 @@ impl Decider {
         self.lock().index.tree().held_blocks()
     }
 
-    /// Adds to candidates what they hold of the prompt.
-    fn look_up(
-        &self,
-        index: &PrefixIndex,
-        (fleet, request): (&FleetSnapshot, &RequestView<'_>),
-        speed: &PrefillSpeed,
-        candidates: &mut Candidates,
-    ) -> PrefixHits {
-        if !self.reads_prefixes() {
-            return PrefixHits::default();
-        }
-        let hits = index.hits(request.blocks);
-        for hit in hits.iter() {
-            candidates.hit(fleet, hit, (request, speed));
-        }
+    fn look_up(&self, index: &PrefixIndex, request: &RequestView<'_>) -> PrefixHits {
+        if self.reads_prefixes() { index.hits(request.blocks) } else { PrefixHits::default() }
+    }
+
+    fn moment(&self, now: Duration, request: &RequestView<'_>, speed: PrefillSpeed) -> Moment {
+        Moment::new(now, request, self.reads_prefixes().then_some(speed))
+    }
+
+    fn add_tree_sizes(&self, index: &PrefixIndex, candidates: &mut Candidates) {
         if self.policy.wants_tree_sizes() {
             for candidate in &mut candidates.list {
                 let blocks = index.tree().worker_blocks(candidate.slot);
                 candidate.tree_blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
             }
         }
-        hits
     }
 
     /// A worker's first token for a request has come `now`: its prefill is no longer owed, and what it took is learned from.

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use pingora_ketama::{Bucket, Continuum, DEFAULT_POINT_MULTIPLE};
@@ -118,10 +119,20 @@ impl FleetSnapshot {
         &self.workers
     }
 
-    /// Every worker's row, in the same order.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        let rows = (0..).zip(&self.rows);
-        rows.map(|(place, (number, slot))| Row { load: self.table.row(*number), slot: *slot, place })
+    /// The rows of the workers at these places.
+    pub(crate) fn rows(&self, places: Range<u32>) -> impl Iterator<Item = Row<'_>> {
+        let rows = &self.rows[places.start as usize..places.end as usize];
+        let of = |(place, (number, slot)): (u32, &(u32, WorkerSlot))| Row {
+            load: self.table.row(*number),
+            slot: *slot,
+            place,
+        };
+        places.zip(rows).map(of)
+    }
+
+    /// How many workers there are.
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.workers.len()).unwrap_or(u32::MAX)
     }
 
     /// The worker that has a row.

@@ -15,6 +15,8 @@ use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 const CHUNK_ROWS: u32 = if cfg!(loom) { 2 } else { 64 };
 const CHUNK: usize = CHUNK_ROWS as usize;
 
+type Chunk = [Row; CHUNK];
+
 /// One worker's row. Times are counted from the start of the clock of picks.
 #[derive(Default)]
 #[repr(align(64))]
@@ -41,8 +43,8 @@ pub(crate) struct Row {
     pub(crate) context_tokens: AtomicU32,
     /// Number of the last pick that chose it.
     pub(crate) last_pick: AtomicU64,
-    /// When the first of those without a first token began to be computed.
-    pub(crate) since_ns: AtomicU64,
+    /// When the first of those without a first token began to be computed: seconds, as an `f64`.
+    pub(crate) since_bits: AtomicU64,
     /// Seconds that all of those take, as an `f32`.
     pub(crate) owed_bits: AtomicU32,
     /// Seconds that the first of them takes, as an `f32`.
@@ -69,7 +71,7 @@ impl Row {
             seconds.store(0, Ordering::Relaxed);
         }
         self.last_pick.store(0, Ordering::Relaxed);
-        self.since_ns.store(0, Ordering::Relaxed);
+        self.since_bits.store(0, Ordering::Relaxed);
     }
 }
 
@@ -79,7 +81,7 @@ impl Row {
 pub(crate) struct RowHandle(Arc<Seat>);
 
 struct Seat {
-    chunk: Arc<[Row]>,
+    chunk: Arc<Chunk>,
     number: u32,
     free: Arc<StdMutex<Vec<u32>>>,
 }
@@ -125,7 +127,7 @@ impl Drop for Seat {
 /// All rows; hands them out. A clone reads the rows that there were when it was made.
 #[derive(Clone, Default)]
 pub(crate) struct LoadTable {
-    chunks: Vec<Arc<[Row]>>,
+    chunks: Vec<Arc<Chunk>>,
     /// Numbers, the lowest last.
     free: Arc<StdMutex<Vec<u32>>>,
 }
@@ -136,7 +138,7 @@ impl LoadTable {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.is_empty() {
             let first = u32::try_from(self.chunks.len()).unwrap_or(u32::MAX).saturating_mul(CHUNK_ROWS);
-            self.chunks.push((0..CHUNK).map(|_| Row::default()).collect());
+            self.chunks.push(Arc::new(std::array::from_fn(|_| Row::default())));
             free.extend((first..first.saturating_add(CHUNK_ROWS)).rev());
         }
         let number = free.pop().unwrap_or_default();

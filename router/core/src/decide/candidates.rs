@@ -1,5 +1,6 @@
 //! The workers that may serve a request, as they stand: made of the table's rows, in one walk under the decider's lock.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,13 @@ use crate::health::{Standing, Trial};
 use crate::ledger::LoadReading;
 use crate::models::Serving;
 use crate::policy::{Candidate, Choice};
+use crate::prefix::PrefixHits;
 use crate::reports::LoadReport;
 use crate::request::RequestView;
 use crate::speed::{Prefill, PrefillSpeed, QueueReading};
 use crate::sync::atomic::Ordering;
 use crate::unseen::Unseen;
-use crate::worker::{Worker, WorkerSlot, is_draining, is_up, is_usable};
+use crate::worker::{Worker, is_draining, is_up, is_usable};
 
 /// Of all there are, those whose standing is the best: so a worker whose breaker is open, or that is busy, is a candidate only if all are
 /// like it. Kept between picks, for its room.
@@ -26,14 +28,39 @@ pub(super) struct Candidates {
     standing: Rank,
     requests: u64,
     prefilling: u64,
+    /// Of the fleet that was looked at.
+    share: f64,
+    /// So many are in fleet order.
+    in_order: usize,
 }
 
 /// What a pick goes by before any policy; the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[repr(u8)]
 enum Rank {
-    Up(Standing),
+    Ready,
+    Warming,
+    Cooling,
+    Open,
     #[default]
     Down,
+}
+
+impl From<Standing> for Rank {
+    fn from(standing: Standing) -> Self {
+        match standing {
+            Standing::Ready => Self::Ready,
+            Standing::Warming => Self::Warming,
+            Standing::Cooling => Self::Cooling,
+            Standing::Open => Self::Open,
+        }
+    }
+}
+
+/// Of a worker of which there is something special.
+#[cold]
+fn rank(worker: &Worker, now: Duration, draw: &mut dyn FnMut() -> f64) -> Rank {
+    if worker.is_up() { worker.health.standing(now, draw).into() } else { Rank::Down }
 }
 
 /// What is the same for all candidates of a pick.
@@ -41,7 +68,7 @@ pub(super) struct Moment {
     pub(super) now: Duration,
     /// How fast the fleet computes prompts; `None` for policies that do not go by time.
     speed: Option<PrefillSpeed>,
-    now_ns: u64,
+    now_s: f64,
     now_ms: u64,
     /// What the whole prompt takes, with nothing cached.
     cold_s: f64,
@@ -53,7 +80,7 @@ impl Moment {
         Self {
             now,
             speed,
-            now_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
+            now_s: now.as_secs_f64(),
             now_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
             cold_s: speed.map_or(0.0, |speed| speed.seconds(prefill)),
         }
@@ -61,35 +88,94 @@ impl Moment {
 }
 
 impl Candidates {
-    /// Gathers those `among` which a request may be picked; none if nobody may.
+    /// Gathers those that may be picked, with what each holds of the prompt; none if nobody may. In a large fleet it looks at `most` workers
+    /// and at those that hold something, unless they are all down or busy.
     pub(super) fn gather(
         &mut self,
         fleet: &FleetSnapshot,
-        eligible: &Eligible<'_>,
-        moment: &Moment,
+        sought: &Sought<'_>,
+        most: u32,
         draw: &mut dyn FnMut() -> f64,
     ) {
         self.clear(Rank::Down);
-        for row in fleet.rows() {
-            if !eligible.has(fleet, row) {
-                continue;
-            }
-            let rank = if !is_up(row.load.state.load(Ordering::Relaxed)) {
-                Rank::Down
-            } else if moment.now_ms >= row.load.ordinary_from_ms.load(Ordering::Relaxed) {
-                Rank::Up(Standing::Ready)
-            } else {
-                Rank::Up(fleet.worker(row).health.standing(moment.now, draw))
-            };
-            if rank < self.standing {
-                self.clear(rank);
-            }
-            if rank == self.standing {
-                self.add(fleet, row, moment);
+        let count = fleet.count();
+        if most >= count {
+            self.gather_from(fleet, sought, 0..count, draw);
+            self.share = 1.0;
+        } else {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a place in the fleet"
+            )]
+            let first = (draw() * f64::from(count)) as u32 % count;
+            let end = first.saturating_add(most);
+            // In fleet order, so that they are found again.
+            self.gather_from(fleet, sought, 0..end.saturating_sub(count), draw);
+            self.gather_from(fleet, sought, first..end.min(count), draw);
+            self.share = f64::from(most) / f64::from(count);
+            if self.standing != Rank::Ready {
+                return self.gather(fleet, sought, count, draw);
             }
         }
+        self.in_order = self.list.len();
+        self.look_up(fleet, sought, draw);
         if !self.reports.is_empty() {
             self.reports.resize(self.list.len(), None);
+        }
+    }
+
+    fn gather_from(
+        &mut self,
+        fleet: &FleetSnapshot,
+        sought: &Sought<'_>,
+        places: Range<u32>,
+        draw: &mut dyn FnMut() -> f64,
+    ) {
+        self.list.reserve(places.len());
+        for row in fleet.rows(places) {
+            self.consider(fleet, row, sought, draw);
+        }
+    }
+
+    #[inline]
+    fn consider(
+        &mut self,
+        fleet: &FleetSnapshot,
+        row: Row<'_>,
+        Sought { eligible, moment, .. }: &Sought<'_>,
+        draw: &mut dyn FnMut() -> f64,
+    ) {
+        if !eligible.has(fleet, row) {
+            return;
+        }
+        let is_well = is_up(row.load.state.load(Ordering::Relaxed))
+            && moment.now_ms >= row.load.ordinary_from_ms.load(Ordering::Relaxed);
+        let rank = if is_well { Rank::Ready } else { rank(fleet.worker(row), moment.now, draw) };
+        if rank < self.standing {
+            self.clear(rank);
+        }
+        if rank == self.standing {
+            self.add(fleet, row, moment);
+        }
+    }
+
+    /// Adds what candidates hold of the prompt; and as candidates those who hold something and were not looked at.
+    fn look_up(&mut self, fleet: &FleetSnapshot, sought: &Sought<'_>, draw: &mut dyn FnMut() -> f64) {
+        let Sought { request, moment, hits, .. } = sought;
+        let Some(speed) = &moment.speed else { return };
+        for (slot, blocks) in hits.iter() {
+            let Some(place) = fleet.place(slot) else { continue };
+            let known = self.find(place).or_else(|| {
+                let before = self.list.len();
+                if self.share < 1.0 {
+                    fleet.rows(place..place + 1).for_each(|row| self.consider(fleet, row, sought, draw));
+                }
+                (self.list.len() > before).then_some(before)
+            });
+            if let Some(at) = known {
+                self.list[at].hit(request, blocks, speed);
+            }
         }
     }
 
@@ -114,35 +200,28 @@ impl Candidates {
             let queue = QueueReading::of(row.load);
             candidate.ratio = queue.ratio;
             candidate.joins_step = queue.joins_step;
-            candidate.queued_s = queue.left_s(moment.now_ns);
+            candidate.queued_s = queue.left_s(moment.now_s);
             candidate.own_s = f64::from(queue.ratio) * moment.cold_s;
         }
         if row.load.tells_load.load(Ordering::Relaxed) > 0 {
-            let worker = fleet.worker(row);
-            self.reports.resize(self.list.len(), None);
-            let sent = worker.load.sent();
-            self.reports.push(worker.reports.load(moment.now).map(|report| LoadReport { sent, ..report }));
+            self.read_report(fleet.worker(row), moment.now);
         }
         self.list.push(candidate);
     }
 
-    /// Says that the worker of that slot holds the first `blocks` of the prompt; nothing if it is no candidate.
-    pub(super) fn hit(
-        &mut self,
-        fleet: &FleetSnapshot,
-        (slot, blocks): (WorkerSlot, usize),
-        (request, speed): (&RequestView<'_>, &PrefillSpeed),
-    ) {
-        if let Some(at) = fleet.place(slot).and_then(|place| self.find(place)) {
-            self.list[at].hit(request, blocks, speed);
-        }
+    #[cold]
+    fn read_report(&mut self, worker: &Worker, now: Duration) {
+        self.reports.resize(self.list.len(), None);
+        let sent = worker.load.sent();
+        self.reports.push(worker.reports.load(now).map(|report| LoadReport { sent, ..report }));
     }
 
-    /// Where in the list the worker at that place of the fleet stands. They are in fleet order, most of them at their own place.
+    /// Where in the list the worker at that place of the fleet stands. They are in fleet order, in a small fleet most of them at their own
+    /// place.
     fn find(&self, place: u32) -> Option<usize> {
         match self.list.get(place as usize) {
             Some(candidate) if candidate.place == place => Some(place as usize),
-            _ => self.list.binary_search_by_key(&place, |candidate| candidate.place).ok(),
+            _ => self.list[..self.in_order].binary_search_by_key(&place, |candidate| candidate.place).ok(),
         }
     }
 
@@ -158,6 +237,7 @@ impl Candidates {
             reports: &self.reports,
             requests: self.requests,
             prefilling: self.prefilling,
+            share: self.share,
             ring,
             arrivals_per_s,
             unseen,
@@ -168,7 +248,7 @@ impl Candidates {
     /// Begins an attempt at a candidate; `None` if only a probe may go there, and one is on its way.
     pub(super) fn begin_trial(&self, worker: &Arc<Worker>, now: Duration) -> Option<Trial> {
         match self.standing {
-            Rank::Up(Standing::Ready | Standing::Warming) => Trial::begin(&worker.health, now),
+            Rank::Ready | Rank::Warming => Trial::begin(&worker.health, now),
             // There is nobody better.
             _ => Some(Trial::begin_anyway(&worker.health, now)),
         }
@@ -180,6 +260,14 @@ impl Candidates {
         let busy = self.reports.iter().flatten().filter(|report| report.running + report.waiting > 0);
         Duration::from_millis(busy.map(|report| report.age_ms).max().unwrap_or(0).into())
     }
+}
+
+/// What a pick is for.
+pub(super) struct Sought<'a> {
+    pub(super) request: &'a RequestView<'a>,
+    pub(super) eligible: &'a Eligible<'a>,
+    pub(super) moment: Moment,
+    pub(super) hits: &'a PrefixHits,
 }
 
 /// Who may get a request at all.
@@ -208,7 +296,12 @@ impl<'a> Eligible<'a> {
         match self.serving {
             Serving::Anyone => true,
             Serving::Bit(bit) => has(bit),
-            Serving::Asked(bits, model) => has(bits) && fleet.worker(row).may_serve(Some(model)),
+            Serving::Asked(bits, model) => has(bits) && is_served(fleet.worker(row), model),
         }
     }
+}
+
+#[cold]
+fn is_served(worker: &Worker, model: &str) -> bool {
+    worker.may_serve(Some(model))
 }

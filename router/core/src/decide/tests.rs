@@ -466,3 +466,41 @@ fn hits_are_found_wherever_a_candidate_stands() {
     let hits: Vec<_> = told.candidates.iter().map(|(_, candidate, _)| candidate.hit_tokens).collect();
     assert_eq!(hits, [1_984 / 4; 4]);
 }
+
+#[test]
+fn in_a_large_fleet_whoever_holds_a_prefix_is_found_and_all_get_work() {
+    let (fleet, decider) = (fleet(1_500), decider("prefix_aware"));
+    let mut decide = |number| {
+        let prompt = hashed(&format!("{number} is what begins this prompt ").repeat(60));
+        decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap()
+    };
+    let mut homes = std::collections::HashSet::new();
+    for number in 0..50 {
+        let cold = decide(number).worker.slot;
+        let warm = decide(number);
+        assert_eq!(warm.worker.slot, cold);
+        assert!(warm.hit_tokens > 0);
+        homes.insert(cold);
+    }
+    assert!(homes.len() > 30, "{homes:?}");
+    let leases: Vec<_> = (50..3_050).map(decide).collect();
+    let busy: std::collections::HashSet<_> = leases.iter().map(|lease| lease.worker.slot).collect();
+    assert!(busy.len() > 1_400, "{} of 1,500 have work", busy.len());
+    let most = fleet.workers().iter().map(|worker| worker.load.read().requests).max();
+    assert!(most <= Some(4), "{most:?} where two would be even");
+}
+
+#[test]
+fn in_a_large_fleet_the_only_one_that_is_up_is_found() {
+    let (fleet, decider) = (fleet(1_500), decider("prefix_aware"));
+    fleet.workers().iter().filter(|worker| worker.slot.0 != 700).for_each(|worker| {
+        worker.mark_down();
+    });
+    for _ in 0..20 {
+        let only = decider.decide(&fleet, &RequestView::default(), Among::Untried(&[]), NOW).unwrap();
+        assert_eq!(only.worker.slot, WorkerSlot(700));
+        assert!(
+            decider.decide(&fleet, &RequestView::default(), Among::Untried(&[WorkerSlot(700)]), NOW).is_err()
+        );
+    }
+}

@@ -112,7 +112,7 @@ impl Candidate {
 
 /// What a policy chooses from; never empty.
 pub struct Choice<'a> {
-    /// The candidates, in fleet order.
+    /// The candidates.
     pub candidates: &'a [Candidate],
     /// What each of them said of its load last; empty where none says anything.
     pub reports: &'a [Option<LoadReport>],
@@ -120,9 +120,11 @@ pub struct Choice<'a> {
     pub requests: u64,
     /// Those without a first token.
     pub prefilling: u64,
+    /// What share of the fleet was looked at for candidates.
+    pub share: f64,
     /// The ring over the whole fleet, made on first use.
     pub ring: &'a dyn Fn() -> &'a Ring,
-    /// Requests a second of late, over all candidates.
+    /// Requests a second of late, over the whole fleet.
     pub arrivals_per_s: f64,
     /// What other routers may have decided, where workers report their load.
     pub unseen: Unseen,
@@ -163,6 +165,11 @@ pub trait Policy: Send + Sync {
     /// What it reads of prompts. If that is all, hits are looked up for it, and its routes entered in the prefix tree.
     fn prompt_use(&self) -> PromptUse {
         PromptUse::None
+    }
+
+    /// How many workers it wants to look at. In a larger fleet it gets so many, other ones each time, and those that hold some of the prompt.
+    fn most_workers(&self) -> u32 {
+        u32::MAX
     }
 
     /// Whether it goes by how much the tree knows each worker to hold.

@@ -48,6 +48,9 @@ const UNFELT_S: f64 = 0.005;
 
 /// Routers of which one may decide in the same moment as this one; of more, some see what the others did.
 const OTHERS_AT_ONCE: f64 = 8.0;
+/// The best of so many is as good as the best of thousands; each costs some 20 ns, in which nobody else can pick.
+const MOST_WORKERS: u32 = 256;
+
 /// Requests of others that are placed in thought at most.
 const MOST_UNSEEN: f64 = 32.0;
 
@@ -110,9 +113,12 @@ struct Fleet {
     stay_s: f64,
     /// How many routers there would be, if each had as much in flight as this one.
     routers: f64,
+    share: f64,
     token_s: f64,
     fixed_s: f64,
     prompt: f64,
+    /// What a request that runs is worth, for being slowed down by this one and for slowing it down, in tokens of prefill.
+    running_tokens: f64,
 }
 
 impl Fleet {
@@ -125,15 +131,17 @@ impl Fleet {
         let waiting = (choice.prefilling + others(|report| report.others.waiting)) as f64;
         // What other routers send is seen in what runs.
         let routers = if own > 0.0 { running / own } else { 1.0 };
-        let arrivals_per_s = choice.arrivals_per_s * routers;
+        let arrivals_per_s = choice.arrivals_per_s * choice.share * routers;
         let count = choice.candidates.len() as f64;
         Self {
             waiting_per_s: arrivals_per_s / count * (1.0 + waiting / count),
             stay_s: if arrivals_per_s > 0.0 { running / arrivals_per_s } else { 0.0 },
             routers,
+            share: choice.share,
             token_s: choice.speed.token_s,
             fixed_s: choice.speed.fixed_s,
             prompt: request.prompt_tokens as f64,
+            running_tokens: 2.0 * RUNNING_TOKENS + CONTEXT_SHARE * request.prompt_tokens as f64,
         }
     }
 
@@ -141,11 +149,11 @@ impl Fleet {
         let Work { queued_s, waiting, running, context_tokens } = *work;
         let decoding = (running - waiting).max(0.0);
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
-        let slowed_tokens = running * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
-        let slow_tokens = running * RUNNING_TOKENS + CONTEXT_SHARE * context_tokens;
+        // Those it slows down, and those who slow it down.
+        let slow_tokens = running * self.running_tokens + CONTEXT_SHARE * context_tokens;
         let ratio = f64::from(candidate.ratio);
         let step_s = if candidate.joins_step { 0.0 } else { self.fixed_s * ratio };
-        let decode_s = self.token_s * ratio * (slowed_tokens + slow_tokens);
+        let decode_s = self.token_s * ratio * slow_tokens;
         queued_s
             + own_s * (1.0 + delayed)
             + step_s * DECODE_WORTH * decoding
@@ -158,7 +166,7 @@ impl Fleet {
     fn place_unseen(&self, candidates: &[Candidate], works: &mut [Work], unseen: Unseen, rng: &mut dyn Rng) {
         let others = self.routers - 1.0;
         let mut at_most = |mean: f64| 2.0 * mean * rng.random::<f64>();
-        let drawn = at_most(others.min(OTHERS_AT_ONCE)) + at_most(others * unseen.picks);
+        let drawn = self.share * (at_most(others.min(OTHERS_AT_ONCE)) + at_most(others * unseen.picks));
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
         let count = drawn.round().clamp(0.0, MOST_UNSEEN) as usize;
         if count == 0 {
@@ -198,6 +206,10 @@ impl Policy for PrefixAware {
         PromptUse::Whole
     }
 
+    fn most_workers(&self) -> u32 {
+        MOST_WORKERS
+    }
+
     /// Seconds.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
         let fleet = Fleet::of(request, choice);
@@ -225,12 +237,17 @@ impl Fleet {
         choice: &Choice<'_>,
         works: impl Iterator<Item = Work>,
     ) -> usize {
+        let felt_s = UNFELT_S + choice.speed.fixed_s / 2.0;
         let mut cheapest = (f64::INFINITY, 0);
         let mut homes: SmallVec<[(f64, usize); 16]> = SmallVec::new();
         for ((at, candidate), work) in choice.candidates.iter().enumerate().zip(works) {
+            // No term is negative: what it waits for itself is enough to see that it is out.
+            if work.queued_s + candidate.own_s > cheapest.0 + felt_s {
+                continue;
+            }
             let cost = self.cost(candidate, candidate.own_s, &work);
-            let order = || precedence(candidate).cmp(&precedence(&choice.candidates[cheapest.1]));
-            if at == 0 || cost.total_cmp(&cheapest.0).then_with(order).is_lt() {
+            let comes_before = || precedence(candidate) < precedence(&choice.candidates[cheapest.1]);
+            if cost < cheapest.0 || cost == cheapest.0 && comes_before() {
                 cheapest = (cost, at);
             }
             let holds_most =
@@ -239,13 +256,12 @@ impl Fleet {
                 homes.push((cost, at));
             }
         }
-        let limit = cheapest.0 + UNFELT_S + choice.speed.fixed_s / 2.0;
         let rank = |(_, at): &(f64, usize)| {
             let Candidate { slot, hit_blocks, .. } = choice.candidates[*at];
             let block = request.blocks.get((hit_blocks as usize).wrapping_sub(1)).map_or(0, |block| block.0);
             (hit_blocks, xxh3_64_with_seed(&slot.0.to_le_bytes(), block))
         };
-        let homes = homes.iter().filter(|(cost, _)| *cost <= limit);
+        let homes = homes.iter().filter(|(cost, _)| *cost <= cheapest.0 + felt_s);
         homes.max_by_key(|home| rank(home)).map_or(cheapest.1, |(_, at)| *at)
     }
 }

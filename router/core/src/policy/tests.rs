@@ -33,6 +33,7 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         reports: &[],
         requests: sum(|load| load.requests),
         prefilling: sum(|load| load.prefilling),
+        share: 1.0,
         ring,
         arrivals_per_s: 0.0,
         unseen: Unseen::default(),

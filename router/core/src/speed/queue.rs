@@ -61,8 +61,8 @@ pub struct QueueReading {
     pub owed_s: f32,
     /// The same of the first of them.
     pub head_s: f32,
-    /// When the first of them began, in nanoseconds on the clock of picks.
-    pub since_ns: u64,
+    /// When the first of them began, in seconds on the clock of picks.
+    pub since_s: f64,
     /// Times the fleet's.
     pub ratio: f32,
     /// Whether some have come since then, with whom another would be computed in one step.
@@ -73,7 +73,7 @@ pub struct QueueReading {
 
 impl Default for QueueReading {
     fn default() -> Self {
-        Self { owed_s: 0.0, head_s: 0.0, since_ns: 0, ratio: 1.0, joins_step: false, tells_delay: false }
+        Self { owed_s: 0.0, head_s: 0.0, since_s: 0.0, ratio: 1.0, joins_step: false, tells_delay: false }
     }
 }
 
@@ -84,7 +84,7 @@ impl QueueReading {
         Self {
             owed_s: value(&row.owed_bits),
             head_s: value(&row.head_bits),
-            since_ns: row.since_ns.load(Ordering::Relaxed),
+            since_s: f64::from_bits(row.since_bits.load(Ordering::Relaxed)),
             ratio: 1.0 + value(&row.ratio_less_one_bits),
             joins_step: row.joins_step.load(Ordering::Relaxed) > 0,
             tells_delay: row.tells_delay.load(Ordering::Relaxed) > 0,
@@ -95,18 +95,22 @@ impl QueueReading {
     pub(crate) fn show(&self, row: &Row) {
         row.owed_bits.store(self.owed_s.to_bits(), Ordering::Relaxed);
         row.head_bits.store(self.head_s.to_bits(), Ordering::Relaxed);
-        row.since_ns.store(self.since_ns, Ordering::Relaxed);
+        row.since_bits.store(self.since_s.to_bits(), Ordering::Relaxed);
         row.ratio_less_one_bits.store((self.ratio - 1.0).to_bits(), Ordering::Relaxed);
         row.joins_step.store(self.joins_step.into(), Ordering::Relaxed);
         row.tells_delay.store(self.tells_delay.into(), Ordering::Relaxed);
     }
 
-    /// Service that is still owed at `now_ns`, in seconds: what the first request has had of its own does not count. If it should have been
+    /// Service that is still owed at `now_s`, in seconds: what the first request has had of its own does not count. If it should have been
     /// done by now, something holds the worker up, such as memory that others have; what has lasted so long is taken to last as long again.
     #[must_use]
-    pub fn left_s(&self, now_ns: u64) -> f64 {
+    #[inline]
+    pub fn left_s(&self, now_s: f64) -> f64 {
+        if self.owed_s == 0.0 {
+            return 0.0;
+        }
         let (owed_s, head_s) = (f64::from(self.owed_s), f64::from(self.head_s));
-        let elapsed_s = now_ns.saturating_sub(self.since_ns) as f64 * 1e-9;
+        let elapsed_s = (now_s - self.since_s).max(0.0);
         let left_s = (owed_s - elapsed_s.min(head_s)).max(0.0);
         let is_held_up = self.tells_delay && head_s > 0.0;
         if is_held_up { left_s + (elapsed_s - head_s).max(0.0) } else { left_s }
@@ -120,17 +124,17 @@ impl PrefillQueue {
         #[expect(clippy::cast_possible_truncation, reason = "seconds, to seven digits")]
         let short = |value: f64| value as f32;
         let ratio = short(self.ratio.value());
-        let since_ns = u64::try_from(self.since.as_nanos()).unwrap_or(u64::MAX);
+        let since_s = self.since.as_secs_f64();
         match self.waiting.front() {
             Some(head) => QueueReading {
                 owed_s: short(self.owed_s + self.fixed_s),
                 head_s: short(head.service_s + self.fixed_s),
-                since_ns,
+                since_s,
                 ratio,
                 joins_step: self.behind > 0,
                 tells_delay: self.streams >= TELLING_STREAMS,
             },
-            None => QueueReading { since_ns, ratio, ..QueueReading::default() },
+            None => QueueReading { since_s, ratio, ..QueueReading::default() },
         }
     }
 

@@ -11,10 +11,6 @@ fn seconds(value: f64) -> Duration {
     Duration::from_secs_f64(value)
 }
 
-fn nanoseconds(seconds: f64) -> u64 {
-    u64::try_from(Duration::from_secs_f64(seconds).as_nanos()).unwrap()
-}
-
 fn draw(rng: &mut SmallRng) -> Prefill {
     Prefill { new_tokens: rng.random_range(50..8_000), cached_tokens: rng.random_range(0..8_000) }
 }
@@ -166,7 +162,7 @@ fn a_head_that_is_late_is_expected_to_be_as_late_again() {
     };
     (0..20).for_each(|ticket| stream(&mut queue, ticket));
     queue.push(50, prefill, &speed, seconds(10.0));
-    let left = |queue: &PrefillQueue, at: f64| queue.reading().left_s(nanoseconds(at));
+    let left = |queue: &PrefillQueue, at: f64| queue.reading().left_s(at);
     assert!((left(&queue, 10.2) - 0.3).abs() < 1e-6);
     assert!((left(&queue, 13.0) - 2.5).abs() < 1e-6, "2.5 s late");
     // Where answers come whole, late first tokens say nothing.
@@ -185,12 +181,12 @@ fn what_the_first_request_has_had_is_not_owed_any_more() {
     queue.push(1, tokens(20), &speed, seconds(10.0));
     queue.push(2, tokens(30), &speed, seconds(11.0));
     assert!(queue.reading().joins_step, "the second will be in another step");
-    let left = |at: f64| queue.reading().left_s(nanoseconds(at));
+    let left = |at: f64| queue.reading().left_s(at);
     assert!((left(11.0) - 4.5).abs() < 1e-6);
     assert!((left(30.0) - 3.0).abs() < 1e-6, "late as the first is, the second has not begun");
     queue.remove(1);
     queue.remove(2);
-    assert_eq!(queue.reading().left_s(nanoseconds(30.0)), 0.0);
+    assert_eq!(queue.reading().left_s(30.0), 0.0);
 }
 
 #[test]
@@ -234,7 +230,7 @@ fn learned_from_whole_answers(answer_s: f64) -> f64 {
         let answer = queue.whole_answer(ticket, seconds(10.0 + answer_s)).unwrap();
         speeds.learn_whole(&answer);
     }
-    assert_eq!(queue.reading().left_s(nanoseconds(11.0)), 0.0, "nothing waits");
+    assert_eq!(queue.reading().left_s(11.0), 0.0, "nothing waits");
     whole_s(&speeds.prefill(), prefill)
 }
 
