@@ -307,7 +307,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
                 "worker": worker.id().as_str(),
                 "cost": cost,
                 "hit_tokens": candidate.hit_tokens,
-                "uncached_tokens": reading.prompt_tokens.saturating_sub(candidate.hit_tokens),
+                "uncached_tokens": reading.prompt_tokens.saturating_sub(candidate.hit_tokens as usize),
                 "queued_prefill_tokens": candidate.load.prefill_tokens,
                 "requests_in_flight": candidate.load.requests,
                 "decoding": candidate.load.decoding(),

@@ -358,8 +358,8 @@ impl Metrics {
         }
         for worker in roster.snapshot.workers() {
             let (id, load) = ([worker.id().as_str()], worker.load.read());
-            self.worker_in_flight.with_label_values(&id).set(gauge(load.requests));
-            self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens));
+            self.worker_in_flight.with_label_values(&id).set(gauge(load.requests as usize));
+            self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens as usize));
             self.worker_up.with_label_values(&id).set(i64::from(worker.is_up()));
             self.worker_draining.with_label_values(&id).set(i64::from(worker.is_draining()));
             self.worker_cache_trust.with_label_values(&id).set(worker.reports.trust() as i64);

@@ -470,7 +470,7 @@ fn hits_are_found_wherever_a_candidate_stands() {
 #[test]
 fn in_a_large_fleet_whoever_holds_a_prefix_is_found_and_all_get_work() {
     let (fleet, decider) = (fleet(1_500), decider("prefix_aware"));
-    let mut decide = |number| {
+    let decide = |number| {
         let prompt = hashed(&format!("{number} is what begins this prompt ").repeat(60));
         decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap()
     };
