@@ -2,9 +2,10 @@
 //!
 //! Mock workers first, then the router in front of them, then the parts of the measurement one after the other, then a
 //! row of a table. Generator and mocks share one thread on one core, so that the router has the other to itself. The
-//! path: [`args`] → [`mocks`] → [`router`] → [`rig`] → [`memory`], [`rates`], [`latency`], [`streams`] → [`report`].
+//! path: [`args`] → [`mocks`] → [`router`] → [`rig`] → [`memory`], [`rates`], [`beside`], [`latency`], [`streams`] → [`report`].
 
 pub mod args;
+pub mod beside;
 pub mod connection;
 pub mod latency;
 pub mod load;
@@ -22,6 +23,7 @@ pub mod tally;
 pub mod workload;
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -31,6 +33,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::client::target::Target;
 use args::{LoadArgs, OverheadArgs, Part};
+use beside::{Beside, Neighbour};
 use machine::{Machine, commit, pin_to, raise_open_files};
 use memory::megabytes;
 use mocks::{Mocks, Pace};
@@ -42,6 +45,8 @@ use spin::{Idle, Waiting};
 
 /// Tasks that run between two looks at the sockets: few, so that a message is not left lying.
 const EVENT_INTERVAL: u32 = 16;
+/// Load before each turn of a router among several.
+const TURN_WARMUP: Duration = Duration::from_millis(200);
 /// Descriptors for everything but idle streams.
 const OTHER_FILES: u64 = 500;
 
@@ -101,6 +106,9 @@ async fn run(args: &OverheadArgs, open_files: u64) -> anyhow::Result<Report> {
     let (load, limited) = within_open_files(&args.load, open_files);
     report.notes.extend(limited);
     report.figures = measure(&rig, &load).await?;
+    if load.includes(Part::Beside) && !args.router.beside.is_empty() {
+        report.figures.beside = measure_beside(args, &report.router, &rig).await?;
+    }
     report.unknown_to_mocks = rig.mocks.other_requests().into_iter().collect();
     Ok(report)
 }
@@ -139,17 +147,38 @@ pub async fn measure(rig: &Rig, load: &LoadArgs) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
+/// The router under test and those beside it, in turn, with bodies of each size.
+async fn measure_beside(args: &OverheadArgs, name: &str, rig: &Rig) -> anyhow::Result<Vec<Beside>> {
+    let timing = Timing { warmup: TURN_WARMUP, duration: Duration::from_secs_f64(args.load.turn) };
+    let mut rigs = vec![(name.to_owned(), Rig { timing, idle: None, ..rig.clone() })];
+    for Neighbour { name, pid, base_url } in &args.router.beside {
+        let front = find(base_url).await.with_context(|| format!("--beside {name}"))?;
+        let (addresses, authority, path_prefix) = front;
+        let process = Some(ProcessTree::of(*pid));
+        let rig = Rig { addresses, authority, path_prefix, process, timing, idle: None, ..rig.clone() };
+        wait_until_ready(&rig, None, Duration::from_secs_f64(args.router.wait)).await?;
+        rigs.push((name.clone(), rig));
+    }
+    let mut sizes = Vec::new();
+    for kilobytes in &args.load.sizes {
+        sizes.push(beside::measure(&rigs, *kilobytes, args.load.turns).await?);
+    }
+    Ok(sizes)
+}
+
+/// Where a base URL leads: address, `host` header, and what stands before `/v1/…`.
+async fn find(url: &str) -> anyhow::Result<(Vec<SocketAddr>, String, String)> {
+    let target: Target = url.parse()?;
+    let mut found = lookup_host((target.host.as_str(), target.port)).await?;
+    let address = found.next().with_context(|| format!("{url}: the host has no address"))?;
+    let path_prefix = target.uri("/").path().trim_end_matches('/').to_owned();
+    Ok((vec![address], target.authority, path_prefix))
+}
+
 async fn build_rig(args: &OverheadArgs, mocks: Mocks) -> anyhow::Result<Rig> {
     let (addresses, authority, path_prefix) = match &args.router.base_url {
         None => (mocks.addresses().to_vec(), mocks.addresses()[0].to_string(), String::new()),
-        Some(url) => {
-            let target: Target = url.parse()?;
-            let mut found = lookup_host((target.host.as_str(), target.port)).await?;
-            let address =
-                found.next().with_context(|| format!("--base-url {url}: the host has no address"))?;
-            let path_prefix = target.uri("/").path().trim_end_matches('/').to_owned();
-            (vec![address], target.authority, path_prefix)
-        }
+        Some(url) => find(url).await.context("--base-url")?,
     };
     let timing = Timing {
         warmup: Duration::from_secs_f64(args.load.warmup),

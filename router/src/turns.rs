@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::task::Context;
 
 /// After so much of a body its sender ends its turn: some 100 µs of copying into a socket.
-pub const TURN_BYTES: usize = 128 << 10;
+pub const TURN_BYTES: usize = 64 << 10;
 
 /// Ends a turn: whoever polls with `cx` is woken once others of the thread have run and its sockets have been looked at. To be called before
 /// returning `Pending`.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::beside::Neighbour;
 use super::machine::Core;
 use super::mocks::Pacing;
 use super::spin::Waiting;
@@ -62,6 +63,9 @@ pub struct RouterArgs {
     /// Serve the mock workers until killed, and measure nothing
     #[arg(long, conflicts_with_all = ["base_url"])]
     pub mocks_only: bool,
+    /// Another router that runs before the same mock workers; may be given several times. All are loaded in turn, and compared
+    #[arg(long, value_name = "NAME=PID=URL", requires = "base_url")]
+    pub beside: Vec<Neighbour>,
     /// Seconds to wait for the router's first answer
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     pub wait: f64,
@@ -110,6 +114,12 @@ pub struct LoadArgs {
     /// 1-KB requests before memory is read again
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub rss_requests: u64,
+    /// Turns of each router where there are several (--beside)
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub turns: usize,
+    /// Seconds of such a turn
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    pub turn: f64,
     /// Streams that are held open without a chunk
     #[arg(long, value_name = "N", default_value_t = 5_000)]
     pub idle_streams: usize,
@@ -122,6 +132,8 @@ pub enum Part {
     Rss,
     /// Requests a second and CPU of each, by size
     Rates,
+    /// CPU of a request beside other routers, by size
+    Beside,
     /// Latency at a fixed rate
     Latency,
     /// CPU of a chunk of paced streams
@@ -147,9 +159,12 @@ impl OverheadArgs {
     pub fn validate(&self) -> anyhow::Result<()> {
         let (router, load) = (&self.router, &self.load);
         let mut problems = Vec::new();
-        for (flag, seconds, least) in
-            [("--wait", router.wait, 0.0), ("--warmup", load.warmup, 0.0), ("--duration", load.duration, 0.1)]
-        {
+        for (flag, seconds, least) in [
+            ("--wait", router.wait, 0.0),
+            ("--warmup", load.warmup, 0.0),
+            ("--duration", load.duration, 0.1),
+            ("--turn", load.turn, 0.1),
+        ] {
             if !(least..=3600.0).contains(&seconds) {
                 problems.push(format!("{flag} must be between {least} and 3600 seconds"));
             }
@@ -162,6 +177,7 @@ impl OverheadArgs {
             ("--streams", load.streams == 0),
             ("--chunk-interval-ms", load.chunk_interval_ms == 0),
             ("--flood-chunks", load.flood_chunks == 0),
+            ("--turns", load.turns == 0),
         ] {
             if is_zero {
                 problems.push(format!("{flag} must be at least 1"));

@@ -26,6 +26,7 @@ pub struct Load {
     stop: Arc<AtomicBool>,
     tasks: JoinSet<()>,
     tally: Arc<Tally>,
+    first_seed: u64,
 }
 
 /// What every task of a load needs.
@@ -44,7 +45,12 @@ pub struct Lane {
 impl Load {
     /// A load without tasks, counted in `tally`.
     pub fn new(tally: &Arc<Tally>) -> Self {
-        Self { stop: Arc::default(), tasks: JoinSet::new(), tally: Arc::clone(tally) }
+        Self::seeded(tally, 0)
+    }
+
+    /// The same, whose tasks draw from seeds that begin with this one.
+    pub fn seeded(tally: &Arc<Tally>, first_seed: u64) -> Self {
+        Self { stop: Arc::default(), tasks: JoinSet::new(), tally: Arc::clone(tally), first_seed }
     }
 
     /// Starts `connections` tasks, spread over the addresses in turn.
@@ -64,7 +70,8 @@ impl Load {
                 tally: Arc::clone(&self.tally),
                 stop: Arc::clone(&self.stop),
             };
-            self.tasks.spawn(task(lane, Xoshiro256PlusPlus::seed_from_u64(number as u64)));
+            let seed = self.first_seed + number as u64;
+            self.tasks.spawn(task(lane, Xoshiro256PlusPlus::seed_from_u64(seed)));
         }
     }
 

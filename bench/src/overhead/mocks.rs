@@ -88,8 +88,8 @@ pub struct MockCounts {
     pub untagged: u64,
 }
 
-/// A set of mocks on ports of their own.
-#[derive(Debug)]
+/// A set of mocks on ports of their own. A clone is the same mocks.
+#[derive(Debug, Clone)]
 pub struct Mocks {
     workers: Vec<Arc<Worker>>,
     addresses: Vec<SocketAddr>,

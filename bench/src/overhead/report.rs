@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::beside::Beside;
 use super::latency::Latency;
 use super::machine::Machine;
 use super::memory::{AfterRequests, IdleStreams};
@@ -22,6 +23,8 @@ pub struct Figures {
     pub after_requests: Option<AfterRequests>,
     /// By size.
     pub rates: Vec<Rate>,
+    /// Beside other routers, by size.
+    pub beside: Vec<Beside>,
     /// At a fixed rate.
     pub latency: Option<Latency>,
     /// Paced streams.
@@ -62,6 +65,25 @@ pub struct Report {
     pub unknown_to_mocks: Vec<String>,
     /// What a reader of the figures has to know.
     pub notes: Vec<String>,
+}
+
+/// A line for each router.
+fn side_by_side(Beside { kilobytes, turns, routers }: &Beside) -> String {
+    let mut text = format!("side by side, {kilobytes} KB, {turns} turns each, CPU µs a request:\n");
+    for one in routers {
+        let _ = write!(
+            text,
+            "  {}: {:.2} ({:.2} to {:.2})",
+            one.router, one.cpu_us_per_request, one.range.0, one.range.1
+        );
+        let _ = write!(text, ", {:+.2} beyond the first, {:.3} of it", one.beyond_first_us, one.over_first);
+        let _ = writeln!(
+            text,
+            "{}",
+            if one.errors > 0 { format!(", {} errors", one.errors) } else { String::new() }
+        );
+    }
+    text
 }
 
 const ABSENT: &str = "–";
@@ -118,6 +140,7 @@ impl Report {
             let (per_s, hits) = (rate.requests_per_s, whole(rate.usage.hit_percent));
             let _ = writeln!(text, "{} KB: {per_s:.0} requests/s, {hits} % hits", rate.kilobytes);
         }
+        self.figures.beside.iter().for_each(|beside| text.push_str(&side_by_side(beside)));
         for (name, streams) in [("paced", &self.figures.paced), ("flood", &self.figures.flood)] {
             if let Some(Streams { streams, chunks_per_s, .. }) = streams {
                 let _ = writeln!(text, "{name}: {chunks_per_s:.0} chunks/s over {streams} streams");

@@ -30,7 +30,7 @@ pub struct Timing {
 }
 
 /// The bench and what it measures.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Rig {
     /// The mock workers.
     pub mocks: Mocks,
