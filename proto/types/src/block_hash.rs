@@ -6,6 +6,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
 pub struct BlockHash(pub u64);
 
+/// Hashed at a time: from 241 bytes on, XXH3 makes a secret of each new seed, which takes longer than the hashing.
+const PART_BYTES: usize = 128;
+
 /// Hashes one block after another, each hash seeded with the one before.
 ///
 /// The root is a seed that separates key spaces: processes draw it at random, so that nobody outside can aim for
@@ -32,13 +35,15 @@ impl ChainHasher {
 
     /// Adds a block of bytes and returns the hash of the path up to and including it.
     pub fn push_bytes(&mut self, block: &[u8]) -> BlockHash {
-        self.state = xxh3_64_with_seed(block, self.state);
+        for part in block.chunks(PART_BYTES) {
+            self.state = xxh3_64_with_seed(part, self.state);
+        }
         BlockHash(self.state)
     }
 
     /// Adds a block of token ids and returns the hash of the path up to and including it.
     pub fn push_tokens(&mut self, block: &[u32]) -> BlockHash {
-        let mut bytes = [0u8; 256];
+        let mut bytes = [0u8; PART_BYTES];
         for part in block.chunks(bytes.len() / 4) {
             for (to, token) in bytes.chunks_exact_mut(4).zip(part) {
                 to.copy_from_slice(&token.to_le_bytes());
