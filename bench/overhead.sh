@@ -3,6 +3,8 @@
 # ratios that are promised. A router that is not installed is left out and named. Nothing else should run meanwhile.
 #   cargo build --release -p router -p bench && bench/overhead.sh [ROUNDS] [ROUTER…]
 # ROUTER: direct haproxy nginx ours-rr ours-pa vllm-rr vllm-ca sglang-rr sglang-ca (all of them by default).
+# At the end ours-rr and those of ours-pa, haproxy, vllm-rr, sglang-ca that are among them live side by side and are loaded for a second each in turn,
+# TURNS (20) times: what one takes beyond another can be told so to a few microseconds.
 # Paths: OURS, HAPROXY, NGINX, VLLM_ROUTER, SGLANG_ROUTER. Flags for each measurement: BENCH_FLAGS. Lines are kept in LINES_FILE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,6 +17,7 @@ nginx=${NGINX:-nginx}
 vllm=${VLLM_ROUTER:-vllm-router}       # pip install vllm-router==0.1.17
 sglang=${SGLANG_ROUTER:-sglang-router} # pip install sglang-router==0.3.2
 port=19100
+first_port=$port
 mocks=(19001 19002 19003 19004)
 directory=$(mktemp -d)
 trap 'rm -rf "$directory"' EXIT
@@ -139,6 +142,33 @@ for round in $(seq "$rounds"); do
         grep -E '^(error|note):' "$directory/out" | sed "s/^/$router, round $round: /" || true
     done
 done
+
+side_by_side() {
+    local router command first beside=() pids=() at=$port
+    for router in ours-rr ours-pa haproxy vllm-rr sglang-ca; do
+        [[ " ${present[*]} " == *" $router "* ]] || continue
+        # haproxy's port is in its file.
+        if [ "$router" = haproxy ]; then port=$first_port; else port=$((at += 20)); fi
+        command=$(command_of "$router")
+        command=${command//\{workers\}/$(servers http://127.0.0.1:PORT | paste -sd,)}
+        command=${command//\{worker_list\}/$(servers http://127.0.0.1:PORT | paste -sd' ')}
+        taskset -c 0 sh -c "exec $command" >/dev/null 2>&1 &
+        pids+=($!)
+        if [ "$router" = ours-rr ]; then
+            first=(--name "$router" --base-url "http://127.0.0.1:$port" --pid $!)
+        else
+            beside+=(--beside "$router=$!=http://127.0.0.1:$port")
+        fi
+    done
+    # shellcheck disable=SC2086
+    target/release/bench overhead --mock-ports "$(IFS=, && echo "${mocks[*]}")" "${first[@]}" "${beside[@]}" ${BENCH_FLAGS:-} \
+        --only beside --turns "${TURNS:-20}" | grep -A 9 '^side by side' || true
+    kill "${pids[@]}" 2>/dev/null || true
+    wait "${pids[@]}" 2>/dev/null || true
+}
+if [ "${TURNS:-20}" -gt 0 ] && [[ " ${present[*]} " == *" ours-rr "* ]]; then
+    side_by_side
+fi
 
 python3 - "$lines" <<'PYTHON'
 import json, statistics, sys

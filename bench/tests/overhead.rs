@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bench::args::{Cli, Command as Subcommand};
 use bench::overhead::args::OverheadArgs;
+use bench::overhead::beside::{self, Neighbour};
 use bench::overhead::load::Load;
 use bench::overhead::measure;
 use bench::overhead::mocks::{Mocks, Pace, Pacing, Plan};
@@ -138,6 +139,34 @@ fn parse(line: &str) -> OverheadArgs {
     match Cli::try_parse_from(words).unwrap().command {
         Subcommand::Overhead(args) => *args,
         _ => panic!("parsed overhead as something else"),
+    }
+}
+
+#[tokio::test]
+async fn routers_side_by_side_are_compared_turn_by_turn() {
+    let mocks = four_mocks().await;
+    let rig = |number: usize| Rig {
+        addresses: vec![mocks.addresses()[number]],
+        mocks: mocks.clone(),
+        authority: "mocks".to_owned(),
+        path_prefix: String::new(),
+        process: Some(ProcessTree::of_this_process()),
+        idle: None,
+        connections: 4,
+        timing: Timing { warmup: Duration::from_millis(10), duration: Duration::from_millis(100) },
+    };
+    let rigs = [("one".to_owned(), rig(0)), ("two".to_owned(), rig(1))];
+    let beside = beside::measure(&rigs, 1, 3).await.unwrap();
+    let [one, two] = &beside.routers[..] else { panic!("{beside:?}") };
+    assert_eq!((one.beyond_first_us, one.over_first, one.errors), (0.0, 1.0, 0));
+    assert!(two.cpu_us_per_request > 0.0 && two.range.0 <= two.cpu_us_per_request, "{two:?}");
+    assert!(two.cpu_us_per_request <= two.range.1 && two.over_first > 0.0, "{two:?}");
+    let counts = mocks.counts();
+    assert!(counts[0].requests > 0 && counts[1].requests > 0, "both had their turns");
+    assert_eq!(counts[2].requests, 0);
+    assert_eq!("a=1=http://b".parse::<Neighbour>().unwrap().base_url, "http://b");
+    for wrong in ["a", "a=b=http://c", "=1=http://c", "a=1"] {
+        assert!(wrong.parse::<Neighbour>().unwrap_err().contains("NAME=PID=URL"), "{wrong}");
     }
 }
 

@@ -30,8 +30,10 @@ pub(super) struct Candidates {
     prefilling: u64,
     /// Of the fleet that was looked at.
     share: f64,
-    /// So many are in fleet order.
+    /// So many are in fleet order, in two parts: whoever is in the second comes first in the fleet.
     in_order: usize,
+    /// Where the second begins, at the latest.
+    turn: usize,
 }
 
 /// What a pick goes by before any policy; the best first.
@@ -88,8 +90,8 @@ impl Moment {
 }
 
 impl Candidates {
-    /// Gathers those that may be picked, with what each holds of the prompt; none if nobody may. In a large fleet it looks at `most` workers
-    /// and at those that hold something, unless they are all down or busy.
+    /// Gathers those that may be picked, with what each holds of the prompt; none if nobody may. In a large fleet it stops once there are
+    /// `most`, and adds those that hold something.
     pub(super) fn gather(
         &mut self,
         fleet: &FleetSnapshot,
@@ -99,43 +101,36 @@ impl Candidates {
     ) {
         self.clear(Rank::Down);
         let count = fleet.count();
-        if most >= count {
-            self.gather_from(fleet, sought, 0..count, draw);
-            self.share = 1.0;
-        } else {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a place in the fleet"
-            )]
-            let first = (draw() * f64::from(count)) as u32 % count;
-            let end = first.saturating_add(most);
-            // In fleet order, so that they are found again.
-            self.gather_from(fleet, sought, 0..end.saturating_sub(count), draw);
-            self.gather_from(fleet, sought, first..end.min(count), draw);
-            self.share = f64::from(most) / f64::from(count);
-            if self.standing != Rank::Ready {
-                return self.gather(fleet, sought, count, draw);
-            }
-        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in the fleet")]
+        let first = if most < count { (draw() * f64::from(count)) as u32 % count } else { 0 };
+        let mut looked_at = self.gather_from(fleet, sought, (first..count, most), draw);
+        self.turn = self.list.len();
+        looked_at += self.gather_from(fleet, sought, (0..first, most), draw);
         self.in_order = self.list.len();
+        self.share = f64::from(looked_at) / f64::from(count.max(1));
         self.look_up(fleet, sought, draw);
         if !self.reports.is_empty() {
             self.reports.resize(self.list.len(), None);
         }
     }
 
+    /// Returns how many workers it has looked at.
     fn gather_from(
         &mut self,
         fleet: &FleetSnapshot,
         sought: &Sought<'_>,
-        places: Range<u32>,
+        (places, most): (Range<u32>, u32),
         draw: &mut dyn FnMut() -> f64,
-    ) {
-        self.list.reserve(places.len());
+    ) -> u32 {
+        let mut looked_at = 0;
         for row in fleet.rows(places) {
+            if self.list.len() >= most as usize && self.standing == Rank::Ready {
+                break;
+            }
+            looked_at += 1;
             self.consider(fleet, row, sought, draw);
         }
+        looked_at
     }
 
     #[inline]
@@ -216,13 +211,15 @@ impl Candidates {
         self.reports.push(worker.reports.load(now).map(|report| LoadReport { sent, ..report }));
     }
 
-    /// Where in the list the worker at that place of the fleet stands. They are in fleet order, in a small fleet most of them at their own
-    /// place.
+    /// Where in the list the worker at that place of the fleet stands. In a small fleet most are at their own place.
     fn find(&self, place: u32) -> Option<usize> {
-        match self.list.get(place as usize) {
-            Some(candidate) if candidate.place == place => Some(place as usize),
-            _ => self.list[..self.in_order].binary_search_by_key(&place, |candidate| candidate.place).ok(),
+        let found = self.list.get(place as usize).filter(|candidate| candidate.place == place);
+        if found.is_some() {
+            return Some(place as usize);
         }
+        let (gathered, turn) = (&self.list[..self.in_order], self.turn.min(self.in_order));
+        let search = |part: &[Candidate]| part.binary_search_by_key(&place, |candidate| candidate.place).ok();
+        search(&gathered[..turn]).or_else(|| Some(turn + search(&gathered[turn..])?))
     }
 
     /// What a policy chooses from.

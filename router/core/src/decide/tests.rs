@@ -504,3 +504,21 @@ fn in_a_large_fleet_the_only_one_that_is_up_is_found() {
         );
     }
 }
+
+#[test]
+fn in_a_large_fleet_all_that_serve_a_rare_model_are_looked_at() {
+    let (fleet, decider) = (fleet(1_500), decider("prefix_aware"));
+    let serves_rare = |worker: &&Arc<Worker>| worker.slot.0 % 75 == 3;
+    for worker in fleet.workers() {
+        let model = if serves_rare(&worker) { "rare" } else { "common" };
+        worker.set_models(vec![model.to_owned()]);
+    }
+    let request = RequestView { model: Some("rare"), prompt_tokens: 100, ..RequestView::default() };
+    let decide = || decider.decide(&fleet, &request, Among::Untried(&[]), NOW).unwrap();
+    let leases: Vec<_> = (0..40).map(|_| decide()).collect();
+    for worker in fleet.workers() {
+        let expected = if serves_rare(&worker) { 2 } else { 0 };
+        assert_eq!(worker.load.read().requests, expected, "{}", worker.id());
+    }
+    drop(leases);
+}
