@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// The last part of a wait, at least, which is spun through: the system wakes a sleeper 50 to 100 µs late. At 10 ms a
 /// step it is 1 % of a core, and none of one while the engine is idle.
-const LEAST_SPIN: Duration = Duration::from_micros(100);
+pub(super) const LEAST_SPIN: Duration = Duration::from_micros(100);
 /// The last part at most: who is late for longer has no core to run on, and spinning would make it worse.
 const MOST_SPIN: Duration = Duration::from_millis(2);
 /// And at most one part in so many of a wait, so that short steps leave the core to others as well.
