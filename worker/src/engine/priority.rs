@@ -8,7 +8,7 @@ use std::fmt;
 
 use thread_priority::{
     RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
-    thread_native_id,
+    thread_native_id, thread_schedule_policy,
 };
 
 /// First in, first out, and the lowest of its priorities: before ordinary threads, and after whatever else needs that.
@@ -33,6 +33,16 @@ impl fmt::Display for Priority {
     }
 }
 
+impl Priority {
+    /// That of the calling thread.
+    pub(crate) fn of_this_thread() -> Self {
+        match thread_schedule_policy() {
+            Ok(ThreadSchedulePolicy::Realtime(_)) => Self::RealTime,
+            _ => Self::Ordinary,
+        }
+    }
+}
+
 /// Asks for real-time priority for the calling thread. Returns what it has got: not everybody may have it.
 pub(super) fn raise() -> Priority {
     match set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, FIFO) {
@@ -40,7 +50,7 @@ pub(super) fn raise() -> Priority {
         Err(error) => {
             // Lateness is measured and reported either way.
             tracing::info!(
-                ?error,
+                %error,
                 "no real-time priority for the engine thread: steps may end late on a busy machine (it needs \
                  CAP_SYS_NICE, or a limit of RLIMIT_RTPRIO of 1)"
             );
@@ -61,6 +71,7 @@ mod tests {
         let said_and_has = || {
             let before = thread_schedule_policy_param(thread_native_id()).unwrap();
             let said = raise();
+            assert_eq!(Priority::of_this_thread(), said);
             (before, said, thread_schedule_policy_param(thread_native_id()).unwrap())
         };
         let (before, said, has) = std::thread::spawn(said_and_has).join().unwrap();
