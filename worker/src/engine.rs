@@ -3,6 +3,7 @@
 //! Requests come in by a channel, tokens go out by one channel for each. Whoever drops a [`Generation`] cancels it: its
 //! blocks are free at the next step. Knows no text. Next: `run`, the thread; its tokens go to [`generation`](crate::generation).
 
+mod priority;
 mod reports;
 mod run;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use self::run::Run;
 use crate::error::{RequestError, WorkerError};
 use crate::kv_events::KvLog;
 
+pub use self::priority::Priority;
 pub use self::reports::RequestId;
 
 /// What a generation yields.
@@ -103,6 +105,7 @@ impl Client {
 enum Command {
     Submit(VecDeque<Asked>),
     Flush(oneshot::Sender<usize>),
+    Raise(std_mpsc::Sender<Priority>),
     Stop,
 }
 
@@ -208,6 +211,16 @@ impl Engine {
         let (tell, told) = oneshot::channel();
         self.commands.send(Command::Flush(tell)).ok()?;
         told.await.ok()
+    }
+
+    /// Asks the system for real-time priority for the thread, and says what it has now. For backends whose steps sleep. Waits
+    /// for a step at most.
+    #[must_use]
+    pub fn raise_priority(&self) -> Priority {
+        let (tell, told) = std_mpsc::channel();
+        // A thread that has ended needs none.
+        let asked = self.commands.send(Command::Raise(tell));
+        asked.ok().and_then(|()| told.recv().ok()).unwrap_or_default()
     }
 
     /// Whether the thread has ended, and nothing will be generated any more.

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use worker_core::timing::{EnginePreset, UnknownPreset, preset};
 
 use crate::backend::timing::{Lateness, Pace};
+use crate::engine::{Engine, Priority};
 
 /// What computes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -73,13 +74,15 @@ pub struct Simulation {
     pub time_scale: f64,
     /// How late its steps were.
     pub lateness: Arc<Lateness>,
+    /// What the system gives the thread that keeps their time.
+    pub priority: Priority,
 }
 
 impl Simulation {
     /// Of that engine, with nothing counted.
     #[must_use]
     pub fn new(preset: &'static EnginePreset, time_scale: f64) -> Self {
-        Self { preset, time_scale, lateness: Arc::new(Lateness::default()) }
+        Self { preset, time_scale, lateness: Arc::default(), priority: Priority::default() }
     }
 
     /// The engine's times.
@@ -88,12 +91,21 @@ impl Simulation {
         Pace { timing: self.preset.timing, time_scale: self.time_scale }
     }
 
+    /// Asks for precedence for the thread that keeps the time, unless steps are so short that it spins through them.
+    #[must_use]
+    pub fn on(mut self, engine: &Engine) -> Self {
+        if self.pace().is_slept_through() {
+            self.priority = engine.raise_priority();
+        }
+        self
+    }
+
     /// For people.
     #[must_use]
     pub fn describe(&self) -> String {
         format!(
-            "SIMULATED compute: {} ({}), time scale {}; its text is random words",
-            self.preset.name, self.preset.about, self.time_scale
+            "SIMULATED compute: {} ({}), time scale {}, clock with {} priority; its text is random words",
+            self.preset.name, self.preset.about, self.time_scale, self.priority
         )
     }
 
@@ -104,6 +116,7 @@ impl Simulation {
             "preset": self.preset.name,
             "about": self.preset.about,
             "time_scale": self.time_scale,
+            "clock_priority": self.priority.to_string(),
             "step_lateness": self.lateness.summary(),
         })
     }

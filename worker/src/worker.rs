@@ -81,10 +81,9 @@ impl Worker {
             Parts {
                 name: files.name.clone(),
                 backend: Box::new(backend),
-                described: format!("cpu, {} threads", config.threads),
+                computes: Computes::Model(format!("cpu, {} threads", config.threads)),
                 limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
                 context_tokens,
-                simulation: None,
             },
             model.config(),
             text,
@@ -112,10 +111,9 @@ impl Worker {
             Parts {
                 name: files.name.clone(),
                 backend: Box::new(backend),
-                described,
+                computes: Computes::Model(described),
                 limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
                 context_tokens,
-                simulation: None,
             },
             &model_config,
             text,
@@ -147,14 +145,13 @@ impl Worker {
             Parts {
                 name: format!("simulated-{}", preset.name),
                 backend: Box::new(backend),
-                described: simulation.describe(),
+                computes: Computes::Nothing(simulation),
                 limits: SchedulerLimits {
                     max_running: config.max_running,
                     max_tokens_per_step: config.max_tokens_per_step,
                     ..preset.limits()
                 },
                 context_tokens: config.context_tokens.unwrap_or(preset.context_tokens),
-                simulation: Some(simulation),
             },
             &model,
             text,
@@ -172,9 +169,17 @@ impl Worker {
         warn_of_unknown_tokens(&text.tokenizer, model.vocab);
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let kv_log = (config.kv_events == KvEventRecording::On).then(|| Arc::new(KvLog::new(instance)));
+        let engine = Engine::start(parts.backend, parts.limits, config.max_waiting, kv_log.clone())?;
+        let (backend, simulation) = match parts.computes {
+            Computes::Model(described) => (described, None),
+            Computes::Nothing(simulation) => {
+                let simulation = simulation.on(&engine);
+                (simulation.describe(), Some(simulation))
+            }
+        };
         let api = Api {
             model: config.served_model_name.unwrap_or(parts.name),
-            backend: parts.described,
+            backend,
             context_tokens: parts.context_tokens,
             block_tokens: BLOCK_TOKENS,
             end_tokens: model.eos_tokens.clone().into(),
@@ -183,10 +188,10 @@ impl Worker {
             tokenizing: Tokenizing::new(threads, config.max_waiting),
             tokenizer: text.tokenizer,
             template: text.template,
-            engine: Engine::start(parts.backend, parts.limits, config.max_waiting, kv_log.clone())?,
+            engine,
             metrics: Arc::new(Metrics::default()),
             started: SystemTime::now(),
-            simulation: parts.simulation,
+            simulation,
             instance,
             kv_log,
         };
@@ -240,10 +245,17 @@ struct Parts {
     /// The model id, unless another is asked for.
     name: String,
     backend: Box<dyn Backend>,
-    described: String,
+    computes: Computes,
     limits: SchedulerLimits,
     context_tokens: usize,
-    simulation: Option<Simulation>,
+}
+
+/// What a backend does with a batch.
+enum Computes {
+    /// It computes the model; on what, for people.
+    Model(String),
+    /// It keeps time.
+    Nothing(Simulation),
 }
 
 /// What turns text into tokens.

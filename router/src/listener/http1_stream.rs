@@ -26,6 +26,9 @@ use crate::turns::{TURN_BYTES, end_turn};
 
 /// What is read at once of a head that did not come in one piece.
 const HEAD_PIECE_BYTES: usize = 2 << 10;
+/// How much is read of what a client sends beyond what hyper takes while an answer goes out, to learn when it leaves. One that
+/// sends still more is noticed when something is written to it.
+const AHEAD_BYTES: usize = 16 << 10;
 /// How much is read, to no purpose, from a client that has been refused while earlier answers still go out.
 const SCRAP_BYTES: usize = 1 << 20;
 
@@ -48,6 +51,11 @@ impl Exchange {
     #[must_use]
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed) > 0
+    }
+
+    /// Requests that have begun.
+    fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
     }
 
     fn is_busy(&self) -> bool {
@@ -100,7 +108,7 @@ pub struct Http1Stream {
     /// The beginning of a head; at most as long as a head may be.
     held: BytesMut,
     /// What was held, on its way to hyper.
-    released: Bytes,
+    released: BytesMut,
     /// Read since nothing was there, or since others had their turn.
     turn_bytes: usize,
     /// When the head that is being read began.
@@ -127,7 +135,7 @@ impl Http1Stream {
             exchange,
             limits,
             held: BytesMut::new(),
-            released: Bytes::new(),
+            released: BytesMut::new(),
             turn_bytes: 0,
             head_since: None,
             idle_since: (0, Instant::now()),
@@ -203,7 +211,7 @@ impl Http1Stream {
         let verdict = self.guard.push(piece.filled());
         match verdict.unwrap_or_else(|refused| refused.good_bytes) {
             0 => {}
-            good => self.released = self.held.split_to(known + good).freeze(),
+            good => self.released.unsplit(self.held.split_to(known + good)),
         }
         self.judged(verdict);
         Poll::Ready(Ok(()))
@@ -291,6 +299,30 @@ impl Http1Stream {
         Poll::Pending
     }
 
+    /// hyper asks for nothing while an answer goes out and it has something of the next request. Reads on for it, up to a
+    /// limit, since that is how one learns that the client has left.
+    fn watch(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while self.exchange.is_busy() && self.hyper_has_more() {
+            let read = match self.end {
+                Some(End::Client) => return Err(io::ErrorKind::ConnectionAborted.into()),
+                Some(_) => self.poll_scrap(cx).map(Ok),
+                None if self.held.len() + self.released.len() >= AHEAD_BYTES => return Ok(()),
+                None => self.poll_held(cx),
+            };
+            match read {
+                Poll::Ready(read) => read?,
+                Poll::Pending => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether hyper was given more than the request that is being answered.
+    fn hyper_has_more(&self) -> bool {
+        let (come, begun) = (self.guard.messages(), self.exchange.begun());
+        come > begun || (come == begun && self.guard.position() == Position::Body)
+    }
+
     /// hyper has written what it had. Perhaps an answer has ended, and nothing else will tell.
     fn after_writing(&mut self, cx: &mut Context<'_>) {
         if self.exchange.is_busy() {
@@ -362,6 +394,7 @@ impl AsyncWrite for Http1Stream {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         if flushed.is_ready() {
             self.after_writing(cx);
+            self.watch(cx)?;
         }
         flushed
     }

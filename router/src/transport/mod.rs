@@ -26,6 +26,8 @@ pub use canned::CannedTransport;
 pub use embedded::EmbeddedTransport;
 pub use error::{Broken, TransportError};
 pub use grpc::{Answers, GrpcTransport};
+#[cfg(any(test, fuzzing))]
+pub use http::check_reply;
 pub use http::tls::read_certificates;
 pub use http::{AddressError, Connector, HttpTransport};
 

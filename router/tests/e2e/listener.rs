@@ -139,6 +139,61 @@ async fn a_refused_client_that_leaves_cancels_what_it_asked_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_pipelines_and_leaves_cancels_what_it_asked_first() {
+    let request = request_bytes("POST", CHAT, &[], chat("x").as_bytes());
+    let two = [&request[..], &request].concat();
+    // What comes with the first request, and what comes while it is answered: whole requests, a part of one, none, garbage.
+    let beginnings = [(&two[..], &b""[..]), (&two, &two), (&two[..two.len() - 1], b""), (&two, b"\0\0\0\0")];
+    for (at_once, later) in beginnings.into_iter().chain([(&request[..], &two[..])]) {
+        let closed = Arc::new(Notify::new());
+        let tell = Arc::clone(&closed);
+        let worker = MockWorker::start(&["m"], move |_| vec![Act::TellWhenClosed(Arc::clone(&tell))]).await;
+        let router = Router::start(&[&workers(&[&worker])]).await;
+        let mut stream = TcpStream::connect(router.address).await.unwrap();
+        stream.write_all(at_once).await.unwrap();
+        until("the worker got it", || async { !worker.seen().is_empty() }).await;
+        stream.write_all(later).await.unwrap();
+        drop(stream);
+        let told = tokio::time::timeout(LIMIT, closed.notified()).await;
+        told.unwrap_or_else(|_| panic!("{} and {} bytes: not cancelled", at_once.len(), later.len()));
+        assert_eq!(worker.seen().len(), 1, "what was asked behind it is not begun");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_during_an_answer_is_answered_after_it() {
+    let go_on = Arc::new(Notify::new());
+    let wait = Arc::clone(&go_on);
+    let worker = MockWorker::start(&["m"], move |seen| {
+        let echo = json_reply(200, &format!("{{\"bytes\":{}}}", seen.body.len()));
+        vec![Act::Wait(Arc::clone(&wait)), Act::Write(echo)]
+    })
+    .await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let mut stream = TcpStream::connect(router.address).await.unwrap();
+    // The third is read ahead and cut there; the fourth is longer than what is read ahead.
+    let bodies: Vec<_> = ["x", "yy", "zzz", &"w".repeat(50_000)].into_iter().map(chat).collect();
+    let requests: Vec<_> =
+        bodies.iter().map(|body| request_bytes("POST", CHAT, &[], body.as_bytes())).collect();
+    let (third, end_of_third) = requests[2].split_at(40);
+    stream.write_all(&[&requests[0], &requests[1], third].concat()).await.unwrap();
+    until("the worker got it", || async { !worker.seen().is_empty() }).await;
+    stream.write_all(&[end_of_third, &requests[3]].concat()).await.unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
+    assert_eq!(router.get("/livez").await.status, 200);
+    for _ in &bodies {
+        go_on.notify_one();
+        let begun = worker.seen().len();
+        until("it goes on", || async { worker.seen().len() > begun || begun == bodies.len() }).await;
+    }
+    let answers = rest(&mut stream).await;
+    let lengths: Vec<_> = bodies.iter().map(|body| format!("{{\"bytes\":{}}}", body.len())).collect();
+    let found: Vec<_> = lengths.iter().map(|length| answers.find(length.as_str())).collect();
+    assert!(found.iter().all(Option::is_some) && found.is_sorted(), "{found:?} in {answers}");
+    assert_eq!(answers.matches("HTTP/1.1 200 ").count(), bodies.len() + 1, "{answers}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_beyond_the_limit_are_refused_and_counted() {
     let worker = one_worker().await;
     let router = Router::start(&[&workers(&[&worker]), "--max-connections=2"]).await;

@@ -37,6 +37,13 @@ impl Pace {
         self.timing.step(batch).mul_f64(self.time_scale)
     }
 
+    /// Whether steps are long enough to be slept through but for an eighth, so that their thread may have precedence over others.
+    #[must_use]
+    pub fn is_slept_through(&self) -> bool {
+        let shortest_s = self.timing.decode_s.min(self.timing.prefill_s) * self.time_scale;
+        shortest_s >= 20.0 * clock::LEAST_SPIN.as_secs_f64()
+    }
+
     /// What a request waits outside of steps.
     #[must_use]
     pub fn request(&self) -> Duration {

@@ -13,7 +13,7 @@ use worker_core::scheduler::Progress;
 use worker_core::step::{Backend, BackendError, Batch, NextToken, SequenceId};
 
 use super::reports::{Pace, publish_events};
-use super::{Asked, Client, Command, Event, Shared};
+use super::{Asked, Client, Command, Event, Shared, priority};
 use crate::kv_events::KvLog;
 
 /// What the thread owns.
@@ -115,6 +115,10 @@ impl Run {
                     self.publish();
                     // Whoever asked may have left.
                     let _ = tell.send(flushed);
+                }
+                Ok(Command::Raise(tell)) => {
+                    // Whoever asked may have left.
+                    let _ = tell.send(priority::raise());
                 }
                 Ok(Command::Stop) | Err(std_mpsc::TryRecvError::Disconnected) => return Turn::Stop,
                 Err(std_mpsc::TryRecvError::Empty) => return Turn::GoOn,

@@ -51,6 +51,22 @@ async fn it_says_what_it_is() {
     }
 }
 
+/// What it gets depends on who runs the test; that it asks, and that a clock that spins does not, shows all the same.
+#[tokio::test]
+async fn it_says_which_priority_its_clock_has() {
+    for (time_scale, possible) in [(0.001, &["ordinary"][..]), (1.0, &["ordinary", "real-time"])] {
+        let worker = start(|config| config.time_scale = time_scale);
+        let info = get(&worker, "/server_info").await;
+        let priority = info["simulated"]["clock_priority"].as_str().unwrap();
+        assert!(possible.contains(&priority), "{priority} at {time_scale}");
+        assert!(
+            worker.describe().contains(&format!("clock with {priority} priority")),
+            "{}",
+            worker.describe()
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_computing_worker_says_so_too() {
     assert_eq!(get(&crate::SHARED, "/v1/models").await["data"][0]["simulated"], json!(false));

@@ -20,6 +20,8 @@ pub(super) enum Framing {
     Length(u64),
     /// Chunks.
     Chunks(Box<Chunks>),
+    /// Nothing, since what came after the last piece is no chunk.
+    Faulty(ChunkFault),
     /// Everything until the connection ends.
     ToTheEnd,
     /// Nothing.
@@ -44,6 +46,7 @@ impl Framing {
     pub(super) fn next(&mut self, come: &mut Bytes) -> Result<Option<Bytes>, ChunkFault> {
         match self {
             Self::Done => Ok(None),
+            Self::Faulty(fault) => Err(*fault),
             _ if come.is_empty() => Ok(None),
             Self::ToTheEnd => Ok(Some(std::mem::take(come))),
             Self::Length(left) => {
@@ -66,7 +69,15 @@ impl Framing {
             if data.is_some() && chunks.is_at_data() {
                 break;
             }
-            let taken = chunks.push(come)?;
+            let taken = match chunks.push(come) {
+                Ok(taken) => taken,
+                // What was sound is handed out, as it would be if it had come by itself.
+                Err(fault) if data.is_some() => {
+                    *self = Self::Faulty(fault);
+                    break;
+                }
+                Err(fault) => return Err(fault),
+            };
             match taken.part {
                 Part::Data => data = Some(come.split_to(taken.bytes)),
                 Part::Framing => come.advance(taken.bytes),
@@ -87,24 +98,30 @@ mod tests {
 
     use super::*;
 
-    /// The body in `bytes`, which come in pieces; how many bytes are left over; whether it has ended.
+    /// The body in `bytes`, which come in pieces, and what comes after it: a fault, or so many bytes; and whether it has ended.
     fn read(
         mut framing: Framing,
         bytes: &[u8],
         cuts: &[usize],
-    ) -> Result<(Vec<u8>, usize, bool), ChunkFault> {
+    ) -> (Vec<u8>, Result<(usize, bool), ChunkFault>) {
         let (mut body, mut rest, mut left) = (Vec::new(), bytes, 0);
         for cut in cuts.iter().copied().chain([usize::MAX]) {
             let (piece, later) = rest.split_at(cut.min(rest.len()));
             rest = later;
             let mut piece = Bytes::copy_from_slice(piece);
-            while let Some(data) = framing.next(&mut piece)? {
-                assert!(!data.is_empty());
-                body.extend_from_slice(&data);
+            loop {
+                match framing.next(&mut piece) {
+                    Ok(Some(data)) => {
+                        assert!(!data.is_empty());
+                        body.extend_from_slice(&data);
+                    }
+                    Ok(None) => break,
+                    Err(fault) => return (body, Err(fault)),
+                }
             }
             left += piece.len();
         }
-        Ok((body, left, framing == Framing::Done))
+        (body, Ok((left, framing == Framing::Done)))
     }
 
     fn chunked(pieces: &[Vec<u8>]) -> Vec<u8> {
@@ -128,11 +145,11 @@ mod tests {
             let body = pieces.concat();
             let bytes = [chunked(&pieces), surplus.clone()].concat();
             let framing = Framing::Chunks(Box::default());
-            prop_assert_eq!(read(framing, &bytes, &cuts), Ok((body.clone(), surplus.len(), true)));
+            prop_assert_eq!(read(framing, &bytes, &cuts), (body.clone(), Ok((surplus.len(), true))));
             let bytes = [&body[..], &surplus].concat();
             let framing = Framing::length(body.len() as u64);
-            prop_assert_eq!(read(framing, &bytes, &cuts), Ok((body.clone(), surplus.len(), true)));
-            prop_assert_eq!(read(Framing::ToTheEnd, &body, &cuts), Ok((body, 0, false)));
+            prop_assert_eq!(read(framing, &bytes, &cuts), (body.clone(), Ok((surplus.len(), true))));
+            prop_assert_eq!(read(Framing::ToTheEnd, &body, &cuts), (body, Ok((0, false))));
         }
 
         #[test]
@@ -142,6 +159,15 @@ mod tests {
         ) {
             let whole = read(Framing::Chunks(Box::default()), &bytes, &[]);
             prop_assert_eq!(read(Framing::Chunks(Box::default()), &bytes, &cuts), whole);
+        }
+    }
+
+    #[test]
+    fn what_comes_before_a_fault_is_handed_out_wherever_it_is_cut() {
+        let bytes = b"3\r\nabcX";
+        for cuts in [&[][..], &[6], &[1, 1, 1, 1, 1, 1, 1]] {
+            let made = read(Framing::Chunks(Box::default()), bytes, cuts);
+            assert_eq!(made, (b"abc".to_vec(), Err(ChunkFault::End)), "{cuts:?}");
         }
     }
 

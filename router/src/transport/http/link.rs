@@ -13,22 +13,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::Response;
 use http_body::{Body, Frame};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::framing::{Framing, KeepAlive};
+use super::incoming::{Heard, IncomingBody, IncomingHead};
 use super::outgoing::Outgoing;
 use super::pool::{Counts, Pool};
-use super::reply_head::{Read, ReplyHead, read_head};
+use super::reply_head::ReplyHead;
 use super::socket::Stream;
 use crate::transport::{Broken, TransportError};
 
 /// What is read at once.
 const PIECE_BYTES: usize = 64 << 10;
-/// A reply's head; engines send a few hundred bytes.
-const MAX_HEAD_BYTES: usize = 64 << 10;
 
 thread_local! {
     /// Where a thread reads into. What came is then copied into a piece of its own size: a hundred bytes for a token, against
@@ -48,37 +47,6 @@ pub(super) struct Link {
 enum State {
     Idle { since: Instant },
     Busy,
-}
-
-/// A head that has not come whole.
-#[derive(Default)]
-struct Begun {
-    bytes: BytesMut,
-    heard: Heard,
-}
-
-/// Whether anything has come of an answer.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-enum Heard {
-    #[default]
-    Nothing,
-    Something,
-}
-
-impl Begun {
-    fn push(&mut self, piece: Bytes) -> Result<Read, Failed> {
-        self.heard = Heard::Something;
-        if self.bytes.is_empty() {
-            return read_head(piece);
-        }
-        self.bytes.extend_from_slice(&piece);
-        if self.bytes.len() > MAX_HEAD_BYTES {
-            return Err(Failed::Broken(Broken::Malformed("has a head of more than 64 KiB")));
-        }
-        let bytes = std::mem::take(&mut self.bytes).freeze();
-        // A head ends with a line: before the next end of one there is nothing to find that was not there before.
-        if memchr::memchr(b'\n', &piece).is_none() { Ok(Read::Part(bytes)) } else { read_head(bytes) }
-    }
 }
 
 /// Why an exchange brought no answer.
@@ -114,11 +82,12 @@ impl Link {
             return Err(Failed::Unsent(Broken::Closed));
         }
         write(&mut self.outgoing);
-        let mut begun = Begun::default();
-        let (head, rest) = poll_fn(|cx| self.poll_head(cx, &mut begun)).await?;
+        let mut incoming = IncomingHead::default();
+        let (head, rest) = poll_fn(|cx| self.poll_head(cx, &mut incoming)).await?;
         let ReplyHead { response, framing, keep_alive } = head;
         let framing = if bodiless == Bodiless::Yes { Framing::Done } else { framing };
-        let mut body = LinkBody { framing, keep_alive, rest, link: Some(self), pool };
+        let incoming = IncomingBody::new(framing, rest);
+        let mut body = LinkBody { incoming, keep_alive, link: Some(self), pool };
         if body.is_end_stream() {
             body.give_back();
         }
@@ -135,25 +104,27 @@ impl Link {
     fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
-        begun: &mut Begun,
+        incoming: &mut IncomingHead,
     ) -> Poll<Result<(ReplyHead, Bytes), Failed>> {
         loop {
             self.outgoing.poll_send(&mut self.stream, cx);
             let piece = match ready!(self.poll_receive(cx)) {
-                Ok(piece) if piece.is_empty() => return Poll::Ready(Err(self.broke(begun, Broken::Closed))),
+                Ok(piece) if piece.is_empty() => {
+                    let broken = incoming.end();
+                    return Poll::Ready(Err(self.broke(incoming, broken)));
+                }
                 Ok(piece) => piece,
-                Err(error) => return Poll::Ready(Err(self.broke(begun, Broken::Io(error)))),
+                Err(error) => return Poll::Ready(Err(self.broke(incoming, Broken::Io(error)))),
             };
-            match begun.push(piece)? {
-                Read::Whole(head, rest) => return Poll::Ready(Ok((head, rest))),
-                Read::Part(bytes) => begun.bytes = BytesMut::from(bytes),
+            if let Some(whole) = incoming.push(piece)? {
+                return Poll::Ready(Ok(whole));
             }
         }
     }
 
     /// What it means that the connection broke before an answer.
-    fn broke(&self, begun: &Begun, broken: Broken) -> Failed {
-        match begun.heard {
+    fn broke(&self, incoming: &IncomingHead, broken: Broken) -> Failed {
+        match incoming.heard() {
             Heard::Something => Failed::Broken(broken),
             Heard::Nothing if self.outgoing.is_untouched() => Failed::Unsent(broken),
             Heard::Nothing => Failed::Silent(broken),
@@ -210,10 +181,8 @@ pub(super) enum Bodiless {
 /// A body that gives its connection back when it has been read to its end; dropped earlier, it closes the connection,
 /// which is how an engine learns that nobody waits any more.
 pub struct LinkBody {
-    framing: Framing,
+    incoming: IncomingBody,
     keep_alive: KeepAlive,
-    /// What has come and is not handed on yet.
-    rest: Bytes,
     link: Option<Box<Link>>,
     pool: Arc<Pool>,
 }
@@ -221,20 +190,18 @@ pub struct LinkBody {
 impl LinkBody {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         loop {
-            match self.framing.next(&mut self.rest) {
-                Ok(None) if self.framing == Framing::Done => return Poll::Ready(None),
+            match self.incoming.next() {
+                Ok(None) if self.incoming.is_over() => return Poll::Ready(None),
                 Ok(None) => {}
                 Ok(Some(piece)) => return Poll::Ready(Some(Ok(piece))),
-                Err(fault) => return Poll::Ready(Some(Err(Broken::Chunk(fault)))),
+                Err(broken) => return Poll::Ready(Some(Err(broken))),
             }
             let Some(link) = &mut self.link else { return Poll::Ready(None) };
             // A long request may still be on its way.
             link.outgoing.poll_send(&mut link.stream, cx);
-            match ready!(link.poll_receive(cx)) {
-                Ok(piece) if !piece.is_empty() => self.rest = piece,
-                Ok(_) if self.framing == Framing::ToTheEnd => self.framing = Framing::Done,
-                Ok(_) => return Poll::Ready(Some(Err(Broken::Closed))),
-                Err(error) => return Poll::Ready(Some(Err(Broken::Io(error)))),
+            let piece = ready!(link.poll_receive(cx)).map_err(Broken::Io);
+            if let Err(broken) = piece.and_then(|piece| self.incoming.push(piece)) {
+                return Poll::Ready(Some(Err(broken)));
             }
         }
     }
@@ -243,7 +210,8 @@ impl LinkBody {
     /// more than its answer, or if the request was never sent to its end.
     fn give_back(&mut self) {
         let Some(mut link) = self.link.take() else { return };
-        if self.keep_alive == KeepAlive::Yes && self.rest.is_empty() && link.outgoing.is_over() {
+        if self.keep_alive == KeepAlive::Yes && self.incoming.surplus().is_empty() && link.outgoing.is_over()
+        {
             link.set(State::Idle { since: Instant::now() });
             self.pool.put(link);
         }
@@ -260,15 +228,15 @@ impl Body for LinkBody {
     ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
         let piece = ready!(self.poll_piece(cx));
         if matches!(piece, Some(Err(_))) {
-            self.framing = Framing::Done;
+            self.incoming.give_up();
             self.link = None;
-        } else if self.framing == Framing::Done {
+        } else if self.incoming.is_over() {
             self.give_back();
         }
         Poll::Ready(piece.map(|piece| piece.map(Frame::data).map_err(TransportError::Broken)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.framing == Framing::Done
+        self.incoming.is_over()
     }
 }

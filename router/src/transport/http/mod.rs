@@ -5,10 +5,13 @@
 
 mod connect;
 mod framing;
+mod incoming;
 mod link;
 mod mux;
 mod outgoing;
 mod pool;
+#[cfg(any(test, fuzzing))]
+mod reply_agreement;
 mod reply_head;
 mod socket;
 pub(super) mod tls;
@@ -36,6 +39,8 @@ use crate::payload::PayloadBody;
 pub use connect::AddressError;
 pub(super) use link::LinkBody;
 pub(super) use mux::MuxBody;
+#[cfg(any(test, fuzzing))]
+pub use reply_agreement::check as check_reply;
 
 /// Times that a request is sent again to the same worker, after an HTTP/2 connection said that it was not processed.
 const MAX_REFUSALS: usize = 2;

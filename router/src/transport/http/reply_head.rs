@@ -10,6 +10,9 @@ use super::link::Failed;
 use crate::http1::MAX_FIELDS;
 use crate::transport::Broken;
 
+/// A reply's head; engines send a few hundred bytes.
+pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
+
 /// A head, read.
 pub(super) struct ReplyHead {
     pub(super) response: Response<()>,
@@ -46,9 +49,14 @@ fn parse(bytes: &Bytes) -> Result<Option<(usize, ReplyHead)>, Failed> {
     let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
     let mut parsed = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
-    let head_bytes = match config.parse_response_with_uninit_headers(&mut parsed, bytes, &mut fields) {
+    // What comes after a head may be as long as it will, and may have come along with it.
+    let within = &bytes[..bytes.len().min(MAX_HEAD_BYTES)];
+    let head_bytes = match config.parse_response_with_uninit_headers(&mut parsed, within, &mut fields) {
         Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
-        Ok(httparse::Status::Partial) => return Ok(None),
+        Ok(httparse::Status::Partial) if within.len() < MAX_HEAD_BYTES => return Ok(None),
+        Ok(httparse::Status::Partial) => {
+            return Err(Failed::Broken(Broken::Malformed("has a head of more than 64 KiB")));
+        }
         Err(httparse::Error::TooManyHeaders) => {
             return Err(Failed::Broken(Broken::Malformed("has more than 100 fields")));
         }
