@@ -181,9 +181,8 @@ async fn what_comes_during_an_answer_is_answered_after_it() {
     stream.write_all(&[end_of_third, &requests[3]].concat()).await.unwrap();
     stream.write_all(b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
     assert_eq!(router.get("/livez").await.status, 200);
-    for _ in &bodies {
+    for begun in 1..=bodies.len() {
         go_on.notify_one();
-        let begun = worker.seen().len();
         until("it goes on", || async { worker.seen().len() > begun || begun == bodies.len() }).await;
     }
     let answers = rest(&mut stream).await;
