@@ -37,7 +37,7 @@ impl Pace {
         self.timing.step(batch).mul_f64(self.time_scale)
     }
 
-    /// Whether steps are long enough to be slept through but for an eighth, so that their thread may have precedence over others.
+    /// Whether a step is slept through but for a twentieth at most, so that its thread may have precedence over others.
     #[must_use]
     pub fn is_slept_through(&self) -> bool {
         let shortest_s = self.timing.decode_s.min(self.timing.prefill_s) * self.time_scale;

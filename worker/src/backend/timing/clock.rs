@@ -2,35 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use crate::engine::Priority;
-
 /// The last part of a wait, at least, which is spun through: the system wakes a sleeper 50 to 100 µs late. At 10 ms a
 /// step it is 1 % of a core, and none of one while the engine is idle.
 pub(super) const LEAST_SPIN: Duration = Duration::from_micros(100);
+/// The last part at most: who is late for longer has no core to run on, and spinning would make it worse.
+const MOST_SPIN: Duration = Duration::from_millis(2);
 /// And at most one part in so many of a wait, so that short steps leave the core to others as well.
 const SPIN_SHARE: u32 = 8;
-
-/// How far a margin goes.
-#[derive(Clone, Copy, Debug)]
-struct Reach {
-    /// The last part of a wait at most that is spun through.
-    most: Duration,
-    /// How much of the margin is left after a step that would have done without.
-    kept_share: f64,
-}
-
-impl Reach {
-    fn of(priority: Priority) -> Self {
-        match priority {
-            // Who is late for longer has no core to run on, and spinning would make it worse. Half of it is left after 35 steps.
-            Priority::Ordinary => Self { most: Duration::from_millis(2), kept_share: 0.98 },
-            // Who is late although it gets a core whenever it wants one is late because of the machine: a virtual core that had
-            // nothing to do is given back by its host some milliseconds late, once in a hundred steps. A margin against
-            // that must be there when it happens again; half of it is left after 350 steps.
-            Priority::RealTime => Self { most: Duration::from_millis(6), kept_share: 0.998 },
-        }
-    }
-}
+/// How much of the margin is left after a step that would have done without: half of it after 35 steps.
+const KEPT_SHARE: f64 = 0.98;
 
 /// Tells the time, and waits.
 pub trait Clock: Send {
@@ -61,12 +41,11 @@ impl Clock for SystemClock {
 
     fn wait_until(&mut self, deadline: Duration) {
         let left = deadline.saturating_sub(self.now());
-        let reach = Reach::of(Priority::of_this_thread());
         let sleep = left.saturating_sub(self.margin.of(left));
         if !sleep.is_zero() {
             let wakes = deadline - (left - sleep);
             std::thread::sleep(sleep);
-            self.margin.woken(self.now().saturating_sub(wakes), reach);
+            self.margin.woken(self.now().saturating_sub(wakes));
         }
         while self.now() < deadline {
             std::hint::spin_loop();
@@ -93,10 +72,10 @@ impl Margin {
     }
 
     /// Takes in that the system woke us `late`.
-    fn woken(&mut self, late: Duration, reach: Reach) {
+    fn woken(&mut self, late: Duration) {
         // A quarter more: the next may be a little later.
         let wanted = late + late / 4;
-        self.0 = wanted.max(self.0.mul_f64(reach.kept_share)).clamp(LEAST_SPIN, reach.most);
+        self.0 = wanted.max(self.0.mul_f64(KEPT_SHARE)).clamp(LEAST_SPIN, MOST_SPIN);
     }
 }
 
@@ -108,29 +87,27 @@ mod tests {
 
     #[test]
     fn the_margin_grows_at_once_and_shrinks_step_by_step() {
-        for (priority, half_life) in [(Priority::Ordinary, 35), (Priority::RealTime, 350)] {
-            let (mut margin, reach) = (Margin::default(), Reach::of(priority));
-            margin.woken(MS / 20, reach);
-            assert_eq!(margin.of(20 * MS), LEAST_SPIN);
-            margin.woken(MS, reach);
-            assert_eq!(margin.of(20 * MS), MS * 5 / 4);
-            (0..half_life).for_each(|_| margin.woken(MS / 20, reach));
-            assert!((MS / 2..MS * 3 / 4).contains(&margin.of(20 * MS)), "{priority}: {margin:?}");
-            (0..5_000).for_each(|_| margin.woken(Duration::ZERO, reach));
-            assert_eq!(margin, Margin::default());
+        let mut margin = Margin::default();
+        margin.woken(MS / 20);
+        assert_eq!(margin.of(20 * MS), LEAST_SPIN);
+        margin.woken(MS);
+        assert_eq!(margin.of(20 * MS), MS * 5 / 4);
+        for _ in 0..35 {
+            margin.woken(MS / 20);
         }
+        assert!((MS / 2..MS * 3 / 4).contains(&margin.of(20 * MS)), "{margin:?}");
+        (0..1_000).for_each(|_| margin.woken(Duration::ZERO));
+        assert_eq!(margin, Margin::default());
     }
 
     #[test]
     fn a_machine_without_a_core_to_spare_is_not_spun_on_for_long() {
-        for (priority, most) in [(Priority::Ordinary, 2 * MS), (Priority::RealTime, 6 * MS)] {
-            let mut margin = Margin::default();
-            margin.woken(500 * MS, Reach::of(priority));
-            assert_eq!(margin.of(100 * MS), most);
-            assert_eq!(margin.of(8 * MS), MS, "a share of a short wait");
-            assert_eq!(margin.of(MS / 2), LEAST_SPIN);
-            assert_eq!(margin.of(MS / 100), MS / 100);
-        }
+        let mut margin = Margin::default();
+        margin.woken(500 * MS);
+        assert_eq!(margin.of(100 * MS), MOST_SPIN);
+        assert_eq!(margin.of(8 * MS), MS, "a share of a short wait");
+        assert_eq!(margin.of(MS / 2), LEAST_SPIN);
+        assert_eq!(margin.of(MS / 100), MS / 100);
     }
 
     #[test]
