@@ -9,7 +9,7 @@ use roundhouse_types::BlockHash;
 
 use crate::fleet::FleetSnapshot;
 use crate::health::{Standing, Trial};
-use crate::ledger::{Booking, Lease, ReportedLoad};
+use crate::ledger::{Booking, HeldPrompt, Lease, ReportedLoad};
 use crate::policy::{Candidate, Choice, PickError, Policy};
 use crate::prefix::feed::CacheChange;
 use crate::prefix::index::{Basis, Comparison};
@@ -177,9 +177,9 @@ impl Decider {
             *picks += 1;
             let prefill = candidates.list[at].prefill(request);
             let speed = speeds.prefill();
-            let booking =
-                Booking { pick: *picks, now, context_tokens: request.prompt_tokens, prefill, speed };
-            let mut lease = Lease::reserve(&worker.load, &booking);
+            let (context_tokens, held) = (request.prompt_tokens, HeldPrompt::of(request));
+            let booking = Booking { pick: *picks, now, context_tokens, held, prefill, speed };
+            let mut lease = Lease::reserve(&worker.load, booking);
             lease.in_flight = in_flight;
             return Ok(Decided { worker, lease, trial, hit_tokens, basis });
         }

@@ -3,9 +3,13 @@
 //! Policies hold no counts: they are given these. A [`Lease`] is made under the decider's lock, together with the pick,
 //! so that a burst of equal requests does not all see the same empty worker; dropping it gives everything back.
 
+mod held;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::held::HeldPrompt;
+use self::held::HeldTokens;
 use crate::prefix::index::InFlight;
 use crate::speed::{Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,6 +22,9 @@ pub struct WorkerLoad {
     prefilling: AtomicUsize,
     prefill_tokens: AtomicUsize,
     context_tokens: AtomicUsize,
+    /// What `held` amounts to.
+    held_tokens: AtomicUsize,
+    held: Mutex<HeldTokens>,
     last_pick: AtomicU64,
     sent_tokens: AtomicU64,
     sent_us: AtomicU64,
@@ -85,8 +92,10 @@ pub struct LoadReading {
     pub prefilling: usize,
     /// Uncached prompt tokens of requests without a first token.
     pub prefill_tokens: usize,
-    /// Prompt tokens of all requests in flight: a lower bound of the KV they hold.
+    /// Prompt tokens of all requests in flight: what their attention looks at.
     pub context_tokens: usize,
+    /// The same, where what several of them share counts once: a lower bound of the KV they hold.
+    pub held_tokens: usize,
     /// Number of the pick that chose this worker last; 0 for never.
     pub last_pick: u64,
     /// Uncached prompt tokens of all requests ever sent there.
@@ -125,6 +134,7 @@ impl WorkerLoad {
             prefilling: self.prefilling.load(Ordering::Relaxed),
             prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
             context_tokens: self.context_tokens.load(Ordering::Relaxed),
+            held_tokens: self.held_tokens.load(Ordering::Relaxed),
             last_pick: self.last_pick.load(Ordering::Relaxed),
             sent_tokens: self.sent_tokens.load(Ordering::Relaxed),
             sent_us: self.sent_us.load(Ordering::Relaxed),
@@ -137,6 +147,13 @@ impl WorkerLoad {
         self.change(|queue| queue.shared(now));
     }
 
+    fn change_held(&self, change: impl FnOnce(&mut HeldTokens)) {
+        // Nothing that holds it can panic half-way through a change.
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut held);
+        self.held_tokens.store(held.tokens(), Ordering::Relaxed);
+    }
+
     fn change<T>(&self, change: impl FnOnce(&mut PrefillQueue) -> T) -> T {
         // Nothing that holds it can panic half-way through a change.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +164,7 @@ impl WorkerLoad {
 }
 
 /// What a request will occupy at its worker.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Booking {
     /// Number of the pick.
     pub pick: u64,
@@ -155,6 +172,8 @@ pub struct Booking {
     pub now: Duration,
     /// All tokens of the prompt.
     pub context_tokens: usize,
+    /// The same, to be counted once where it shares them.
+    pub held: HeldPrompt,
     /// What of it must be computed.
     pub prefill: Prefill,
     /// How fast the fleet computes that.
@@ -167,6 +186,7 @@ pub struct Lease {
     load: Arc<WorkerLoad>,
     ticket: u64,
     context_tokens: usize,
+    held: HeldPrompt,
     /// `None` once the first token has come.
     prefill_tokens: Option<usize>,
     /// Its path in the prefix tree.
@@ -176,14 +196,15 @@ pub struct Lease {
 impl Lease {
     /// Books a request.
     #[must_use]
-    pub fn reserve(load: &Arc<WorkerLoad>, booking: &Booking) -> Self {
-        let Booking { pick, now, context_tokens, prefill, ref speed } = *booking;
+    pub fn reserve(load: &Arc<WorkerLoad>, booking: Booking) -> Self {
+        let Booking { pick, now, context_tokens, held, prefill, speed } = booking;
         load.requests.fetch_add(1, Ordering::Relaxed);
         load.prefilling.fetch_add(1, Ordering::Relaxed);
         load.prefill_tokens.fetch_add(prefill.new_tokens, Ordering::Relaxed);
         load.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
+        load.change_held(|all| all.add(&held));
         load.last_pick.store(pick, Ordering::Relaxed);
-        let service_s = load.change(|queue| queue.push(pick, prefill, speed, now));
+        let service_s = load.change(|queue| queue.push(pick, prefill, &speed, now));
         load.sent_tokens.fetch_add(prefill.new_tokens as u64, Ordering::Relaxed);
         let service_us = Duration::try_from_secs_f64(service_s).map_or(0, |service| service.as_micros());
         load.sent_us.fetch_add(u64::try_from(service_us).unwrap_or(0), Ordering::Relaxed);
@@ -191,6 +212,7 @@ impl Lease {
             load: Arc::clone(load),
             ticket: pick,
             context_tokens,
+            held,
             prefill_tokens: Some(prefill.new_tokens),
             in_flight: None,
         }
@@ -240,6 +262,7 @@ impl Drop for Lease {
         self.first_token();
         self.load.requests.fetch_sub(1, Ordering::Relaxed);
         self.load.context_tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
+        self.load.change_held(|all| all.remove(&self.held));
     }
 }
 
@@ -251,7 +274,8 @@ mod tests {
         let prefill = Prefill { new_tokens, cached_tokens: context_tokens - new_tokens };
         let now = Duration::from_secs(pick);
         let speed = PrefillSpeed { fixed_s: 0.25, token_s: 0.01, pair_s: 0.0, surprise: 0.0 };
-        Lease::reserve(load, &Booking { pick, now, context_tokens, prefill, speed })
+        let held = HeldPrompt::default();
+        Lease::reserve(load, Booking { pick, now, context_tokens, held, prefill, speed })
     }
 
     #[test]

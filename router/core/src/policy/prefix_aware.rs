@@ -12,7 +12,7 @@
 //! | `D·ω·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it | ledger; `speed` |
 //! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down, in tokens of prefill; p is learned | ledger |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
-//! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays | ledger; Little's law |
+//! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
 //!
 //! Where workers report their load, others' requests count in all of these as well. A worker that others use too owes what it said last, and
 //! what this router has sent since; and routers that decide in the same moment, with the same view, must not all choose the same worker. So each
@@ -64,6 +64,8 @@ struct Work {
     waiting: f64,
     running: f64,
     context_tokens: f64,
+    /// Of these, what is in memory: a prefix that several share is there once.
+    held_tokens: f64,
 }
 
 impl Work {
@@ -74,6 +76,7 @@ impl Work {
             waiting: load.prefilling as f64,
             running: load.requests as f64,
             context_tokens: load.context_tokens as f64,
+            held_tokens: load.held_tokens as f64,
         };
         let Some(report) = candidate.report else { return own };
         Self {
@@ -85,6 +88,7 @@ impl Work {
             waiting: own.waiting + f64::from(report.others.waiting),
             running: own.running + f64::from(report.others.requests),
             context_tokens: own.context_tokens.max(f64::from(report.kv_used_tokens)),
+            held_tokens: own.held_tokens.max(f64::from(report.kv_used_tokens)),
         }
     }
 }
@@ -138,7 +142,7 @@ impl Fleet {
     }
 
     fn cost(&self, candidate: &Candidate, work: &Work) -> f64 {
-        let Work { queued_s, waiting, running, context_tokens } = *work;
+        let Work { queued_s, waiting, running, context_tokens, held_tokens } = *work;
         let (own_s, decoding) = (candidate.own_s, (running - waiting).max(0.0));
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
         let slowed_tokens = running * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
@@ -150,7 +154,7 @@ impl Fleet {
             + own_s * (1.0 + delayed)
             + step_s * DECODE_WORTH * decoding
             + decode_s
-            + self.memory_wait_s(candidate, context_tokens)
+            + self.memory_wait_s(candidate, held_tokens)
     }
 
     /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with

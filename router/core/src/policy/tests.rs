@@ -196,16 +196,18 @@ fn prefix_aware_goes_to_the_faster_of_two_idle_workers() {
 #[test]
 fn prefix_aware_leaves_a_hit_that_would_have_to_wait_for_memory() {
     let mut candidates = [candidate(0, 20), candidate(1, 20)];
-    candidates[0].hit_tokens = 1_000;
-    for candidate in &mut candidates {
+    candidates[0].hit_tokens = 500;
+    for (candidate, held_tokens) in candidates.iter_mut().zip([95_000, 80_000]) {
         candidate.load.context_tokens = 95_000;
+        candidate.load.held_tokens = held_tokens;
     }
-    candidates[1].load.context_tokens = 80_000;
     assert_eq!(pick_aware(&prompt(12_000), &candidates), 0, "nothing is known of capacities");
     for candidate in &mut candidates {
         candidate.kv_capacity_tokens = Some(100_000);
     }
     assert_eq!(pick_aware(&prompt(12_000), &candidates), 1);
+    candidates[0].load.held_tokens = 20_000;
+    assert_eq!(pick_aware(&prompt(12_000), &candidates), 0, "nearly all of it is shared");
 }
 
 #[test]
