@@ -396,6 +396,7 @@ impl<'a> Candidates<'a> {
     fn read_load(&mut self, now: Duration) {
         for (candidate, worker) in self.list.iter_mut().zip(&self.workers) {
             candidate.load = worker.load.read();
+            candidate.usual_requests = worker.load.usual_requests(now);
             candidate.kv_capacity_tokens = worker.reports.kv_capacity_tokens();
             candidate.report = worker.reports.load(now);
             candidate.reported = candidate.report.map(|report| ReportedLoad {

@@ -25,6 +25,9 @@ pub struct WorkerLoad {
     /// What `held` amounts to.
     held_tokens: AtomicUsize,
     held: Mutex<HeldTokens>,
+    /// Requests in flight on average, when the last one was reserved, and when that was.
+    usual_bits: AtomicU64,
+    usual_at_ns: AtomicU64,
     last_pick: AtomicU64,
     sent_tokens: AtomicU64,
     sent_us: AtomicU64,
@@ -32,6 +35,10 @@ pub struct WorkerLoad {
     /// What picks read of `queue`.
     shown: ShownQueue,
 }
+
+/// How long ago what was in flight counts half of what is: several times what most requests stay, and short beside the time in which
+/// traffic changes.
+const USUAL_S: f64 = 60.0;
 
 /// A [`QueueReading`] that is read without the lock.
 #[derive(Debug)]
@@ -147,6 +154,23 @@ impl WorkerLoad {
         self.change(|queue| queue.shared(now));
     }
 
+    /// Requests in flight on average over the last minute or so, as of `now`.
+    #[must_use]
+    pub fn usual_requests(&self, now: Duration) -> f64 {
+        let before = f64::from_bits(self.usual_bits.load(Ordering::Relaxed));
+        let at = Duration::from_nanos(self.usual_at_ns.load(Ordering::Relaxed));
+        let passed_s = now.saturating_sub(at).as_secs_f64();
+        let in_flight = self.requests.load(Ordering::Relaxed) as f64;
+        before + (in_flight - before) * passed_s / (passed_s + USUAL_S)
+    }
+
+    /// Takes what has been in flight since the last request into the average. Picks are one after the other, so there is one writer.
+    fn note_usual(&self, now: Duration) {
+        let usual = self.usual_requests(now);
+        self.usual_bits.store(usual.to_bits(), Ordering::Relaxed);
+        self.usual_at_ns.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     fn change_held(&self, change: impl FnOnce(&mut HeldTokens)) {
         // Nothing that holds it can panic half-way through a change.
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,6 +222,7 @@ impl Lease {
     #[must_use]
     pub fn reserve(load: &Arc<WorkerLoad>, booking: Booking) -> Self {
         let Booking { pick, now, context_tokens, held, prefill, speed } = booking;
+        load.note_usual(now);
         load.requests.fetch_add(1, Ordering::Relaxed);
         load.prefilling.fetch_add(1, Ordering::Relaxed);
         load.prefill_tokens.fetch_add(prefill.new_tokens, Ordering::Relaxed);
@@ -305,6 +330,21 @@ mod tests {
             (0, 0, 0, 0)
         );
         assert_eq!((reading.last_pick, reading.queue.owed_s), (7, 0.0));
+    }
+
+    #[test]
+    fn what_is_usually_in_flight_follows_what_is() {
+        let load = Arc::new(WorkerLoad::default());
+        let leases: Vec<_> = (1..=4).map(|pick| reserve(&load, 100, 40, pick)).collect();
+        let usual = |at_s| load.usual_requests(Duration::from_secs(at_s));
+        assert!(usual(5) < 0.5, "a moment says little: {}", usual(5));
+        assert!((usual(64) - 2.0).abs() < 0.1, "half of it after a minute: {}", usual(64));
+        assert!(usual(100_000) > 3.9);
+        let _fifth = reserve(&load, 100, 40, 600);
+        let before = usual(600);
+        drop(leases);
+        assert_eq!(usual(600), before);
+        assert!(usual(700) < before / 2.0 + 1.0);
     }
 
     #[test]

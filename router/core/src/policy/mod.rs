@@ -60,6 +60,8 @@ pub struct Candidate {
     pub tree_blocks: usize,
     /// Service that it still owes to requests without a first token, in seconds.
     pub queued_s: f64,
+    /// Requests in flight there on average of late.
+    pub usual_requests: f64,
     /// What the request's own prefill would take there, in seconds.
     pub own_s: f64,
     /// Tokens that its KV cache has room for, where that is known.
@@ -81,6 +83,7 @@ impl Candidate {
             hit_blocks: 0,
             tree_blocks: 0,
             queued_s: 0.0,
+            usual_requests: 0.0,
             own_s: 0.0,
             kv_capacity_tokens: None,
             reported: None,

@@ -1,16 +1,16 @@
 //! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x·[1 + Q + (λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω·A + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
+//! `cost = W + x·[1 + Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω·A + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
 //!
 //! | term | meaning | where it comes from |
 //! |---|---|---|
 //! | `W` | service that the worker owes to requests without a first token, which come first; and if the first of them should have had its token by now, as long again as it has been late | ledger: learned service times, less what the first has had |
 //! | `x` | this request's own prefill there | the tree's hits; [`speed`](crate::speed): learned p, q and the worker's ratio |
 //! | `Q` | requests without a first token there: engines compute what waits in common steps, and the first tokens of a step come at its end | ledger |
-//! | `(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too | arrivals of late; q̄: mean requests without a first token |
+//! | `β·(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too, unless there is a worker that nobody waits at | arrivals of late; q̄: mean requests without a first token; β: share of workers that somebody waits at |
 //! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
 //! | `D·ω·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it | ledger; `speed` |
-//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down, in tokens of prefill; p is learned | ledger |
+//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average, and as many as usually run there, half of them for the rest of this request's time and half for those who will come because of it: next turns, equal prefixes | ledger |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
 //!
@@ -63,6 +63,8 @@ struct Work {
     queued_s: f64,
     waiting: f64,
     running: f64,
+    /// Of late, on average.
+    usual: f64,
     context_tokens: f64,
     /// Of these, what is in memory: a prefix that several share is there once.
     held_tokens: f64,
@@ -75,6 +77,7 @@ impl Work {
             queued_s: candidate.queued_s,
             waiting: load.prefilling as f64,
             running: load.requests as f64,
+            usual: candidate.usual_requests,
             context_tokens: load.context_tokens as f64,
             held_tokens: load.held_tokens as f64,
         };
@@ -87,6 +90,7 @@ impl Work {
             },
             waiting: own.waiting + f64::from(report.others.waiting),
             running: own.running + f64::from(report.others.requests),
+            usual: own.usual + f64::from(report.others.requests),
             context_tokens: own.context_tokens.max(f64::from(report.kv_used_tokens)),
             held_tokens: own.held_tokens.max(f64::from(report.kv_used_tokens)),
         }
@@ -107,7 +111,7 @@ fn queued_by_report_s(load: &LoadReading, report: &LoadReport, token_s: f64) -> 
 
 /// What is the same for all candidates.
 struct Fleet {
-    /// Requests a second that come to a worker, times those that each of them makes wait in turn.
+    /// Requests a second that come to a worker and find none that is idle, times those that each of them makes wait in turn.
     waiting_per_s: f64,
     /// Mean time that a request stays, in seconds.
     stay_s: f64,
@@ -116,6 +120,8 @@ struct Fleet {
     token_s: f64,
     fixed_s: f64,
     prompt: f64,
+    /// Tokens of a request that runs, on average.
+    usual_context: f64,
 }
 
 impl Fleet {
@@ -127,13 +133,15 @@ impl Fleet {
         let routers = if own > 0.0 { running / own } else { 1.0 };
         let arrivals_per_s = choice.arrivals_per_s * routers;
         let count = works.len() as f64;
+        let busy_share = works.iter().filter(|work| work.waiting > 0.0).count() as f64 / count;
         Self {
-            waiting_per_s: arrivals_per_s / count * (1.0 + waiting / count),
+            waiting_per_s: busy_share * arrivals_per_s / count * (1.0 + waiting / count),
             stay_s: if arrivals_per_s > 0.0 { running / arrivals_per_s } else { 0.0 },
             routers,
             token_s: choice.speed.token_s,
             fixed_s: choice.speed.fixed_s,
             prompt: request.prompt_tokens as f64,
+            usual_context: sum(|work| work.context_tokens) / running.max(1.0),
         }
     }
 
@@ -142,11 +150,13 @@ impl Fleet {
     }
 
     fn cost(&self, candidate: &Candidate, work: &Work) -> f64 {
-        let Work { queued_s, waiting, running, context_tokens, held_tokens } = *work;
+        let Work { queued_s, waiting, running, usual, context_tokens, held_tokens } = *work;
         let (own_s, decoding) = (candidate.own_s, (running - waiting).max(0.0));
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
-        let slowed_tokens = running * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
-        let slow_tokens = running * RUNNING_TOKENS + CONTEXT_SHARE * context_tokens;
+        let met = running / 2.0 + usual;
+        let met_context = context_tokens / 2.0 + usual * self.usual_context;
+        let slowed_tokens = met * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
+        let slow_tokens = met * RUNNING_TOKENS + CONTEXT_SHARE * met_context;
         let queue = candidate.load.queue;
         let step_s = if queue.behind > 0 { 0.0 } else { self.fixed_s * queue.ratio };
         let decode_s = self.token_s * queue.ratio * (slowed_tokens + slow_tokens);

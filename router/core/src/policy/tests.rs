@@ -219,11 +219,41 @@ fn prefix_aware_does_not_bury_the_worker_of_a_hot_prefix() {
     for _ in 0..200 {
         let at = pick_aware(&prompt(1_000), &candidates);
         candidates[at].load.requests += 1;
+        candidates[at].usual_requests += 1.0;
         candidates[at].load.context_tokens += 1_000;
         candidates[at].hit_tokens = 1_000;
         on_hot += usize::from(at == 0);
     }
     assert!((80..=130).contains(&on_hot), "{on_hot} of 200 on the first worker");
+}
+
+#[test]
+fn prefix_aware_goes_by_what_usually_runs_more_than_by_what_runs_now() {
+    let mut candidates = [candidate(0, 6), candidate(1, 0)];
+    candidates[0].hit_tokens = 5_000;
+    for (candidate, usual_requests) in candidates.iter_mut().zip([3.0, 3.0]) {
+        candidate.load.context_tokens = 8_000 * candidate.load.requests;
+        candidate.usual_requests = usual_requests;
+    }
+    assert_eq!(pick_aware(&prompt(8_000), &candidates), 0, "six at once are chance");
+    (candidates[0].usual_requests, candidates[1].usual_requests) = (12.0, 0.0);
+    assert_eq!(pick_aware(&prompt(8_000), &candidates), 1, "twelve all the time are not");
+}
+
+#[test]
+fn prefix_aware_splits_siblings_sooner_where_others_are_idle() {
+    let mut candidates = [candidate(0, 4), candidate(1, 4), candidate(2, 0), candidate(3, 0)];
+    let picked = |candidates: &[Candidate]| pick_aware(&prompt(8_000), candidates);
+    for candidate in &mut candidates[..2] {
+        candidate.load.prefilling = 4;
+        candidate.load.prefill_tokens = 13_000;
+        candidate.hit_tokens = 7_500;
+    }
+    assert!(picked(&candidates) >= 2, "nobody would have to wait for a copy");
+    for candidate in &mut candidates[2..] {
+        (candidate.load.requests, candidate.load.prefilling, candidate.load.prefill_tokens) = (1, 1, 100);
+    }
+    assert!(picked(&candidates) < 2, "somebody would, everywhere");
 }
 
 #[test]
