@@ -10,7 +10,7 @@
 //! | `β·(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too, unless there is a worker that nobody waits at | arrivals of late; q̄: mean requests without a first token; β: share of workers that somebody waits at |
 //! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
 //! | `D·ω·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it | ledger; `speed` |
-//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average, and as many as usually run there, half of them for the rest of this request's time and half for those who will come because of it: next turns, equal prefixes | ledger |
+//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average, then half of those that usually run there, and all of these once more for who will come because of this request: next turns, equal prefixes | ledger |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
 //!
@@ -38,6 +38,9 @@ const DECODE_WORTH: f64 = 0.1;
 const RUNNING_TOKENS: f64 = 22.0;
 /// c: the same for each token of its context, with a slope of 0.088 µs.
 const CONTEXT_SHARE: f64 = 0.06;
+/// How often those that usually run at a worker count: half for the rest of a request's time, when those that run now have gone, and once
+/// for the requests that it will draw there.
+const USUAL_MET: f64 = 1.5;
 /// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
 const FULL_SHARE: f64 = 0.9;
 
@@ -153,8 +156,8 @@ impl Fleet {
         let Work { queued_s, waiting, running, usual, context_tokens, held_tokens } = *work;
         let (own_s, decoding) = (candidate.own_s, (running - waiting).max(0.0));
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
-        let met = running / 2.0 + usual;
-        let met_context = context_tokens / 2.0 + usual * self.usual_context;
+        let met = running / 2.0 + USUAL_MET * usual;
+        let met_context = context_tokens / 2.0 + USUAL_MET * usual * self.usual_context;
         let slowed_tokens = met * (RUNNING_TOKENS + CONTEXT_SHARE * self.prompt);
         let slow_tokens = met * RUNNING_TOKENS + CONTEXT_SHARE * met_context;
         let queue = candidate.load.queue;
