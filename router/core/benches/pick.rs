@@ -9,7 +9,7 @@ use std::time::Duration;
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
 use roundhouse_types::ChainHasher;
-use router_core::ledger::Booking;
+use router_core::ledger::{Booking, HeldPrompt};
 use router_core::prefix::PromptHasher;
 use router_core::prefix::blocks::PromptBlocks;
 use router_core::prefix::tree::TreeLimits;
@@ -88,11 +88,12 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
                 pick: number * 4 + nth,
                 now: Duration::ZERO,
                 context_tokens: 2_000,
+                held: HeldPrompt::default(),
                 prefill,
                 speed: PrefillSpeed::default(),
             };
             leases.iter_mut().last().map(Lease::first_token);
-            leases.push(Lease::reserve(&worker.load, &booking));
+            leases.push(Lease::reserve(&worker.load, booking));
         }
     }
     leases

@@ -11,7 +11,7 @@ use roundhouse_types::BlockHash;
 
 use crate::fleet::FleetSnapshot;
 use crate::health::Trial;
-use crate::ledger::{Booking, Lease};
+use crate::ledger::{Booking, HeldPrompt, Lease};
 use crate::policy::{Candidate, PickError, Policy};
 use crate::prefix::feed::CacheChange;
 use crate::prefix::index::{Basis, Comparison};
@@ -170,10 +170,11 @@ impl Decider {
                 pick: *picks,
                 now,
                 context_tokens: request.prompt_tokens,
+                held: HeldPrompt::of(request),
                 prefill: picked.prefill(request),
                 speed,
             };
-            let mut lease = Lease::reserve(&worker.load, &booking);
+            let mut lease = Lease::reserve(&worker.load, booking);
             lease.in_flight = in_flight;
             let hit_tokens = picked.hit_tokens as usize;
             return Ok(Decided { worker: Arc::clone(worker), lease, trial, hit_tokens, basis });

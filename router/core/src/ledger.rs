@@ -3,9 +3,13 @@
 //! Policies hold no counts: they are given these. A [`Lease`] is made under the decider's lock, together with the pick,
 //! so that a burst of equal requests does not all see the same empty worker; dropping it gives everything back.
 
+mod held;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::held::HeldPrompt;
+use self::held::HeldTokens;
 use crate::load_table::{Row, RowHandle};
 use crate::prefix::index::InFlight;
 use crate::speed::{Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
@@ -19,7 +23,12 @@ pub struct WorkerLoad {
     sent_tokens: AtomicU64,
     sent_us: AtomicU64,
     queue: Mutex<PrefillQueue>,
+    held: Mutex<HeldTokens>,
 }
+
+/// How long ago what was in flight counts half of what is: several times what most requests stay, and short beside the time in which
+/// traffic changes.
+const USUAL_S: f64 = 60.0;
 
 /// A reading of [`WorkerLoad`].
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -30,8 +39,10 @@ pub struct LoadReading {
     pub prefilling: u32,
     /// Uncached prompt tokens of requests without a first token.
     pub prefill_tokens: u32,
-    /// Prompt tokens of all requests in flight: a lower bound of the KV they hold.
+    /// Prompt tokens of all requests in flight: what their attention looks at.
     pub context_tokens: u32,
+    /// The same, where what several of them share counts once: a lower bound of the KV they hold.
+    pub held_tokens: u32,
     /// Number of the pick that chose this worker last; 0 for never.
     pub last_pick: u64,
 }
@@ -59,6 +70,7 @@ impl LoadReading {
             prefilling: row.prefilling.load(Ordering::Relaxed),
             prefill_tokens: row.prefill_tokens.load(Ordering::Relaxed),
             context_tokens: row.context_tokens.load(Ordering::Relaxed),
+            held_tokens: row.held_tokens.load(Ordering::Relaxed),
             last_pick: row.last_pick.load(Ordering::Relaxed),
         }
     }
@@ -93,6 +105,27 @@ impl WorkerLoad {
         self.change(|queue| queue.shared(now));
     }
 
+    /// Requests in flight on average over the last minute or so, as of `now`.
+    #[must_use]
+    pub fn usual_requests(&self, now: Duration) -> f64 {
+        usual_requests(&self.row, now.as_secs_f64())
+    }
+
+    /// Takes what has been in flight since the last request into the average. Picks are one after the other, so there is one writer.
+    fn note_usual(&self, now: Duration) {
+        #[expect(clippy::cast_possible_truncation, reason = "a count, to seven digits")]
+        let usual = self.usual_requests(now) as f32;
+        self.row.usual_bits.store(usual.to_bits(), Ordering::Relaxed);
+        self.row.usual_at_bits.store(now.as_secs_f64().to_bits(), Ordering::Relaxed);
+    }
+
+    fn change_held(&self, change: impl FnOnce(&mut HeldTokens)) {
+        // Nothing that holds it can panic half-way through a change.
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut held);
+        self.row.held_tokens.store(count(held.tokens()), Ordering::Relaxed);
+    }
+
     fn change<T>(&self, change: impl FnOnce(&mut PrefillQueue) -> T) -> T {
         // Nothing that holds it can panic half-way through a change.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,13 +135,23 @@ impl WorkerLoad {
     }
 }
 
+/// Requests in flight at the worker of a row on average over the last minute or so, as of `now_s`.
+#[inline]
+pub(crate) fn usual_requests(row: &Row, now_s: f64) -> f64 {
+    let before = f64::from(f32::from_bits(row.usual_bits.load(Ordering::Relaxed)));
+    let at_s = f64::from_bits(row.usual_at_bits.load(Ordering::Relaxed));
+    let passed_s = (now_s - at_s).max(0.0);
+    let in_flight = f64::from(row.requests.load(Ordering::Relaxed));
+    before + (in_flight - before) * passed_s / (passed_s + USUAL_S)
+}
+
 /// As a row counts: no worker has as much in flight as it takes to reach the end.
 fn count(tokens: usize) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
 /// What a request will occupy at its worker.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Booking {
     /// Number of the pick.
     pub pick: u64,
@@ -116,6 +159,8 @@ pub struct Booking {
     pub now: Duration,
     /// All tokens of the prompt.
     pub context_tokens: usize,
+    /// The same, to be counted once where it shares them.
+    pub held: HeldPrompt,
     /// What of it must be computed.
     pub prefill: Prefill,
     /// How fast the fleet computes that.
@@ -128,6 +173,7 @@ pub struct Lease {
     load: Arc<WorkerLoad>,
     ticket: u64,
     context_tokens: u32,
+    held: HeldPrompt,
     /// `None` once the first token has come.
     prefill_tokens: Option<u32>,
     /// Its path in the prefix tree.
@@ -137,16 +183,18 @@ pub struct Lease {
 impl Lease {
     /// Books a request.
     #[must_use]
-    pub fn reserve(load: &Arc<WorkerLoad>, booking: &Booking) -> Self {
-        let Booking { pick, now, context_tokens, prefill, ref speed } = *booking;
+    pub fn reserve(load: &Arc<WorkerLoad>, booking: Booking) -> Self {
+        let Booking { pick, now, context_tokens, held, prefill, speed } = booking;
+        load.note_usual(now);
         let row = &*load.row;
         let (context_tokens, prefill_tokens) = (count(context_tokens), count(prefill.new_tokens));
         row.requests.fetch_add(1, Ordering::Relaxed);
         row.prefilling.fetch_add(1, Ordering::Relaxed);
         row.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
         row.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
+        load.change_held(|all| all.add(&held));
         row.last_pick.store(pick, Ordering::Relaxed);
-        let service_s = load.change(|queue| queue.push(pick, prefill, speed, now));
+        let service_s = load.change(|queue| queue.push(pick, prefill, &speed, now));
         load.sent_tokens.fetch_add(prefill.new_tokens as u64, Ordering::Relaxed);
         let service_us = Duration::try_from_secs_f64(service_s).map_or(0, |service| service.as_micros());
         load.sent_us.fetch_add(u64::try_from(service_us).unwrap_or(0), Ordering::Relaxed);
@@ -154,6 +202,7 @@ impl Lease {
             load: Arc::clone(load),
             ticket: pick,
             context_tokens,
+            held,
             prefill_tokens: Some(prefill_tokens),
             in_flight: None,
         }
@@ -203,6 +252,7 @@ impl Drop for Lease {
         self.first_token();
         self.load.row.requests.fetch_sub(1, Ordering::Relaxed);
         self.load.row.context_tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
+        self.load.change_held(|all| all.remove(&self.held));
     }
 }
 
@@ -214,7 +264,8 @@ mod tests {
         let prefill = Prefill { new_tokens, cached_tokens: context_tokens - new_tokens };
         let now = Duration::from_secs(pick);
         let speed = PrefillSpeed { fixed_s: 0.25, token_s: 0.01, pair_s: 0.0, surprise: 0.0 };
-        Lease::reserve(load, &Booking { pick, now, context_tokens, prefill, speed })
+        let held = HeldPrompt::default();
+        Lease::reserve(load, Booking { pick, now, context_tokens, held, prefill, speed })
     }
 
     #[test]
@@ -244,6 +295,21 @@ mod tests {
             (0, 0, 0, 0)
         );
         assert_eq!((reading.last_pick, load.queue().owed_s), (7, 0.0));
+    }
+
+    #[test]
+    fn what_is_usually_in_flight_follows_what_is() {
+        let load = Arc::new(WorkerLoad::default());
+        let leases: Vec<_> = (1..=4).map(|pick| reserve(&load, 100, 40, pick)).collect();
+        let usual = |at_s| load.usual_requests(Duration::from_secs(at_s));
+        assert!(usual(5) < 0.5, "a moment says little: {}", usual(5));
+        assert!((usual(64) - 2.0).abs() < 0.1, "half of it after a minute: {}", usual(64));
+        assert!(usual(100_000) > 3.9);
+        let _fifth = reserve(&load, 100, 40, 600);
+        let before = usual(600);
+        drop(leases);
+        assert_eq!(usual(600), before);
+        assert!(usual(700) < before / 2.0 + 1.0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a pick reads of every worker, side by side: a row of one cache line each, so that a pick among thousands walks through memory once, in
+//! What a pick reads of every worker, side by side: a row of two cache lines each, so that a pick among thousands walks through memory once, in
 //! order.
 //!
 //! Each part of a row is written by whoever it belongs to: leases, health, reports, the worker's state. Picks read them without a lock; each
@@ -19,7 +19,7 @@ type Chunk = [Row; CHUNK];
 
 /// One worker's row. Times are counted from the start of the clock of picks.
 #[derive(Default)]
-#[repr(align(64))]
+#[repr(align(128))]
 pub(crate) struct Row {
     /// [`worker`](crate::worker)'s bits.
     pub(crate) state: atomic::AtomicU8,
@@ -41,6 +41,12 @@ pub(crate) struct Row {
     pub(crate) prefill_tokens: AtomicU32,
     /// Prompt tokens of all requests in flight.
     pub(crate) context_tokens: AtomicU32,
+    /// The same, where what several of them share counts once.
+    pub(crate) held_tokens: AtomicU32,
+    /// Requests in flight on average, when the last one was sent there, as an `f32`.
+    pub(crate) usual_bits: AtomicU32,
+    /// When that was: seconds, as an `f64`.
+    pub(crate) usual_at_bits: AtomicU64,
     /// Number of the last pick that chose it.
     pub(crate) last_pick: AtomicU64,
     /// When the first of those without a first token began to be computed: seconds, as an `f64`.
@@ -64,9 +70,13 @@ impl Row {
         self.models.store(0, Ordering::Relaxed);
         self.ordinary_from_ms.store(0, Ordering::Relaxed);
         self.kv_capacity_tokens.store(0, Ordering::Relaxed);
-        for number in [&self.requests, &self.prefilling, &self.prefill_tokens, &self.context_tokens] {
+        for number in [&self.requests, &self.prefilling, &self.prefill_tokens] {
             number.store(0, Ordering::Relaxed);
         }
+        for number in [&self.context_tokens, &self.held_tokens, &self.usual_bits] {
+            number.store(0, Ordering::Relaxed);
+        }
+        self.usual_at_bits.store(0, Ordering::Relaxed);
         for seconds in [&self.owed_bits, &self.head_bits, &self.ratio_less_one_bits] {
             seconds.store(0, Ordering::Relaxed);
         }
@@ -158,8 +168,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_a_cache_line() {
-        assert_eq!((size_of::<Row>(), align_of::<Row>()), (64, 64));
+    fn a_row_is_two_cache_lines() {
+        assert_eq!((size_of::<Row>(), align_of::<Row>()), (128, 128));
     }
 
     #[test]

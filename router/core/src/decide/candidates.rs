@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Among;
 use crate::fleet::{FleetSnapshot, Ring, Row};
 use crate::health::{Standing, Trial};
-use crate::ledger::LoadReading;
+use crate::ledger::{LoadReading, usual_requests};
 use crate::models::Serving;
 use crate::policy::{Candidate, Choice};
 use crate::prefix::PrefixHits;
@@ -28,6 +28,8 @@ pub(super) struct Candidates {
     standing: Rank,
     requests: u64,
     prefilling: u64,
+    busy: u64,
+    context_tokens: u64,
     /// Of the fleet that was looked at.
     share: f64,
     /// So many are in fleet order, in two parts: whoever is in the second comes first in the fleet.
@@ -178,6 +180,7 @@ impl Candidates {
         self.list.clear();
         self.reports.clear();
         (self.standing, self.requests, self.prefilling) = (standing, 0, 0);
+        (self.busy, self.context_tokens) = (0, 0);
     }
 
     #[inline]
@@ -185,6 +188,8 @@ impl Candidates {
         let load = LoadReading::of(row.load);
         self.requests += u64::from(load.requests);
         self.prefilling += u64::from(load.prefilling);
+        self.busy += u64::from(load.prefilling > 0);
+        self.context_tokens += u64::from(load.context_tokens);
         let mut candidate = Candidate {
             place: row.place,
             load,
@@ -195,6 +200,9 @@ impl Candidates {
             let queue = QueueReading::of(row.load);
             candidate.ratio = queue.ratio;
             candidate.joins_step = queue.joins_step;
+            #[expect(clippy::cast_possible_truncation, reason = "a count, to seven digits")]
+            let usual = usual_requests(row.load, moment.now_s) as f32;
+            candidate.usual_requests = usual;
             candidate.queued_s = queue.left_s(moment.now_s);
             candidate.own_s = f64::from(queue.ratio) * moment.cold_s;
         }
@@ -234,6 +242,8 @@ impl Candidates {
             reports: &self.reports,
             requests: self.requests,
             prefilling: self.prefilling,
+            busy: self.busy,
+            context_tokens: self.context_tokens,
             share: self.share,
             ring,
             arrivals_per_s,

@@ -66,6 +66,8 @@ pub struct Candidate {
     pub own_s: f64,
     /// How many times longer than the fleet it takes.
     pub ratio: f32,
+    /// Requests in flight there on average of late.
+    pub usual_requests: f32,
     /// Whether the request would be computed in one step with some that wait.
     pub joins_step: bool,
 }
@@ -85,6 +87,7 @@ impl Candidate {
             queued_s: 0.0,
             own_s: 0.0,
             ratio: 1.0,
+            usual_requests: 0.0,
             joins_step: false,
         }
     }
@@ -120,6 +123,10 @@ pub struct Choice<'a> {
     pub requests: u64,
     /// Those without a first token.
     pub prefilling: u64,
+    /// How many of them have some of those.
+    pub busy: u64,
+    /// Prompt tokens of all requests in flight.
+    pub context_tokens: u64,
     /// What share of the fleet was looked at for candidates.
     pub share: f64,
     /// The ring over the whole fleet, made on first use.

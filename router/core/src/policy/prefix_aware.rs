@@ -1,18 +1,18 @@
 //! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x·[1 + Q + (λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω·A + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
+//! `cost = W + x·[1 + Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω·A + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
 //!
 //! | term | meaning | where it comes from |
 //! |---|---|---|
 //! | `W` | service that the worker owes to requests without a first token, which come first; and if the first of them should have had its token by now, as long again as it has been late | ledger: learned service times, less what the first has had |
 //! | `x` | this request's own prefill there | the tree's hits; [`speed`](crate::speed): learned p, q and the worker's ratio |
 //! | `Q` | requests without a first token there: engines compute what waits in common steps, and the first tokens of a step come at its end | ledger |
-//! | `(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too | arrivals of late; q̄: mean requests without a first token |
+//! | `β·(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too, unless there is a worker that nobody waits at | arrivals of late; q̄: mean requests without a first token; β: share of workers that somebody waits at |
 //! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
 //! | `D·ω·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it | ledger; `speed` |
-//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down, in tokens of prefill; p is learned | ledger |
+//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average, then half of those that usually run there, and all of these once more for who will come because of this request: next turns, equal prefixes | ledger |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
-//! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays | ledger; Little's law |
+//! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
 //!
 //! Where workers report their load, others' requests count in all of these as well. A worker that others use too owes what it said last, and
 //! what this router has sent since; and routers that decide in the same moment, with the same view, must not all choose the same worker. So each
@@ -39,6 +39,9 @@ const DECODE_WORTH: f64 = 0.1;
 const RUNNING_TOKENS: f64 = 22.0;
 /// c: the same for each token of its context, with a slope of 0.088 µs.
 const CONTEXT_SHARE: f64 = 0.06;
+/// How often those that usually run at a worker count: half for the rest of a request's time, when those that run now have gone, and once
+/// for the requests that it will draw there.
+const USUAL_MET: f64 = 1.5;
 /// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
 const FULL_SHARE: f64 = 0.9;
 
@@ -67,7 +70,11 @@ struct Work {
     queued_s: f64,
     waiting: f64,
     running: f64,
+    /// Of late, on average.
+    usual: f64,
     context_tokens: f64,
+    /// Of these, what is in memory: a prefix that several share is there once.
+    held_tokens: f64,
 }
 
 impl Work {
@@ -77,7 +84,9 @@ impl Work {
             queued_s: candidate.queued_s,
             waiting: f64::from(load.prefilling),
             running: f64::from(load.requests),
+            usual: f64::from(candidate.usual_requests),
             context_tokens: f64::from(load.context_tokens),
+            held_tokens: f64::from(load.held_tokens),
         };
         let Some(report) = report else { return own };
         Self {
@@ -88,7 +97,9 @@ impl Work {
             },
             waiting: own.waiting + f64::from(report.others.waiting),
             running: own.running + f64::from(report.others.requests),
+            usual: own.usual + f64::from(report.others.requests),
             context_tokens: own.context_tokens.max(f64::from(report.kv_used_tokens)),
+            held_tokens: own.held_tokens.max(f64::from(report.kv_used_tokens)),
         }
     }
 }
@@ -105,9 +116,38 @@ fn queued_by_report_s(report: &LoadReport, token_s: f64) -> f64 {
     left_s.max(0.0) + sent_since_us as f64 / 1e6
 }
 
+/// Over all candidates.
+struct Sums {
+    running: f64,
+    waiting: f64,
+    /// Workers that somebody waits at.
+    busy: f64,
+    context_tokens: f64,
+}
+
+impl Sums {
+    fn of(choice: &Choice<'_>) -> Self {
+        if choice.reports.is_empty() {
+            return Self {
+                running: choice.requests as f64,
+                waiting: choice.prefilling as f64,
+                busy: choice.busy as f64,
+                context_tokens: choice.context_tokens as f64,
+            };
+        }
+        let none = Self { running: 0.0, waiting: 0.0, busy: 0.0, context_tokens: 0.0 };
+        works(choice).fold(none, |sums, work| Self {
+            running: sums.running + work.running,
+            waiting: sums.waiting + work.waiting,
+            busy: sums.busy + f64::from(u8::from(work.waiting > 0.0)),
+            context_tokens: sums.context_tokens + work.context_tokens,
+        })
+    }
+}
+
 /// What is the same for all candidates.
 struct Fleet {
-    /// Requests a second that come to a worker, times those that each of them makes wait in turn.
+    /// Requests a second that come to a worker and find none that is idle, times those that each of them makes wait in turn.
     waiting_per_s: f64,
     /// Mean time that a request stays, in seconds.
     stay_s: f64,
@@ -117,40 +157,41 @@ struct Fleet {
     token_s: f64,
     fixed_s: f64,
     prompt: f64,
+    /// Tokens of a request that runs, on average.
+    usual_context: f64,
     /// What a request that runs is worth, for being slowed down by this one and for slowing it down, in tokens of prefill.
     running_tokens: f64,
 }
 
 impl Fleet {
     fn of(request: &RequestView<'_>, choice: &Choice<'_>) -> Self {
-        let others = |part: fn(&LoadReport) -> u32| {
-            choice.reports.iter().flatten().map(|report| u64::from(part(report))).sum::<u64>()
-        };
         let own = choice.requests as f64;
-        let running = (choice.requests + others(|report| report.others.requests)) as f64;
-        let waiting = (choice.prefilling + others(|report| report.others.waiting)) as f64;
+        let Sums { running, waiting, busy, context_tokens } = Sums::of(choice);
         // What other routers send is seen in what runs.
         let routers = if own > 0.0 { running / own } else { 1.0 };
         let arrivals_per_s = choice.arrivals_per_s * choice.share * routers;
         let count = choice.candidates.len() as f64;
         Self {
-            waiting_per_s: arrivals_per_s / count * (1.0 + waiting / count),
+            waiting_per_s: busy / count * arrivals_per_s / count * (1.0 + waiting / count),
             stay_s: if arrivals_per_s > 0.0 { running / arrivals_per_s } else { 0.0 },
             routers,
             share: choice.share,
             token_s: choice.speed.token_s,
             fixed_s: choice.speed.fixed_s,
             prompt: request.prompt_tokens as f64,
+            usual_context: context_tokens / running.max(1.0),
             running_tokens: 2.0 * RUNNING_TOKENS + CONTEXT_SHARE * request.prompt_tokens as f64,
         }
     }
 
     fn cost(&self, candidate: &Candidate, own_s: f64, work: &Work) -> f64 {
-        let Work { queued_s, waiting, running, context_tokens } = *work;
+        let Work { queued_s, waiting, running, usual, context_tokens, held_tokens } = *work;
         let decoding = (running - waiting).max(0.0);
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
+        let met = running / 2.0 + USUAL_MET * usual;
+        let met_context = context_tokens / 2.0 + USUAL_MET * usual * self.usual_context;
         // Those it slows down, and those who slow it down.
-        let slow_tokens = running * self.running_tokens + CONTEXT_SHARE * context_tokens;
+        let slow_tokens = met * self.running_tokens + CONTEXT_SHARE * met_context;
         let ratio = f64::from(candidate.ratio);
         let step_s = if candidate.joins_step { 0.0 } else { self.fixed_s * ratio };
         let decode_s = self.token_s * ratio * slow_tokens;
@@ -158,7 +199,7 @@ impl Fleet {
             + own_s * (1.0 + delayed)
             + step_s * DECODE_WORTH * decoding
             + decode_s
-            + self.memory_wait_s(candidate, context_tokens)
+            + self.memory_wait_s(candidate, held_tokens)
     }
 
     /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with

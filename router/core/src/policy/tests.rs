@@ -33,6 +33,8 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         reports: &[],
         requests: sum(|load| load.requests),
         prefilling: sum(|load| load.prefilling),
+        busy: candidates.iter().filter(|one| one.load.prefilling > 0).count() as u64,
+        context_tokens: sum(|load| load.context_tokens),
         share: 1.0,
         ring,
         arrivals_per_s: 0.0,
@@ -193,16 +195,18 @@ fn prefix_aware_goes_to_the_faster_of_two_idle_workers() {
 #[test]
 fn prefix_aware_leaves_a_hit_that_would_have_to_wait_for_memory() {
     let mut candidates = [candidate(0, 20), candidate(1, 20)];
-    candidates[0].hit_tokens = 1_000;
-    for candidate in &mut candidates {
+    candidates[0].hit_tokens = 500;
+    for (candidate, held_tokens) in candidates.iter_mut().zip([95_000, 80_000]) {
         candidate.load.context_tokens = 95_000;
+        candidate.load.held_tokens = held_tokens;
     }
-    candidates[1].load.context_tokens = 80_000;
     assert_eq!(pick_aware(&prompt(12_000), &candidates), 0, "nothing is known of capacities");
     for candidate in &mut candidates {
         candidate.kv_capacity_tokens = 100_000;
     }
     assert_eq!(pick_aware(&prompt(12_000), &candidates), 1);
+    candidates[0].load.held_tokens = 20_000;
+    assert_eq!(pick_aware(&prompt(12_000), &candidates), 0, "nearly all of it is shared");
 }
 
 #[test]
@@ -214,11 +218,41 @@ fn prefix_aware_does_not_bury_the_worker_of_a_hot_prefix() {
     for _ in 0..200 {
         let at = pick_aware(&prompt(1_000), &candidates);
         candidates[at].load.requests += 1;
+        candidates[at].usual_requests += 1.0;
         candidates[at].load.context_tokens += 1_000;
         candidates[at].hit_tokens = 1_000;
         on_hot += usize::from(at == 0);
     }
     assert!((80..=130).contains(&on_hot), "{on_hot} of 200 on the first worker");
+}
+
+#[test]
+fn prefix_aware_goes_by_what_usually_runs_more_than_by_what_runs_now() {
+    let mut candidates = [candidate(0, 6), candidate(1, 0)];
+    candidates[0].hit_tokens = 5_000;
+    for (candidate, usual_requests) in candidates.iter_mut().zip([3.0, 3.0]) {
+        candidate.load.context_tokens = 8_000 * candidate.load.requests;
+        candidate.usual_requests = usual_requests;
+    }
+    assert_eq!(pick_aware(&prompt(8_000), &candidates), 0, "six at once are chance");
+    (candidates[0].usual_requests, candidates[1].usual_requests) = (12.0, 0.0);
+    assert_eq!(pick_aware(&prompt(8_000), &candidates), 1, "twelve all the time are not");
+}
+
+#[test]
+fn prefix_aware_splits_siblings_sooner_where_others_are_idle() {
+    let mut candidates = [candidate(0, 4), candidate(1, 4), candidate(2, 0), candidate(3, 0)];
+    let picked = |candidates: &[Candidate]| pick_aware(&prompt(8_000), candidates);
+    for candidate in &mut candidates[..2] {
+        candidate.load.prefilling = 4;
+        candidate.load.prefill_tokens = 13_000;
+        candidate.hit_tokens = 7_500;
+    }
+    assert!(picked(&candidates) >= 2, "nobody would have to wait for a copy");
+    for candidate in &mut candidates[2..] {
+        (candidate.load.requests, candidate.load.prefilling, candidate.load.prefill_tokens) = (1, 1, 100);
+    }
+    assert!(picked(&candidates) < 2, "somebody would, everywhere");
 }
 
 #[test]
