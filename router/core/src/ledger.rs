@@ -141,8 +141,13 @@ pub(crate) fn usual_requests(row: &Row, now_s: f64) -> f64 {
     let before = f64::from(f32::from_bits(row.usual_bits.load(Ordering::Relaxed)));
     let at_s = f64::from_bits(row.usual_at_bits.load(Ordering::Relaxed));
     let passed_s = (now_s - at_s).max(0.0);
-    let in_flight = f64::from(row.requests.load(Ordering::Relaxed));
-    before + (in_flight - before) * passed_s / (passed_s + USUAL_S)
+    averaged(before, f64::from(row.requests.load(Ordering::Relaxed)), passed_s)
+}
+
+/// An average that was `before`, once there has been `value` for `passed_s`.
+#[inline]
+pub(crate) fn averaged(before: f64, value: f64, passed_s: f64) -> f64 {
+    before + (value - before) * passed_s / (passed_s + USUAL_S)
 }
 
 /// As a row counts: no worker has as much in flight as it takes to reach the end.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use roundhouse_types::WorkerLoad;
 
-use crate::ledger::{LoadReading, Sent};
+use crate::ledger::{LoadReading, Sent, averaged};
 use crate::load_table::RowHandle;
 
 /// How far what the tree knows of a worker can be trusted.
@@ -58,6 +58,8 @@ pub struct LoadReport {
     pub age_ms: u32,
     /// What of it was not this router's when the report came.
     pub others: OthersLoad,
+    /// Requests of others there on average, over the last minute or so.
+    pub usual_others: f32,
     /// All that this router has ever sent there by now.
     pub sent: Sent,
 }
@@ -115,6 +117,7 @@ pub struct Reports {
     /// To compute: in all, and others'.
     waiting_tokens: AtomicU64,
     others: AtomicU64,
+    usual_others_bits: AtomicU32,
     sent_us: AtomicU64,
     /// Nanoseconds on the clock of picks.
     at: AtomicU64,
@@ -187,6 +190,7 @@ impl Reports {
                 uncached_tokens,
                 sent_us: self.sent_us.load(Ordering::Relaxed),
             },
+            usual_others: f32::from_bits(self.usual_others_bits.load(Ordering::Relaxed)),
             sent: Sent::default(),
         })
     }
@@ -214,6 +218,7 @@ impl Reports {
             ..LoadReport::default()
         };
         let others = OthersLoad::beside(own, sent, &report);
+        self.note_usual_others(now);
         self.waiting_tokens
             .store(pair(report.waiting_uncached_tokens, others.uncached_tokens), Ordering::Relaxed);
         self.sent_us.store(others.sent_us, Ordering::Relaxed);
@@ -222,6 +227,16 @@ impl Reports {
         self.at.store(at, Ordering::Relaxed);
         self.row.tells_load.store(1, Ordering::Relaxed);
         others
+    }
+
+    /// Takes what others have had there since the report before into the average.
+    fn note_usual_others(&self, now: Duration) {
+        let (requests, _) = unpair(self.others.load(Ordering::Relaxed));
+        let at = Duration::from_nanos(self.at.load(Ordering::Relaxed));
+        let before = f64::from(f32::from_bits(self.usual_others_bits.load(Ordering::Relaxed)));
+        #[expect(clippy::cast_possible_truncation, reason = "a count, to seven digits")]
+        let usual = averaged(before, f64::from(requests), now.saturating_sub(at).as_secs_f64()) as f32;
+        self.usual_others_bits.store(usual.to_bits(), Ordering::Relaxed);
     }
 
     /// It says nothing of its load any more.
@@ -274,11 +289,15 @@ mod tests {
             decode_tokens_per_second: 0.0,
             age_ms: 250,
             others: OthersLoad { requests: 2, waiting: 0, uncached_tokens: u32::MAX - 11, sent_us: 77 },
+            usual_others: 0.0,
             sent: Sent::default(),
         };
         assert_eq!((read, read.kv_usage()), (expected, 0.25));
+        reports.set_load(&load, (&own, sent), Duration::from_secs(61));
+        let usual = reports.load(Duration::from_secs(61)).unwrap().usual_others;
+        assert!((usual - 1.0).abs() < 1e-6, "two of others for a minute, and none before: {usual}");
         reports.forget_load();
-        assert_eq!(reports.load(Duration::from_secs(2)), None);
+        assert_eq!(reports.load(Duration::from_secs(62)), None);
     }
 
     #[test]

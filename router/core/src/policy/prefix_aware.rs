@@ -97,7 +97,7 @@ impl Work {
             },
             waiting: own.waiting + f64::from(report.others.waiting),
             running: own.running + f64::from(report.others.requests),
-            usual: own.usual + f64::from(report.others.requests),
+            usual: own.usual + f64::from(report.usual_others),
             context_tokens: own.context_tokens.max(f64::from(report.kv_used_tokens)),
             held_tokens: own.held_tokens.max(f64::from(report.kv_used_tokens)),
         }
