@@ -20,7 +20,8 @@ port=19100
 first_port=$port
 mocks=(19001 19002 19003 19004)
 directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
+beside_pids=()
+trap 'kill "${beside_pids[@]}" 2>/dev/null || true; rm -rf "$directory"' EXIT
 lines=${LINES_FILE:-$directory/lines}
 
 servers() { for mock in "${mocks[@]}"; do echo "${1//PORT/$mock}"; done; }
@@ -144,7 +145,7 @@ for round in $(seq "$rounds"); do
 done
 
 side_by_side() {
-    local router command first beside=() pids=() at=$port
+    local router command first beside=() at=$port
     for router in ours-rr ours-pa haproxy vllm-rr sglang-ca; do
         [[ " ${present[*]} " == *" $router "* ]] || continue
         # haproxy's port is in its file.
@@ -153,7 +154,7 @@ side_by_side() {
         command=${command//\{workers\}/$(servers http://127.0.0.1:PORT | paste -sd,)}
         command=${command//\{worker_list\}/$(servers http://127.0.0.1:PORT | paste -sd' ')}
         taskset -c 0 sh -c "exec $command" >/dev/null 2>&1 &
-        pids+=($!)
+        beside_pids+=($!)
         if [ "$router" = ours-rr ]; then
             first=(--name "$router" --base-url "http://127.0.0.1:$port" --pid $!)
         else
@@ -163,8 +164,9 @@ side_by_side() {
     # shellcheck disable=SC2086
     target/release/bench overhead --mock-ports "$(IFS=, && echo "${mocks[*]}")" "${first[@]}" "${beside[@]}" ${BENCH_FLAGS:-} \
         --only beside --turns "${TURNS:-20}" | grep -A 9 '^side by side' || true
-    kill "${pids[@]}" 2>/dev/null || true
-    wait "${pids[@]}" 2>/dev/null || true
+    kill "${beside_pids[@]}" 2>/dev/null || true
+    wait "${beside_pids[@]}" 2>/dev/null || true
+    beside_pids=()
 }
 if [ "${TURNS:-20}" -gt 0 ] && [[ " ${present[*]} " == *" ours-rr "* ]]; then
     side_by_side

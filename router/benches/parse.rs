@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use router::openai::scan::{BodyScanner, ScanConfig};
-use router::stages::parse::TURN_BYTES;
+use router::turns::TURN_BYTES;
 use router_core::PromptUse;
 use serde::de::IgnoredAny;
 

@@ -25,9 +25,9 @@ pub struct FleetSnapshot {
     places: Vec<u32>,
 }
 
-/// One worker's row.
+/// A worker of the fleet, as a pick looks at it.
 #[derive(Clone, Copy)]
-pub(crate) struct Row<'a> {
+pub(crate) struct Member<'a> {
     /// What a pick reads of it.
     pub(crate) load: &'a load_table::Row,
     /// Its slot.
@@ -120,9 +120,9 @@ impl FleetSnapshot {
     }
 
     /// The rows of the workers at these places.
-    pub(crate) fn rows(&self, places: Range<u32>) -> impl Iterator<Item = Row<'_>> {
+    pub(crate) fn rows(&self, places: Range<u32>) -> impl Iterator<Item = Member<'_>> {
         let rows = &self.rows[places.start as usize..places.end as usize];
-        let of = |(place, (number, slot)): (u32, &(u32, WorkerSlot))| Row {
+        let of = |(place, (number, slot)): (u32, &(u32, WorkerSlot))| Member {
             load: self.table.row(*number),
             slot: *slot,
             place,
@@ -136,7 +136,7 @@ impl FleetSnapshot {
     }
 
     /// The worker that has a row.
-    pub(crate) fn worker(&self, row: Row<'_>) -> &Arc<Worker> {
+    pub(crate) fn worker(&self, row: Member<'_>) -> &Arc<Worker> {
         &self.workers[row.place as usize]
     }
 

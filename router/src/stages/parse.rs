@@ -25,9 +25,7 @@ use crate::body_memory::{BodyMemory, BodyShare};
 use crate::error::RequestError;
 use crate::openai::scan::{BodyError, BodyScanner, Name, ScanConfig, Scanned};
 use crate::payload::{Payload, PayloadBuilder};
-
-/// After so much of a body others get their turn. The slowest JSON we know takes some 260 µs of it (`benches/parse.rs`).
-pub const TURN_BYTES: usize = 64 << 10;
+use crate::turns::TURN_BYTES;
 
 /// Whether a body that is not JSON is an error, or passes as it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

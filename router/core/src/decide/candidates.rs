@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Among;
-use crate::fleet::{FleetSnapshot, Ring, Row};
+use crate::fleet::{FleetSnapshot, Member, Ring};
 use crate::health::{Standing, Trial};
 use crate::ledger::{LoadReading, usual_requests};
 use crate::models::Serving;
@@ -93,7 +93,7 @@ impl Moment {
 
 impl Candidates {
     /// Gathers those that may be picked, with what each holds of the prompt; none if nobody may. In a large fleet it stops once there are
-    /// `most`, and adds those that hold something.
+    /// `most`, and adds as many of those that hold most.
     pub(super) fn gather(
         &mut self,
         fleet: &FleetSnapshot,
@@ -110,7 +110,7 @@ impl Candidates {
         looked_at += self.gather_from(fleet, sought, (0..first, most), draw);
         self.in_order = self.list.len();
         self.share = f64::from(looked_at) / f64::from(count.max(1));
-        self.look_up(fleet, sought, draw);
+        self.look_up(fleet, sought, most, draw);
         if !self.reports.is_empty() {
             self.reports.resize(self.list.len(), None);
         }
@@ -139,7 +139,7 @@ impl Candidates {
     fn consider(
         &mut self,
         fleet: &FleetSnapshot,
-        row: Row<'_>,
+        row: Member<'_>,
         Sought { eligible, moment, .. }: &Sought<'_>,
         draw: &mut dyn FnMut() -> f64,
     ) {
@@ -157,15 +157,22 @@ impl Candidates {
         }
     }
 
-    /// Adds what candidates hold of the prompt; and as candidates those who hold something and were not looked at.
-    fn look_up(&mut self, fleet: &FleetSnapshot, sought: &Sought<'_>, draw: &mut dyn FnMut() -> f64) {
+    /// Adds what candidates hold of the prompt; and as candidates those who hold something and were not looked at: the deepest come first, and
+    /// who is left out of those that hold less may be looked at by the next pick.
+    fn look_up(
+        &mut self,
+        fleet: &FleetSnapshot,
+        sought: &Sought<'_>,
+        most: u32,
+        draw: &mut dyn FnMut() -> f64,
+    ) {
         let Sought { request, moment, hits, .. } = sought;
         let Some(speed) = &moment.speed else { return };
         for (slot, blocks) in hits.iter() {
             let Some(place) = fleet.place(slot) else { continue };
             let known = self.find(place).or_else(|| {
                 let before = self.list.len();
-                if self.share < 1.0 {
+                if self.share < 1.0 && before - self.in_order < most as usize {
                     fleet.rows(place..place + 1).for_each(|row| self.consider(fleet, row, sought, draw));
                 }
                 (self.list.len() > before).then_some(before)
@@ -184,7 +191,7 @@ impl Candidates {
     }
 
     #[inline]
-    fn add(&mut self, fleet: &FleetSnapshot, row: Row<'_>, moment: &Moment) {
+    fn add(&mut self, fleet: &FleetSnapshot, row: Member<'_>, moment: &Moment) {
         let load = LoadReading::of(row.load);
         self.requests += u64::from(load.requests);
         self.prefilling += u64::from(load.prefilling);
@@ -289,7 +296,7 @@ impl<'a> Eligible<'a> {
     }
 
     #[inline]
-    pub(super) fn has(&self, fleet: &FleetSnapshot, row: Row<'_>) -> bool {
+    pub(super) fn has(&self, fleet: &FleetSnapshot, row: Member<'_>) -> bool {
         let state = row.load.state.load(Ordering::Relaxed);
         let may_be_picked = match self.among {
             Among::Untried(tried) => is_usable(state) && !tried.contains(&row.slot),
@@ -298,7 +305,7 @@ impl<'a> Eligible<'a> {
         may_be_picked && self.serves(fleet, row)
     }
 
-    fn serves(&self, fleet: &FleetSnapshot, row: Row<'_>) -> bool {
+    fn serves(&self, fleet: &FleetSnapshot, row: Member<'_>) -> bool {
         let has = |bits: u32| row.load.models.load(Ordering::Relaxed) & bits != 0;
         match self.serving {
             Serving::Anyone => true,

@@ -522,3 +522,18 @@ fn in_a_large_fleet_all_that_serve_a_rare_model_are_looked_at() {
     }
     drop(leases);
 }
+
+#[test]
+fn in_a_large_fleet_a_prefix_that_all_hold_makes_no_candidates_of_all() {
+    let (fleet, decider) = (fleet(1_500), decider("prefix_aware"));
+    let prompt = hashed(&"what everybody begins with ".repeat(100));
+    for worker in fleet.workers() {
+        let index = &mut decider.lock().index;
+        let hits = index.hits(&prompt.hashes);
+        index.enter(worker.slot, (view(&prompt).path(), &hits), WorkerTells::default());
+    }
+    let decided = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+    assert!(decided.hit_tokens > 0);
+    let looked_at = decider.lock().candidates.list.len();
+    assert!((257..=512).contains(&looked_at), "{looked_at}");
+}

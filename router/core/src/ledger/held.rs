@@ -47,8 +47,16 @@ impl HeldPrompt {
 /// All that is held at one worker.
 #[derive(Debug, Default)]
 pub(super) struct HeldTokens {
-    /// Ends of parts, and how many requests have each.
-    parts: HashTable<(BlockHash, u32)>,
+    parts: HashTable<Shared>,
+    tokens: usize,
+}
+
+/// A part that some requests have.
+#[derive(Debug)]
+struct Shared {
+    end: BlockHash,
+    requests: u32,
+    /// As many as the first of them said, which is what is taken off again: estimates of the same bytes differ with time.
     tokens: usize,
 }
 
@@ -60,26 +68,26 @@ impl HeldTokens {
     pub(super) fn add(&mut self, prompt: &HeldPrompt) {
         self.tokens += prompt.rest_tokens;
         for part in &prompt.parts {
-            let known = self.parts.find_mut(part.end.0, |(end, _)| *end == part.end);
-            if let Some((_, count)) = known {
-                *count += 1;
+            if let Some(shared) = self.parts.find_mut(part.end.0, |shared| shared.end == part.end) {
+                shared.requests += 1;
                 continue;
             }
-            self.parts.insert_unique(part.end.0, (part.end, 1), |(end, _)| end.0);
-            self.tokens += part.tokens;
+            let Part { end, tokens } = *part;
+            self.parts.insert_unique(end.0, Shared { end, requests: 1, tokens }, |shared| shared.end.0);
+            self.tokens += tokens;
         }
     }
 
     pub(super) fn remove(&mut self, prompt: &HeldPrompt) {
         self.tokens -= prompt.rest_tokens;
         for part in &prompt.parts {
-            let Ok(mut entry) = self.parts.find_entry(part.end.0, |(end, _)| *end == part.end) else {
+            let Ok(mut entry) = self.parts.find_entry(part.end.0, |shared| shared.end == part.end) else {
                 continue;
             };
-            entry.get_mut().1 -= 1;
-            if entry.get().1 == 0 {
-                entry.remove();
-                self.tokens -= part.tokens;
+            entry.get_mut().requests -= 1;
+            if entry.get().requests == 0 {
+                let (shared, _) = entry.remove();
+                self.tokens -= shared.tokens;
             }
         }
     }
@@ -130,6 +138,28 @@ mod tests {
         assert_eq!(together(&[one, two]), 600 + 700 - 400);
         assert_eq!(together(&[held(&[1, 2], 0), held(&[2, 1], 0)]), 400);
         assert_eq!(together(&[held(&[], 50), held(&[], 50)]), 100, "what has no block is nobody else's");
+    }
+
+    #[test]
+    fn equal_blocks_of_two_estimates_leave_nothing_behind() {
+        let path = [BlockHash(1), BlockHash(2), BlockHash(3)];
+        let estimated = |prompt_tokens| {
+            HeldPrompt::of(&RequestView {
+                blocks: &path,
+                prompt_bytes: 200,
+                prompt_tokens,
+                ..RequestView::default()
+            })
+        };
+        // Bytes a token are learned, so that the same bytes are so many tokens now, and others later.
+        for (first, second) in [(50, 67), (67, 50)] {
+            let mut all = HeldTokens::default();
+            all.add(&estimated(first));
+            all.add(&estimated(second));
+            all.remove(&estimated(first));
+            all.remove(&estimated(second));
+            assert_eq!(all.tokens(), 0);
+        }
     }
 
     #[test]

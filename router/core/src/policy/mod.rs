@@ -174,7 +174,7 @@ pub trait Policy: Send + Sync {
         PromptUse::None
     }
 
-    /// How many workers it wants to look at. In a larger fleet it gets so many, other ones each time, and those that hold some of the prompt.
+    /// How many workers it wants to look at. In a larger fleet it gets so many, other ones each time, and as many of those that hold most of the prompt.
     fn most_workers(&self) -> u32 {
         u32::MAX
     }
