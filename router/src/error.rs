@@ -111,6 +111,12 @@ pub enum RequestError {
     /// No worker can take it.
     #[error(transparent)]
     Pick(#[from] PickError),
+    /// No worker had room for it in time; nothing was processed anywhere.
+    #[error("all workers have enough to compute, and none had room for the request within {} s (--request-timeout)", limit.as_secs_f64())]
+    NoRoom {
+        /// The limit.
+        limit: Duration,
+    },
     /// No worker could be reached; nothing was processed anywhere.
     #[error("no worker can be reached: {attempts} attempts, the last one at {worker}: {}", source.for_clients())]
     Unreachable {
@@ -154,7 +160,7 @@ impl RequestError {
             Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
                 StatusCode::TOO_MANY_REQUESTS
             }
-            Self::Pick(_) | Self::Unreachable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Worker { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::Worker { .. } => StatusCode::BAD_GATEWAY,
         }
@@ -166,7 +172,9 @@ impl RequestError {
         match self {
             Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => Blame::Router,
             Self::Pick(PickError::UnknownModel { .. }) => Blame::Client,
-            Self::Worker { .. } | Self::Unreachable { .. } | Self::Pick(_) => Blame::Worker,
+            Self::Worker { .. } | Self::Unreachable { .. } | Self::Pick(_) | Self::NoRoom { .. } => {
+                Blame::Worker
+            }
             _ => Blame::Client,
         }
     }
@@ -179,7 +187,7 @@ impl RequestError {
             Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
                 ("rate_limit_error", Some("router_overloaded"))
             }
-            Self::Pick(_) | Self::Unreachable { .. } => {
+            Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } => {
                 ("service_unavailable_error", Some("no_worker_available"))
             }
             Self::Worker { source, .. } if source.is_timeout() => ("server_error", Some("worker_timeout")),
@@ -196,6 +204,7 @@ impl RequestError {
             | Self::QueueTimeout { .. }
             | Self::BodyMemoryFull(_)
             | Self::Pick(_)
+            | Self::NoRoom { .. }
             | Self::Unreachable { .. } => Some(HeaderValue::from_static("1")),
             _ => None,
         }

@@ -87,6 +87,8 @@ pub struct Metrics {
     pub retries_refused: IntCounter,
     /// Time to the first piece of the reply.
     pub ttft_seconds: Histogram,
+    /// How long requests that were in line waited there.
+    pub line_seconds: Histogram,
     /// Time between two pieces of a reply.
     pub itl_seconds: Histogram,
     /// Time to the end of the reply.
@@ -104,6 +106,7 @@ pub struct Metrics {
     queued: IntGauge,
     body_bytes: IntGauge,
     worker_in_flight: IntGaugeVec,
+    worker_in_line: IntGaugeVec,
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
     worker_connections: IntGaugeVec,
@@ -183,6 +186,10 @@ impl Default for Metrics {
                 "router_retries_refused_total",
                 "Failures relayed because the retry budget was used up.",
             )),
+            line_seconds: maker.seconds(
+                "router_line_seconds",
+                "How long requests that had to wait for room at a worker waited in line.",
+            ),
             ttft_seconds: maker
                 .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply."),
             itl_seconds: maker.seconds("router_itl_seconds", "Between two pieces of one reply."),
@@ -207,6 +214,11 @@ impl Default for Metrics {
                 &["worker", "state"],
             ),
             body_bytes: maker.gauge("router_request_body_bytes", "Memory that the bodies of requests hold."),
+            worker_in_line: maker.gauges(
+                "router_worker_requests_in_line",
+                "Requests that wait in the router until a worker has room for them; they count as in flight there too.",
+                &["worker"],
+            ),
             worker_in_flight: maker.gauges(
                 "router_worker_requests_in_flight",
                 "The same by worker.",
@@ -338,6 +350,7 @@ impl Metrics {
         self.tree_blocks.set(gauge(app.decider.tree_blocks()));
         for gauges in [
             &self.worker_in_flight,
+            &self.worker_in_line,
             &self.worker_prefill_tokens,
             &self.worker_up,
             &self.worker_connections,
@@ -359,6 +372,7 @@ impl Metrics {
         for worker in roster.snapshot.workers() {
             let (id, load) = ([worker.id().as_str()], worker.load.read());
             self.worker_in_flight.with_label_values(&id).set(gauge(load.requests as usize));
+            self.worker_in_line.with_label_values(&id).set(gauge(worker.load.in_line()));
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens as usize));
             self.worker_up.with_label_values(&id).set(i64::from(worker.is_up()));
             self.worker_draining.with_label_values(&id).set(i64::from(worker.is_draining()));

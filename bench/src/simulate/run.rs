@@ -8,12 +8,15 @@ mod knowledge;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use roundhouse_types::{BlockHash, ChainHasher};
-use router_core::{Among, Lease, RequestView};
+use router_core::{Among, Decided, RECONSIDER_EVERY, RequestView, Turn};
 
 use super::args::{Front, Routers};
 use super::contender::Contender;
@@ -84,6 +87,31 @@ enum Event {
     Report,
     /// Indexes forget.
     Expire,
+    /// A request that is in line may be better off elsewhere by now.
+    Reconsider(u32),
+}
+
+/// A request that its router has placed.
+struct Placed {
+    decided: Decided,
+    /// While it is in line.
+    turn: Option<Turn>,
+}
+
+/// Requests in line that have been called.
+#[derive(Default)]
+struct Called(Mutex<Vec<u32>>);
+
+/// One of them.
+struct Bell {
+    number: u32,
+    called: Arc<Called>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.called.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.number);
+    }
 }
 
 struct Simulation<'a, E> {
@@ -96,7 +124,8 @@ struct Simulation<'a, E> {
     entered: u64,
     /// When each worker's next event is, as entered in `events`.
     expected_ns: Vec<Option<u64>>,
-    leases: Vec<Option<Lease>>,
+    placed: Vec<Option<Placed>>,
+    called: Arc<Called>,
     /// Which router had each request.
     replicas: Vec<u16>,
     records: Vec<Record>,
@@ -140,7 +169,8 @@ impl<'a, E: Engine> Simulation<'a, E> {
             events: BinaryHeap::new(),
             entered: 0,
             expected_ns: vec![None; engines.len()],
-            leases: (0..count).map(|_| None).collect(),
+            placed: (0..count).map(|_| None).collect(),
+            called: Arc::default(),
             replicas: vec![0; count],
             records: vec![Record::default(); count],
             followers,
@@ -206,7 +236,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
                 let every = self.knowledge.expires_every().unwrap_or(Duration::MAX);
                 self.enter(now_ns.saturating_add(as_ns(every)), event);
             }
+            Event::Reconsider(number) => self.reconsider(number, now_ns),
         }
+        self.send_called(now_ns);
     }
 
     fn arrive(&mut self, number: u32, now_ns: u64) {
@@ -239,37 +271,98 @@ impl<'a, E: Engine> Simulation<'a, E> {
         }
     }
 
-    /// Its router sends a request to a worker.
+    /// Its router places a request at a worker, and sends it there if there is room.
     fn send(&mut self, number: u32, now_ns: u64) {
-        let workload = self.setup.workload;
-        let request = &workload.requests[number as usize];
         let replica = self.replicas[number as usize] as usize;
-        let router = &self.routers[replica];
-        workload.path(request, E::PARTIAL, &mut self.path);
-        self.knowledge.look_up::<E>(workload, (number, replica), &self.engines, now_ns);
-        let blocks = self.knowledge.indexed(&self.path);
+        self.knowledge.look_up::<E>(self.setup.workload, (number, replica), &self.engines, now_ns);
+        let before = self.placed[number as usize].take();
+        self.read_path(number);
+        let view = self.view(number);
+        let mut learn = |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed);
+        let now = Duration::from_nanos(now_ns);
+        let Router { decider, fleet } = &self.routers[replica];
+        let among = Among::Untried(&[]);
+        let decided = match before {
+            Some(Placed { decided, .. }) => {
+                decider.decide_again_knowing(fleet, &view, (decided, among), now, &mut learn)
+            }
+            None => decider.decide_knowing(fleet, &view, among, now, &mut learn),
+        };
+        let decided = decided.expect("of two workers or more one is up");
+        let turn = decided.lease.turn();
+        let waits = turn.is_some();
+        self.records[number as usize].worker = decided.worker.slot.0;
+        self.placed[number as usize] = Some(Placed { decided, turn });
+        if waits { self.wait(number, now_ns) } else { self.submit(number, now_ns) }
+    }
+
+    fn read_path(&mut self, number: u32) {
+        let workload = self.setup.workload;
+        workload.path(&workload.requests[number as usize], E::PARTIAL, &mut self.path);
+    }
+
+    /// A request whose path has been read, as its router sees it.
+    fn view(&self, number: u32) -> RequestView<'_> {
+        let request = &self.setup.workload.requests[number as usize];
         let prompt_tokens = request.input_tokens as usize;
-        let view = RequestView {
+        RequestView {
             session: request.session,
-            blocks,
+            blocks: self.knowledge.indexed(&self.path),
             block_tokens: Some(BLOCK_TOKENS),
             prompt_bytes: prompt_tokens * 4,
             prompt_tokens,
+            may_wait_since: Some(Duration::from_nanos(self.records[number as usize].arrived_ns)),
             ..RequestView::default()
-        };
-        let mut learn = |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed);
-        let now = Duration::from_nanos(now_ns);
-        let decided = router
-            .decider
-            .decide_knowing(&router.fleet, &view, Among::Untried(&[]), now, &mut learn)
-            .expect("of two workers or more one is up");
-        let worker = decided.worker.slot.0;
-        self.knowledge.dispatched(replica, worker, &self.path);
+        }
+    }
+
+    /// A request is in line from now on.
+    fn wait(&mut self, number: u32, now_ns: u64) {
+        let Some(Placed { turn: Some(turn), .. }) = &mut self.placed[number as usize] else { return };
+        let bell = Waker::from(Arc::new(Bell { number, called: Arc::clone(&self.called) }));
+        match Pin::new(turn).poll(&mut Context::from_waker(&bell)) {
+            Poll::Ready(()) => bell.wake(),
+            Poll::Pending => {
+                self.enter(now_ns.saturating_add(as_ns(RECONSIDER_EVERY)), Event::Reconsider(number));
+            }
+        }
+    }
+
+    fn reconsider(&mut self, number: u32, now_ns: u64) {
+        if self.placed[number as usize].as_ref().is_some_and(|placed| placed.turn.is_some()) {
+            self.send(number, now_ns);
+        }
+    }
+
+    /// Sends whoever was called from a line.
+    fn send_called(&mut self, now_ns: u64) {
+        loop {
+            let called = self.called.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some(number) = called else { return };
+            let Some(mut placed) = self.placed[number as usize].take() else { continue };
+            if placed.turn.take().is_some() {
+                self.read_path(number);
+                let view = self.view(number);
+                let router = &self.routers[self.replicas[number as usize] as usize];
+                router.decider.goes(&mut placed.decided, &view, Duration::from_nanos(now_ns));
+                self.placed[number as usize] = Some(placed);
+                self.submit(number, now_ns);
+            } else {
+                self.placed[number as usize] = Some(placed);
+            }
+        }
+    }
+
+    /// A request goes to its worker.
+    fn submit(&mut self, number: u32, now_ns: u64) {
         let record = &mut self.records[number as usize];
-        record.worker = worker;
-        record.hit_tokens = u32::try_from(decided.hit_tokens).unwrap_or(u32::MAX);
-        self.leases[number as usize] = Some(decided.lease);
-        self.engines[worker as usize].submit(workload, number, now_ns);
+        let worker = record.worker;
+        if let Some(Placed { decided, .. }) = &self.placed[number as usize] {
+            record.hit_tokens = u32::try_from(decided.hit_tokens).unwrap_or(u32::MAX);
+        }
+        self.read_path(number);
+        self.knowledge.dispatched(self.replicas[number as usize] as usize, worker, &self.path);
+        self.engines[worker as usize].submit(self.setup.workload, number, now_ns);
         self.expect(worker);
     }
 
@@ -283,11 +376,11 @@ impl<'a, E: Engine> Simulation<'a, E> {
         self.knowledge.forget(worker);
         let was_there = |number: &u32| {
             let at = *number as usize;
-            self.leases[at].is_some() && self.records[at].worker == worker
+            self.placed[at].is_some() && self.records[at].worker == worker
         };
-        let lost: Vec<u32> = (0..).take(self.leases.len()).filter(was_there).collect();
+        let lost: Vec<u32> = (0..).take(self.placed.len()).filter(was_there).collect();
         for number in &lost {
-            self.leases[*number as usize] = None;
+            self.placed[*number as usize] = None;
         }
         for number in lost {
             self.send(number, now_ns);
@@ -329,22 +422,22 @@ impl<'a, E: Engine> Simulation<'a, E> {
     fn begin(&mut self, number: u32, cached_tokens: u32, now_ns: u64) {
         let record = &mut self.records[number as usize];
         (record.first_ns, record.cached_tokens) = (now_ns, cached_tokens);
-        if let Some(lease) = &mut self.leases[number as usize] {
+        if let Some(Placed { decided: Decided { lease, .. }, .. }) = &mut self.placed[number as usize] {
             let router = &self.routers[self.replicas[number as usize] as usize];
             let now = Duration::from_nanos(now_ns);
             router.decider.first_token(lease, now, Some(cached_tokens as usize));
         }
-        let workload = self.setup.workload;
+        let worker = record.worker;
         if self.knowledge.minds_flight() {
-            workload.path(&workload.requests[number as usize], E::PARTIAL, &mut self.path);
+            self.read_path(number);
             let replica = self.replicas[number as usize] as usize;
-            self.knowledge.arrived_at(replica, record.worker, &self.path);
+            self.knowledge.arrived_at(replica, worker, &self.path);
         }
     }
 
     fn end(&mut self, number: u32, now_ns: u64) {
         self.records[number as usize].done_ns = now_ns;
-        self.leases[number as usize] = None;
+        self.placed[number as usize] = None;
         self.left -= 1;
         if let Some(follower) = self.followers[number as usize] {
             let request = &self.setup.workload.requests[follower as usize];

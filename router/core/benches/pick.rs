@@ -91,6 +91,7 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
                 held: HeldPrompt::default(),
                 prefill,
                 speed: PrefillSpeed::default(),
+                may_wait_since: None,
             };
             leases.iter_mut().last().map(Lease::first_token);
             leases.push(Lease::reserve(&worker.load, booking));

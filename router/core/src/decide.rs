@@ -133,12 +133,69 @@ impl Decider {
         now: Duration,
         learn: &mut Learn<'_>,
     ) -> Result<Decided, PickError> {
+        self.place(fleet, request, (among, now), true, learn)
+    }
+
+    /// Decides once more of a request that is in line, for it may be better off elsewhere by now. `before` is what was decided.
+    ///
+    /// # Errors
+    /// As [`Decider::decide`].
+    pub fn decide_again(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        (before, among): (Decided, Among<'_>),
+        now: Duration,
+    ) -> Result<Decided, PickError> {
+        self.decide_again_knowing(fleet, request, (before, among), now, &mut |_, _| {})
+    }
+
+    /// As [`Decider::decide_again`], with what [`Decider::decide_knowing`] is told.
+    ///
+    /// # Errors
+    /// As [`Decider::decide`].
+    pub fn decide_again_knowing(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        (before, among): (Decided, Among<'_>),
+        now: Duration,
+        learn: &mut Learn<'_>,
+    ) -> Result<Decided, PickError> {
+        drop(before);
+        self.place(fleet, request, (among, now), false, learn)
+    }
+
+    /// A request that was in line is sent `now`: enters the prompt as held by its worker.
+    pub fn goes(&self, decided: &mut Decided, request: &RequestView<'_>, now: Duration) {
+        let Decided { worker, lease, hit_tokens, basis, .. } = decided;
+        lease.goes(now);
+        if self.reads_prefixes() {
+            let index = &mut self.lock().index;
+            index.catch_up();
+            let hits = index.hits(request.blocks);
+            *hit_tokens = request.covered_tokens(hits.blocks(worker.slot));
+            let tells = tells(&worker.reports, request);
+            (*basis, lease.in_flight) = index.enter(worker.slot, (request.path(), &hits), tells);
+        }
+    }
+
+    fn place(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        (among, now): (Among<'_>, Duration),
+        is_new: bool,
+        learn: &mut Learn<'_>,
+    ) -> Result<Decided, PickError> {
         let eligible = Eligible::new(fleet, request, among);
         loop {
             let mut state = self.lock();
             let State { index, speeds, picks, unseen, rng, candidates } = &mut *state;
             index.catch_up();
-            speeds.arrival(now);
+            if is_new {
+                speeds.arrival(now);
+            }
             let speed = speeds.prefill();
             let hits = self.look_up(index, request);
             let moment = self.moment(now, request, speed);
@@ -160,11 +217,6 @@ impl Decider {
                 continue;
             };
             unseen.picked(picked.own_s);
-            let (basis, in_flight) = if self.reads_prefixes() {
-                index.enter(picked.slot, (request.path(), &hits), tells(&worker.reports, request))
-            } else {
-                (Basis::default(), None)
-            };
             *picks += 1;
             let booking = Booking {
                 pick: *picks,
@@ -173,10 +225,19 @@ impl Decider {
                 held: HeldPrompt::of(request),
                 prefill: picked.prefill(request),
                 speed,
+                may_wait_since: request.may_wait_since.filter(|_| self.policy.binds_late()),
             };
             let mut lease = Lease::reserve(&worker.load, booking);
-            lease.in_flight = in_flight;
             let hit_tokens = picked.hit_tokens as usize;
+            // What waits in line is nowhere yet, and goes elsewhere maybe.
+            let basis = if self.reads_prefixes() && !lease.waits() {
+                let (basis, in_flight) =
+                    index.enter(picked.slot, (request.path(), &hits), tells(&worker.reports, request));
+                lease.in_flight = in_flight;
+                basis
+            } else {
+                Basis::default()
+            };
             return Ok(Decided { worker: Arc::clone(worker), lease, trial, hit_tokens, basis });
         }
     }

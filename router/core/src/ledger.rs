@@ -5,7 +5,10 @@
 
 mod held;
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 pub use self::held::HeldPrompt;
@@ -126,11 +129,30 @@ impl WorkerLoad {
         self.row.held_tokens.store(count(held.tokens()), Ordering::Relaxed);
     }
 
+    /// Requests in line for this worker.
+    #[must_use]
+    pub fn in_line(&self) -> usize {
+        self.look(PrefillQueue::in_line)
+    }
+
+    /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s` here.
+    pub(crate) fn behind_s(&self, arrived_s: f64, own_s: f64) -> f64 {
+        self.look(|queue| queue.behind_s(arrived_s, own_s))
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&PrefillQueue) -> T) -> T {
+        // Nothing that holds it can panic half-way through a change.
+        look(&self.queue.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn change<T>(&self, change: impl FnOnce(&mut PrefillQueue) -> T) -> T {
         // Nothing that holds it can panic half-way through a change.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut queue);
+        let called = queue.call();
         queue.reading().show(&self.row);
+        drop(queue);
+        called.into_iter().for_each(Waker::wake);
         result
     }
 }
@@ -170,6 +192,28 @@ pub struct Booking {
     pub prefill: Prefill,
     /// How fast the fleet computes that.
     pub speed: PrefillSpeed,
+    /// When the request came, if it may wait in line until its worker has room.
+    pub may_wait_since: Option<Duration>,
+}
+
+/// How often a request in line is decided anew: often beside what a prompt takes, seldom beside what a decision does.
+pub const RECONSIDER_EVERY: Duration = Duration::from_millis(500);
+
+/// Ready once a request that is in line is to be sent to its worker. The place in line is the lease's.
+#[derive(Debug)]
+#[must_use = "a request in line is not to be sent yet"]
+pub struct Turn {
+    load: Arc<WorkerLoad>,
+    ticket: u64,
+}
+
+impl Future for Turn {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let waits = self.load.change(|queue| queue.waits(self.ticket, cx.waker()));
+        if waits { Poll::Pending } else { Poll::Ready(()) }
+    }
 }
 
 /// What one dispatched request occupies at its worker. Drop is release.
@@ -181,6 +225,8 @@ pub struct Lease {
     held: HeldPrompt,
     /// `None` once the first token has come.
     prefill_tokens: Option<u32>,
+    /// Whether it was put in line.
+    waits: bool,
     /// Its path in the prefix tree.
     pub(crate) in_flight: Option<InFlight>,
 }
@@ -189,7 +235,7 @@ impl Lease {
     /// Books a request.
     #[must_use]
     pub fn reserve(load: &Arc<WorkerLoad>, booking: Booking) -> Self {
-        let Booking { pick, now, context_tokens, held, prefill, speed } = booking;
+        let Booking { pick, now, context_tokens, held, prefill, speed, may_wait_since } = booking;
         load.note_usual(now);
         let row = &*load.row;
         let (context_tokens, prefill_tokens) = (count(context_tokens), count(prefill.new_tokens));
@@ -199,7 +245,10 @@ impl Lease {
         row.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
         load.change_held(|all| all.add(&held));
         row.last_pick.store(pick, Ordering::Relaxed);
-        let service_s = load.change(|queue| queue.push(pick, prefill, &speed, now));
+        let (service_s, waits) = load.change(|queue| match may_wait_since {
+            Some(since) => queue.push_or_wait(pick, (prefill, since.as_secs_f64()), &speed, now),
+            None => (queue.push(pick, prefill, &speed, now), false),
+        });
         load.sent_tokens.fetch_add(prefill.new_tokens as u64, Ordering::Relaxed);
         let service_us = Duration::try_from_secs_f64(service_s).map_or(0, |service| service.as_micros());
         load.sent_us.fetch_add(u64::try_from(service_us).unwrap_or(0), Ordering::Relaxed);
@@ -209,8 +258,26 @@ impl Lease {
             context_tokens,
             held,
             prefill_tokens: Some(prefill_tokens),
+            waits,
             in_flight: None,
         }
+    }
+
+    /// What a request in line waits for; `None` if it is to be sent at once.
+    #[must_use]
+    pub fn turn(&self) -> Option<Turn> {
+        self.waits.then(|| Turn { load: Arc::clone(&self.load), ticket: self.ticket })
+    }
+
+    /// Whether the request was put in line.
+    pub(crate) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// A request that was in line is sent `now`.
+    pub(crate) fn goes(&mut self, now: Duration) {
+        self.waits = false;
+        self.load.change(|queue| queue.goes(self.ticket, now));
     }
 
     /// The first token has come, or never will: the prefill is no longer owed. Teaches nothing.
@@ -270,7 +337,10 @@ mod tests {
         let now = Duration::from_secs(pick);
         let speed = PrefillSpeed { fixed_s: 0.25, token_s: 0.01, pair_s: 0.0, surprise: 0.0 };
         let held = HeldPrompt::default();
-        Lease::reserve(load, Booking { pick, now, context_tokens, held, prefill, speed })
+        Lease::reserve(
+            load,
+            Booking { pick, now, context_tokens, held, prefill, speed, may_wait_since: None },
+        )
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub(crate) struct Row {
     pub(crate) since_bits: AtomicU64,
     /// Seconds that all of those take, as an `f32`.
     pub(crate) owed_bits: AtomicU32,
+    /// Of these, seconds of those that wait in line to be sent, as an `f32`.
+    pub(crate) line_bits: AtomicU32,
     /// Seconds that the first of them takes, as an `f32`.
     pub(crate) head_bits: AtomicU32,
     /// Times the fleet's, as an `f32`, less one: an empty row is that of a worker as fast as the fleet.
@@ -77,7 +79,7 @@ impl Row {
             number.store(0, Ordering::Relaxed);
         }
         self.usual_at_bits.store(0, Ordering::Relaxed);
-        for seconds in [&self.owed_bits, &self.head_bits, &self.ratio_less_one_bits] {
+        for seconds in [&self.owed_bits, &self.line_bits, &self.head_bits, &self.ratio_less_one_bits] {
             seconds.store(0, Ordering::Relaxed);
         }
         self.last_pick.store(0, Ordering::Relaxed);

@@ -1,5 +1,7 @@
 //! All that a policy may see of a request.
 
+use std::time::Duration;
+
 use roundhouse_types::BlockHash;
 
 use crate::prefix::blocks::{Cut, MAX_BLOCKS, Path, ToolsSegment};
@@ -49,6 +51,8 @@ pub struct RequestView<'a> {
     pub prompt_bytes: usize,
     /// Estimated length of the prompt: bytes by the learned bytes a token of its model.
     pub prompt_tokens: usize,
+    /// When it came, on the clock of picks, if it may wait in line until its worker has room.
+    pub may_wait_since: Option<Duration>,
 }
 
 impl<'a> RequestView<'a> {

@@ -4,6 +4,7 @@
 //! d (s), p (s/token) and q (s/token²) by recursive least squares with forgetting; each worker's ratio to that, decayed, tells slow
 //! ones from fast ones. Knows no clock: readings come in. Fed by [`Lease`](crate::Lease); read by [`decide`](crate::decide).
 
+mod line;
 mod queue;
 mod regression;
 

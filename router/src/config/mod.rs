@@ -17,7 +17,9 @@ use rustls::pki_types::CertificateDer;
 use files::Files;
 pub use model_timeouts::ModelTimeouts;
 pub use units::{Share, TimeLimit};
-use units::{parse_bytes, parse_duration, parse_duration_or_zero, parse_share, parse_time_limit};
+use units::{
+    parse_bytes, parse_duration, parse_duration_or_zero, parse_share, parse_switch, parse_time_limit,
+};
 pub use workers::{is_worker_id, parse_worker};
 
 use crate::keys::{Keys, WorkerKeys};
@@ -35,6 +37,12 @@ pub struct Settings {
     /// pstack_prefix, pstack_session or prefix_hash
     #[arg(long, default_value = "prefix_aware", value_name = "NAME")]
     pub policy: String,
+
+    /// Whether requests wait in the router, in line, while the worker picked for them has enough to compute (on or off): until then they can
+    /// still go elsewhere, and short prompts go before long ones that came with them. Only prefix_aware does; `off` where
+    /// workers themselves order what waits, by priorities for instance
+    #[arg(long, default_value = "on", value_parser = parse_switch, action = clap::ArgAction::Set, value_name = "SWITCH")]
+    pub late_binding: bool,
 
     /// Address to serve clients on. Loopback, until an operator decides who may reach it
     #[arg(long, default_value = "127.0.0.1")]

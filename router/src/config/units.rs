@@ -95,6 +95,15 @@ impl Share {
     }
 }
 
+/// `on` or `off`.
+pub(super) fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("must be on or off".to_owned()),
+    }
+}
+
 /// `20%`, or `off`.
 pub(super) fn parse_share(text: &str) -> Result<Share, String> {
     if text == "off" {

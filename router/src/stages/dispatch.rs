@@ -22,7 +22,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::parse::{Parsed, Reading};
-use super::pick::{Picked, pick};
+use super::pick::{Picked, pick, take_turn};
 use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries, is_routers_own};
 use crate::app::App;
@@ -80,13 +80,22 @@ pub async fn dispatch(
     let mut request = outgoing(head, body);
     let deadline = Instant::now() + limits.total;
     let mut now = app.now();
+    // What computes no prompt does not wait for one.
+    let may_wait_since = (app.settings.late_binding && recorder.is_generation()).then_some(now);
     app.retry_budget.count_request(now);
     let mut retries = Retries::default();
     let begun = loop {
-        let picked = match pick(app, &reading, retries.among(), now) {
+        let picked = match pick(app, &reading, retries.among(), now, may_wait_since) {
+            Ok(picked) => {
+                let line = (retries.among(), may_wait_since);
+                take_turn(app, &reading, picked, line, (deadline, limits.total)).await
+            }
+            Err(error) => Err(error.into()),
+        };
+        let picked = match picked {
             Ok(picked) => picked,
             // Nobody is left: what the last one said is the answer, if one was asked at all.
-            Err(error) => break retries.give_up().unwrap_or(Err(error.into()))?,
+            Err(error) => break retries.give_up().unwrap_or(Err(error))?,
         };
         request.underway = limits.first_byte.map(|_| Arc::default());
         let failed = match attempt(app, (&request, &reading), picked, (limits, deadline), recorder).await {

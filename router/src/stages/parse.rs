@@ -108,6 +108,7 @@ impl Reading {
             block_tokens: None,
             prompt_bytes: self.prompt_bytes,
             prompt_tokens: self.prompt_tokens,
+            may_wait_since: None,
         }
     }
 }

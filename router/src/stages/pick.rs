@@ -1,14 +1,18 @@
 //! Stage 4: the fleet as it is now, the policy and the prefix tree → a worker, reserved.
 //!
+//! Where the policy binds late, a request waits here, in line, while its worker has enough to compute.
+//!
 //! Next: [`dispatch`](super::dispatch), which comes back here for another worker when an attempt failed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use router_core::{Among, Decided, PickError};
+use router_core::{Among, Decided, PickError, RECONSIDER_EVERY, RequestView};
+use tokio::time::{Instant, timeout_at};
 
 use super::parse::Reading;
 use crate::app::App;
+use crate::error::RequestError;
 use crate::fleet::Upstream;
 
 /// A worker that is booked for one attempt.
@@ -19,13 +23,59 @@ pub struct Picked {
     pub upstream: Option<Arc<Upstream>>,
 }
 
-/// Picks a worker `among` those that are left, as things stand `now`.
+/// Picks a worker `among` those that are left, as things stand `now`. With `may_wait_since`, when the request came, its turn may be yet to
+/// come: see [`take_turn`].
 ///
 /// # Errors
 /// [`PickError`] when there is none.
-pub fn pick(app: &App, reading: &Reading, among: Among<'_>, now: Duration) -> Result<Picked, PickError> {
+pub fn pick(
+    app: &App,
+    reading: &Reading,
+    among: Among<'_>,
+    now: Duration,
+    may_wait_since: Option<Duration>,
+) -> Result<Picked, PickError> {
     let roster = app.fleet.roster();
-    let decided = app.decider.decide(&roster.snapshot, &reading.view(), among, now)?;
+    let view = RequestView { may_wait_since, ..reading.view() };
+    let decided = app.decider.decide(&roster.snapshot, &view, among, now)?;
     let upstream = roster.upstream(&decided.worker);
     Ok(Picked { decided, upstream })
+}
+
+/// Waits until the picked worker has room for the request, if it is in line. While it waits it is decided anew every now and then: its worker
+/// may be down by now, or another may have become the better one. A client that leaves loses its place.
+///
+/// # Errors
+/// When there is no worker any more, or `deadline` has come.
+pub async fn take_turn(
+    app: &App,
+    reading: &Reading,
+    mut picked: Picked,
+    (among, may_wait_since): (Among<'_>, Option<Duration>),
+    (deadline, limit): (Instant, Duration),
+) -> Result<Picked, RequestError> {
+    let Some(mut turn) = picked.decided.lease.turn() else { return Ok(picked) };
+    let began = Instant::now();
+    let view = RequestView { may_wait_since, ..reading.view() };
+    loop {
+        let anew_at = Instant::now() + RECONSIDER_EVERY;
+        if timeout_at(anew_at.min(deadline), turn).await.is_ok() && picked.decided.worker.is_usable() {
+            app.decider.goes(&mut picked.decided, &view, app.now());
+            break;
+        }
+        if Instant::now() >= deadline {
+            return Err(RequestError::NoRoom { limit });
+        }
+        let roster = app.fleet.roster();
+        let before = (picked.decided, among);
+        let decided = app.decider.decide_again(&roster.snapshot, &view, before, app.now())?;
+        let upstream = roster.upstream(&decided.worker);
+        picked = Picked { decided, upstream };
+        match picked.decided.lease.turn() {
+            Some(next) => turn = next,
+            None => break,
+        }
+    }
+    app.metrics.line_seconds.observe(began.elapsed().as_secs_f64());
+    Ok(picked)
 }

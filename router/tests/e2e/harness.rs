@@ -211,6 +211,8 @@ pub(crate) struct Seen {
 pub(crate) enum Act {
     /// Writes bytes.
     Write(Vec<u8>),
+    /// Takes its time, as computing does.
+    Take(Duration),
     /// Waits for the test.
     Wait(Arc<Notify>),
     /// Waits until the router closes the connection, then tells the test.
@@ -323,6 +325,7 @@ async fn play(mut stream: TcpStream, models: &[&str], script: Script, log: Arc<M
                         return;
                     }
                 }
+                Act::Take(time) => tokio::time::sleep(time).await,
                 Act::Wait(signal) => signal.notified().await,
                 Act::TellWhenClosed(signal) => {
                     let mut sink = Vec::new();

@@ -13,6 +13,7 @@ mod grpc;
 mod harness;
 mod http2;
 mod keys;
+mod line;
 mod listener;
 mod predictions;
 mod proxy;

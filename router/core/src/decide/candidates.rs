@@ -22,6 +22,8 @@ use crate::worker::{Worker, is_draining, is_up, is_usable};
 /// like it. Kept between picks, for its room.
 #[derive(Default)]
 pub(super) struct Candidates {
+    /// Indices of those for whom requests wait in line.
+    with_lines: Vec<usize>,
     pub(super) list: Vec<Candidate>,
     /// What each of them said of its load last; empty where none says anything.
     reports: Vec<Option<LoadReport>>,
@@ -73,6 +75,8 @@ pub(super) struct Moment {
     /// How fast the fleet computes prompts; `None` for policies that do not go by time.
     speed: Option<PrefillSpeed>,
     now_s: f64,
+    /// When the request came.
+    arrived_s: f64,
     now_ms: u64,
     /// What the whole prompt takes, with nothing cached.
     cold_s: f64,
@@ -85,6 +89,7 @@ impl Moment {
             now,
             speed,
             now_s: now.as_secs_f64(),
+            arrived_s: request.may_wait_since.unwrap_or(now).as_secs_f64(),
             now_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
             cold_s: speed.map_or(0.0, |speed| speed.seconds(prefill)),
         }
@@ -111,6 +116,7 @@ impl Candidates {
         self.in_order = self.list.len();
         self.share = f64::from(looked_at) / f64::from(count.max(1));
         self.look_up(fleet, sought, most, draw);
+        self.pass_by(fleet, &sought.moment);
         if !self.reports.is_empty() {
             self.reports.resize(self.list.len(), None);
         }
@@ -183,8 +189,19 @@ impl Candidates {
         }
     }
 
+    /// Who goes after this request does not make it wait.
+    fn pass_by(&mut self, fleet: &FleetSnapshot, moment: &Moment) {
+        for at in self.with_lines.drain(..) {
+            let candidate = &mut self.list[at];
+            let load = &fleet.workers()[candidate.place as usize].load;
+            let behind_s = load.behind_s(moment.arrived_s, candidate.own_s);
+            candidate.queued_s = (candidate.queued_s - behind_s).max(0.0);
+        }
+    }
+
     fn clear(&mut self, standing: Rank) {
         self.list.clear();
+        self.with_lines.clear();
         self.reports.clear();
         (self.standing, self.requests, self.prefilling) = (standing, 0, 0);
         (self.busy, self.context_tokens) = (0, 0);
@@ -212,6 +229,9 @@ impl Candidates {
             candidate.usual_requests = usual;
             candidate.queued_s = queue.left_s(moment.now_s);
             candidate.own_s = f64::from(queue.ratio) * moment.cold_s;
+            if queue.line_s > 0.0 {
+                self.with_lines.push(self.list.len());
+            }
         }
         if row.load.tells_load.load(Ordering::Relaxed) > 0 {
             self.read_report(fleet.worker(row), moment.now);

@@ -4,6 +4,7 @@ use roundhouse_types::ChainHasher;
 
 use super::*;
 use crate::fleet::Fleet;
+use crate::ledger::LoadReading;
 use crate::policy::{Choice, by_name};
 use crate::prefix::{PromptBlocks, PromptHasher};
 use crate::reports::LoadReport;
@@ -536,4 +537,80 @@ fn in_a_large_fleet_a_prefix_that_all_hold_makes_no_candidates_of_all() {
     assert!(decided.hit_tokens > 0);
     let looked_at = decider.lock().candidates.list.len();
     assert!((257..=512).contains(&looked_at), "{looked_at}");
+}
+
+/// A prompt of 40,000 tokens by itself.
+fn long(name: &str) -> PromptBlocks {
+    hashed(&format!("{name} goes on and on. ").repeat(8_000))
+}
+
+fn may_wait(prompt: &PromptBlocks) -> RequestView<'_> {
+    RequestView { may_wait_since: Some(NOW), ..view(prompt) }
+}
+
+/// A worker's first tokens are seen.
+fn tells_first_tokens(decider: &Decider, fleet: &FleetSnapshot) {
+    let prompt = hashed("hello");
+    for _ in 0..20 * fleet.workers().len() {
+        let mut decided = decider.decide(fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+        decided.lease.first_token_at(NOW, None, &PrefillSpeed::default());
+    }
+}
+
+#[test]
+fn who_waits_in_line_is_nowhere_until_it_goes() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    tells_first_tokens(&decider, &fleet);
+    let prompts: Vec<_> = ["one", "two", "three"].map(long).into();
+    let decide =
+        |at: usize| decider.decide(&fleet, &may_wait(&prompts[at]), Among::Untried(&[]), NOW).unwrap();
+    let (mut first, second, mut third) = (decide(0), decide(1), decide(2));
+    assert!(first.lease.turn().is_none() && second.lease.turn().is_none());
+    let mut turn = third.lease.turn().expect("the worker has enough to compute");
+    let worker = Arc::clone(&third.worker);
+    assert_eq!((worker.load.in_line(), worker.load.read().requests), (1, 3));
+    let blocks = decider.tree_blocks();
+    let mut poll =
+        || std::pin::Pin::new(&mut turn).poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    assert!(poll().is_pending());
+    decider.first_token(&mut first.lease, NOW, None);
+    assert!(poll().is_ready());
+    decider.goes(&mut third, &may_wait(&prompts[2]), NOW);
+    assert!(third.lease.turn().is_none() && decider.tree_blocks() > blocks, "it is held there now");
+    drop((first, second, third));
+    assert_eq!(
+        (worker.load.in_line(), worker.load.read()),
+        (0, LoadReading { last_pick: worker.load.read().last_pick, ..LoadReading::default() })
+    );
+}
+
+#[test]
+fn who_waits_in_line_goes_elsewhere_when_that_is_better_and_leaves_nothing_behind() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    tells_first_tokens(&decider, &fleet);
+    let prompts: Vec<_> = ["one", "two", "three", "four", "five"].map(long).into();
+    let decide =
+        |at: usize| decider.decide(&fleet, &may_wait(&prompts[at]), Among::Untried(&[]), NOW).unwrap();
+    let mut there: Vec<_> = (0..4).map(decide).collect();
+    assert!(there.iter().all(|decided| decided.lease.turn().is_none()));
+    let last = decide(4);
+    assert!(last.lease.turn().is_some());
+    let (from, arrivals) = (Arc::clone(&last.worker), decider.lock().speeds.arrivals_per_s());
+    there.retain(|decided| decided.worker.slot == from.slot);
+    let again =
+        decider.decide_again(&fleet, &may_wait(&prompts[4]), (last, Among::Untried(&[])), NOW).unwrap();
+    assert!(again.worker.slot != from.slot && again.lease.turn().is_none());
+    assert_eq!((from.load.in_line(), from.load.read().requests), (0, 2));
+    assert_eq!(decider.lock().speeds.arrivals_per_s(), arrivals, "it has not come again");
+}
+
+#[test]
+fn others_policies_send_at_once() {
+    let (fleet, decider) = (fleet(1), decider("kv_aware"));
+    tells_first_tokens(&decider, &fleet);
+    let prompt = long("one");
+    let all: Vec<_> = (0..5)
+        .map(|_| decider.decide(&fleet, &may_wait(&prompt), Among::Untried(&[]), NOW).unwrap())
+        .collect();
+    assert!(all.iter().all(|decided| decided.lease.turn().is_none()));
 }

@@ -174,6 +174,11 @@ pub trait Policy: Send + Sync {
         PromptUse::None
     }
 
+    /// Whether requests wait in the router while their worker has enough to compute.
+    fn binds_late(&self) -> bool {
+        false
+    }
+
     /// How many workers it wants to look at. In a larger fleet it gets so many, other ones each time, and as many of those that hold most of the prompt.
     fn most_workers(&self) -> u32 {
         u32::MAX

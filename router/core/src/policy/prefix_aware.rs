@@ -251,6 +251,10 @@ impl Policy for PrefixAware {
         MOST_WORKERS
     }
 
+    fn binds_late(&self) -> bool {
+        true
+    }
+
     /// Seconds.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
         let fleet = Fleet::of(request, choice);

@@ -1,8 +1,12 @@
-//! What one worker owes: requests without a first token, in the order they were sent there.
+//! What one worker owes: requests without a first token, in the order they were sent there, and those that wait in line to be sent.
 
 use std::collections::VecDeque;
+use std::task::Waker;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
+use super::line::{Line, due_s};
 use super::{Observation, Prefill, PrefillSpeed, USUAL_SHARE};
 use crate::load_table::Row;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -15,13 +19,22 @@ const MOST_REQUESTS: usize = 4_096;
 /// So many streams in a row, and requests without a first token are not answers that come whole.
 const TELLING_STREAMS: u32 = 16;
 
+/// A worker that owes more has enough to compute until it is sent something again: many steps of short prompts, one of long ones.
+const ENOUGH_S: f64 = 1.0;
+/// So many requests wait at the worker in any case: one to be computed, and another when that is done.
+const LEAST_SENT: usize = 2;
+/// First tokens less whole answers of late that say when a worker has room; as many more are remembered.
+const TELLING_FIRST_TOKENS: u32 = 16;
+
 /// One request in the queue.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
-    ticket: u64,
-    sent: Duration,
-    prefill: Prefill,
-    service_s: f64,
+pub(super) struct Waiting {
+    pub(super) ticket: u64,
+    pub(super) sent: Duration,
+    pub(super) prefill: Prefill,
+    pub(super) service_s: f64,
+    /// Whether one that was sent after it has its first token: it has been computed too, and will tell with its whole answer.
+    pub(super) is_past: bool,
 }
 
 /// What ended with first tokens of one step.
@@ -40,6 +53,12 @@ struct Step {
 pub struct PrefillQueue {
     waiting: VecDeque<Waiting>,
     owed_s: f64,
+    /// How many of these have not been computed, as far as others' first tokens tell, and what they take.
+    ahead: (usize, f64),
+    /// Those that wait in the router.
+    line: Line,
+    /// First tokens less whole answers of late.
+    first_tokens: u32,
     /// What the step takes that is being computed, whatever is in it.
     fixed_s: f64,
     /// When the head began, as far as can be told.
@@ -59,6 +78,8 @@ pub struct PrefillQueue {
 pub struct QueueReading {
     /// Service of all that wait, in seconds, and the fixed part of a step.
     pub owed_s: f32,
+    /// Of it, that of those in line.
+    pub line_s: f32,
     /// The same of the first of them.
     pub head_s: f32,
     /// When the first of them began, in seconds on the clock of picks.
@@ -73,7 +94,15 @@ pub struct QueueReading {
 
 impl Default for QueueReading {
     fn default() -> Self {
-        Self { owed_s: 0.0, head_s: 0.0, since_s: 0.0, ratio: 1.0, joins_step: false, tells_delay: false }
+        Self {
+            owed_s: 0.0,
+            line_s: 0.0,
+            head_s: 0.0,
+            since_s: 0.0,
+            ratio: 1.0,
+            joins_step: false,
+            tells_delay: false,
+        }
     }
 }
 
@@ -83,6 +112,7 @@ impl QueueReading {
         let value = |bits: &AtomicU32| f32::from_bits(bits.load(Ordering::Relaxed));
         Self {
             owed_s: value(&row.owed_bits),
+            line_s: value(&row.line_bits),
             head_s: value(&row.head_bits),
             since_s: f64::from_bits(row.since_bits.load(Ordering::Relaxed)),
             ratio: 1.0 + value(&row.ratio_less_one_bits),
@@ -94,6 +124,7 @@ impl QueueReading {
     /// Shows it to picks.
     pub(crate) fn show(&self, row: &Row) {
         row.owed_bits.store(self.owed_s.to_bits(), Ordering::Relaxed);
+        row.line_bits.store(self.line_s.to_bits(), Ordering::Relaxed);
         row.head_bits.store(self.head_s.to_bits(), Ordering::Relaxed);
         row.since_bits.store(self.since_s.to_bits(), Ordering::Relaxed);
         row.ratio_less_one_bits.store((self.ratio - 1.0).to_bits(), Ordering::Relaxed);
@@ -127,7 +158,8 @@ impl PrefillQueue {
         let since_s = self.since.as_secs_f64();
         match self.waiting.front() {
             Some(head) => QueueReading {
-                owed_s: short(self.owed_s + self.fixed_s),
+                owed_s: short(self.owed_s + self.line.owed_s() + self.fixed_s),
+                line_s: short(self.line.owed_s()),
                 head_s: short(head.service_s + self.fixed_s),
                 since_s,
                 ratio,
@@ -145,20 +177,94 @@ impl PrefillQueue {
 
     /// A request is sent to the worker; `speed` is the fleet's. Returns what its prefill is expected to take, in seconds.
     pub fn push(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) -> f64 {
+        let one = self.expected(ticket, prefill, speed, now);
+        self.send(one);
+        one.service_s
+    }
+
+    /// The same, unless the worker has enough to compute: then the request, which came at `arrived_s`, gets into line. Returns whether it did
+    /// as well.
+    pub fn push_or_wait(
+        &mut self,
+        ticket: u64,
+        (prefill, arrived_s): (Prefill, f64),
+        speed: &PrefillSpeed,
+        now: Duration,
+    ) -> (f64, bool) {
+        let one = self.expected(ticket, prefill, speed, now);
+        let goes = self.has_room() || self.waiting.len() + self.line.len() >= MOST_REQUESTS;
+        if goes {
+            self.send(one);
+        } else {
+            self.line.enter(due_s(arrived_s, one.service_s), one);
+        }
+        (one.service_s, !goes)
+    }
+
+    fn expected(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) -> Waiting {
+        let ratio = self.ratio.value();
+        self.fixed_s = speed.fixed_s * ratio;
+        let service_s = speed.seconds(prefill) * ratio;
+        Waiting { ticket, sent: now, prefill, service_s, is_past: false }
+    }
+
+    fn send(&mut self, one: Waiting) {
         if self.waiting.is_empty() {
-            self.since = now;
+            self.since = one.sent;
             self.behind = 0;
         } else {
             self.behind += 1;
         }
-        let ratio = self.ratio.value();
-        let service_s = speed.seconds(prefill) * ratio;
         if self.waiting.len() < MOST_REQUESTS {
-            self.fixed_s = speed.fixed_s * ratio;
-            self.owed_s += service_s;
-            self.waiting.push_back(Waiting { ticket, sent: now, prefill, service_s });
+            self.owed_s += one.service_s;
+            self.ahead = (self.ahead.0 + 1, self.ahead.1 + one.service_s);
+            self.waiting.push_back(one);
         }
-        service_s
+    }
+
+    /// Whether the worker should be sent more, so that it never waits for work. One that does not say when it has begun gets everything.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let (count, owed_s) = self.ahead;
+        self.first_tokens < TELLING_FIRST_TOKENS || count < LEAST_SENT || owed_s <= ENOUGH_S
+    }
+
+    /// Sends as many of those in line as there is room for: those to be woken.
+    pub fn call(&mut self) -> SmallVec<[Waker; 2]> {
+        let mut called = SmallVec::new();
+        while self.line.len() > 0 && self.has_room() {
+            let Some((one, waker)) = self.line.next() else { break };
+            // When it goes is told by itself, in a moment.
+            self.send(Waiting { sent: self.since.max(one.sent), ..one });
+            called.extend(waker);
+        }
+        called
+    }
+
+    /// Whether a request is in line; `waker` is woken when it is sent.
+    pub fn waits(&mut self, ticket: u64, waker: &Waker) -> bool {
+        self.line.waits(ticket, waker)
+    }
+
+    /// One that was called goes `now`.
+    pub fn goes(&mut self, ticket: u64, now: Duration) {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
+        self.waiting[at].sent = now;
+        if at == 0 {
+            self.since = self.since.max(now);
+        }
+    }
+
+    /// Requests in line.
+    #[must_use]
+    pub fn in_line(&self) -> usize {
+        self.line.len()
+    }
+
+    /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s`.
+    #[must_use]
+    pub fn behind_s(&self, arrived_s: f64, own_s: f64) -> f64 {
+        self.line.behind_s(due_s(arrived_s, own_s))
     }
 
     /// A request waits no more, for whatever reason.
@@ -167,10 +273,32 @@ impl PrefillQueue {
     }
 
     fn take(&mut self, ticket: u64) -> Option<Waiting> {
-        let at = self.waiting.iter().position(|waiting| waiting.ticket == ticket)?;
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) else {
+            return self.line.leave(ticket);
+        };
         let waiting = self.waiting.remove(at)?;
-        self.owed_s = if self.waiting.is_empty() { 0.0 } else { (self.owed_s - waiting.service_s).max(0.0) };
+        let is_last = self.waiting.is_empty();
+        self.owed_s = if is_last { 0.0 } else { (self.owed_s - waiting.service_s).max(0.0) };
+        if !waiting.is_past {
+            self.passes(waiting.service_s);
+        }
         Some(waiting)
+    }
+
+    /// One of those ahead, which takes `service_s`, has been computed or has left.
+    fn passes(&mut self, service_s: f64) {
+        let (count, owed_s) = (self.ahead.0.saturating_sub(1), self.ahead.1 - service_s);
+        self.ahead = (count, if count == 0 { 0.0 } else { owed_s.max(0.0) });
+    }
+
+    /// A first token has come: engines compute in the order of arrival, so who was sent before that request has been computed as well.
+    fn pass_before(&mut self, ticket: u64) {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
+        for number in 0..at {
+            if !std::mem::replace(&mut self.waiting[number].is_past, true) {
+                self.passes(self.waiting[number].service_s);
+            }
+        }
     }
 
     /// A request's whole answer comes `now`, its first token with its last. Returns how long it took, from being sent on, which its prefill
@@ -178,6 +306,7 @@ impl PrefillQueue {
     pub fn whole_answer(&mut self, ticket: u64, now: Duration) -> Option<Observation> {
         let Waiting { sent, prefill, .. } = self.take(ticket)?;
         self.streams = 0;
+        self.first_tokens = self.first_tokens.saturating_sub(1);
         Some(Observation {
             seconds: now.saturating_sub(sent).as_secs_f64(),
             new_tokens: prefill.new_tokens as f64,
@@ -195,8 +324,10 @@ impl PrefillQueue {
         cached_tokens: Option<usize>,
         speed: &PrefillSpeed,
     ) -> Option<Observation> {
+        self.pass_before(ticket);
         let expected = self.remove(ticket)?;
         self.streams = self.streams.saturating_add(1);
+        self.first_tokens = (self.first_tokens + 1).min(2 * TELLING_FIRST_TOKENS);
         let prefill = cached_tokens.map_or(expected, |cached_tokens| expected.with_cached(cached_tokens));
         if let Some(step) = self.step.as_mut().filter(|step| now.saturating_sub(step.at) < SAME_STEP) {
             step.new_tokens += prefill.new_tokens as f64;

@@ -274,3 +274,76 @@ fn arrivals_are_counted_from_the_first_on_and_forgotten() {
     }
     assert!((0.2..0.35).contains(&arrivals.per_second()), "{}", arrivals.per_second());
 }
+
+const LONG: Prefill = Prefill { new_tokens: 20_000, cached_tokens: 0 };
+const SHORT: Prefill = Prefill { new_tokens: 100, cached_tokens: 0 };
+
+/// A worker whose first tokens have been seen, with nothing to do.
+fn telling() -> (PrefillQueue, PrefillSpeed) {
+    let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
+    for ticket in 0..40 {
+        queue.push(ticket, SHORT, &speed, seconds(1.0));
+        queue.first_token(ticket, seconds(2.0), None, &speed);
+    }
+    (queue, speed)
+}
+
+fn enter(queue: &mut PrefillQueue, ticket: u64, prefill: Prefill, speed: &PrefillSpeed) -> bool {
+    let (_, waits) = queue.push_or_wait(ticket, (prefill, 3.0), speed, seconds(3.0));
+    waits
+}
+
+#[test]
+fn a_worker_that_has_enough_to_compute_gets_no_more_until_a_first_token_comes() {
+    let (mut queue, speed) = telling();
+    let waits: Vec<bool> = (100..104).map(|ticket| enter(&mut queue, ticket, LONG, &speed)).collect();
+    assert_eq!(waits, [false, false, true, true]);
+    assert!(enter(&mut queue, 104, SHORT, &speed));
+    let reading = queue.reading();
+    let long_s = speed.seconds(LONG) as f32;
+    assert!((reading.line_s - 2.0 * long_s).abs() < 0.1 && reading.owed_s > 4.0 * long_s);
+    assert!(queue.call().is_empty() && queue.in_line() == 3);
+    queue.first_token(100, seconds(5.0), None, &speed);
+    let waker = std::task::Waker::noop();
+    assert!(queue.waits(104, waker) && queue.waits(102, waker));
+    assert_eq!(queue.call().len(), 1, "one there, one to come");
+    assert!(!queue.waits(104, waker) && queue.waits(102, waker), "the short one goes first");
+    queue.goes(104, seconds(5.0));
+    queue.remove(102);
+    queue.remove(103);
+    assert_eq!((queue.in_line(), queue.reading().line_s), (0, 0.0));
+}
+
+#[test]
+fn many_short_prompts_are_not_enough_to_compute() {
+    let (mut queue, speed) = telling();
+    let waits = (100..300).map(|ticket| enter(&mut queue, ticket, SHORT, &speed));
+    let sent = waits.take_while(|waits| !waits).count();
+    assert!((100..=199).contains(&sent), "a second of them: {sent}");
+}
+
+#[test]
+fn a_worker_that_tells_of_no_first_tokens_gets_everything() {
+    let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
+    assert!((0..50).all(|ticket| !enter(&mut queue, ticket, LONG, &speed)));
+    let (mut queue, speed) = telling();
+    for ticket in 100..140 {
+        queue.push(ticket, SHORT, &speed, seconds(3.0));
+        queue.whole_answer(ticket, seconds(4.0));
+    }
+    assert!((200..250).all(|ticket| !enter(&mut queue, ticket, LONG, &speed)), "answers come whole");
+}
+
+#[test]
+fn what_answers_whole_makes_nobody_wait_once_a_later_one_has_its_first_token() {
+    let (mut queue, speed) = telling();
+    // The first of them will tell of its prefill with its whole answer.
+    assert!(!enter(&mut queue, 100, LONG, &speed) && !enter(&mut queue, 101, LONG, &speed));
+    assert!(enter(&mut queue, 102, LONG, &speed));
+    queue.first_token(101, seconds(5.0), None, &speed);
+    queue.call();
+    assert_eq!(queue.in_line(), 0);
+    assert!(!enter(&mut queue, 103, LONG, &speed), "102 is the only one there");
+    queue.whole_answer(100, seconds(9.0));
+    assert!(enter(&mut queue, 104, LONG, &speed), "102 and 103 are");
+}

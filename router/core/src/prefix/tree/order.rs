@@ -9,6 +9,10 @@ const MOMENT_BITS: u32 = 10;
 /// Evicted at a time from a large tree, because finding the worker costs a look at all of them.
 const BATCH_BLOCKS: usize = 64;
 
+/// Blocks in use that are passed over in search of one to evict. Where requests in flight hold more than a worker's bounds the next
+/// insertion goes on from there; a search to the end would cost each of them a walk over all that the worker holds.
+const MOST_LOOKS: usize = 64;
+
 /// What a worker tells of its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WorkerTells {
@@ -183,7 +187,10 @@ impl PrefixTree {
     /// one that is pinned, is in use, whatever the order says, and goes to the front. Returns whether there was one. To be swept.
     pub(super) fn evict_oldest(&mut self, worker: WorkerSlot) -> bool {
         let mut to_look_at = self.workers[worker.index()].blocks;
-        while to_look_at > 0 {
+        for _ in 0..MOST_LOOKS {
+            if to_look_at == 0 {
+                break;
+            }
             let oldest = self.workers[worker.index()].oldest;
             if self.holdings[oldest].ties == 0 {
                 if !self.shorten(oldest) {

@@ -1,0 +1,142 @@
+//! Requests that wait in the router for a worker which has enough to compute.
+//!
+//! An engine computes prompts as they come, and keeps what was sent to it. What waits here can still go elsewhere, is lost with nobody, and
+//! goes in a better order: whoever would take the least of those that came about the same time. Knows no clock and no tasks but their wakers.
+//! Used by [`PrefillQueue`](super::PrefillQueue) alone.
+
+use std::task::Waker;
+
+use super::queue::Waiting;
+
+/// How much later a request may go, for each second that its own prefill takes, than one that takes none: short prompts do not wait for long
+/// ones that came a moment before, and no prompt waits for ever.
+const LATER_BY_OWN: f64 = 4.0;
+/// Of those in line so many are looked at by each pick; whoever has more before it knows enough.
+const MOST_COUNTED: usize = 64;
+
+/// When a request is due that came at `arrived_s` and takes `own_s`.
+#[must_use]
+pub(crate) fn due_s(arrived_s: f64, own_s: f64) -> f64 {
+    arrived_s + LATER_BY_OWN * own_s
+}
+
+/// One in line.
+#[derive(Debug)]
+pub(super) struct InLine {
+    due_s: f64,
+    pub(super) waiting: Waiting,
+    waker: Option<Waker>,
+}
+
+/// Those who wait for one worker.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// The next to go is the last.
+    requests: Vec<InLine>,
+    owed_s: f64,
+}
+
+impl Line {
+    pub(super) fn enter(&mut self, due_s: f64, waiting: Waiting) {
+        let at = self.requests.partition_point(|other| other.due_s > due_s);
+        self.owed_s += waiting.service_s;
+        self.requests.insert(at, InLine { due_s, waiting, waker: None });
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// What all of them take, in seconds.
+    pub(super) fn owed_s(&self) -> f64 {
+        self.owed_s
+    }
+
+    /// What those take who go after one that is due at `due_s`.
+    pub(super) fn behind_s(&self, due_s: f64) -> f64 {
+        let mut before_s = 0.0;
+        for (number, request) in self.requests.iter().rev().enumerate() {
+            if request.due_s > due_s {
+                return (self.owed_s - before_s).max(0.0);
+            }
+            if number >= MOST_COUNTED {
+                break;
+            }
+            before_s += request.waiting.service_s;
+        }
+        0.0
+    }
+
+    /// The next to go.
+    pub(super) fn next(&mut self) -> Option<(Waiting, Option<Waker>)> {
+        let next = self.requests.pop()?;
+        self.left(&next);
+        Some((next.waiting, next.waker))
+    }
+
+    pub(super) fn leave(&mut self, ticket: u64) -> Option<Waiting> {
+        let at = self.requests.iter().position(|request| request.waiting.ticket == ticket)?;
+        let gone = self.requests.remove(at);
+        self.left(&gone);
+        Some(gone.waiting)
+    }
+
+    /// Whether `ticket` still waits; `waker` is told when it goes.
+    pub(super) fn waits(&mut self, ticket: u64, waker: &Waker) -> bool {
+        let found = self.requests.iter_mut().find(|request| request.waiting.ticket == ticket);
+        found.map(|request| request.waker = Some(waker.clone())).is_some()
+    }
+
+    fn left(&mut self, gone: &InLine) {
+        // Sums of many differences are off by a little.
+        self.owed_s =
+            if self.requests.is_empty() { 0.0 } else { (self.owed_s - gone.waiting.service_s).max(0.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::speed::Prefill;
+
+    fn one(ticket: u64, service_s: f64) -> Waiting {
+        let prefill = Prefill { new_tokens: 1, cached_tokens: 0 };
+        Waiting { ticket, sent: Duration::ZERO, prefill, service_s, is_past: false }
+    }
+
+    #[test]
+    fn who_takes_least_goes_first_and_who_takes_much_does_not_wait_for_ever() {
+        let mut line = Line::default();
+        let arrivals = [(1, 0.0, 2.0), (2, 1.0, 0.1), (3, 2.0, 0.1), (4, 7.0, 0.5), (5, 9.0, 0.1)];
+        for (ticket, arrived_s, own_s) in arrivals {
+            line.enter(due_s(arrived_s, own_s), one(ticket, own_s));
+        }
+        assert!(line.len() == 5 && (line.owed_s() - 2.8).abs() < 1e-9);
+        let order: Vec<u64> = std::iter::from_fn(|| line.next()).map(|(waiting, _)| waiting.ticket).collect();
+        assert_eq!(order, [2, 3, 1, 4, 5]);
+        assert_eq!((line.len(), line.owed_s()), (0, 0.0));
+    }
+
+    #[test]
+    fn equals_go_in_the_order_they_came() {
+        let mut line = Line::default();
+        (1..=3).for_each(|ticket| line.enter(1.0, one(ticket, 0.5)));
+        assert!(line.leave(2).is_some() && line.leave(2).is_none());
+        assert_eq!(line.next().unwrap().0.ticket, 1);
+        assert_eq!(line.next().unwrap().0.ticket, 3);
+        assert!(line.next().is_none());
+    }
+
+    #[test]
+    fn one_that_comes_waits_for_those_alone_who_go_before_it() {
+        let mut line = Line::default();
+        for (ticket, due_s) in [(1, 5.0), (2, 7.0), (3, 9.0)] {
+            line.enter(due_s, one(ticket, 1.0));
+        }
+        for (due_s, behind_s) in [(0.0, 3.0), (5.0, 2.0), (8.0, 1.0), (9.5, 0.0)] {
+            assert_eq!(line.behind_s(due_s), behind_s, "{due_s}");
+        }
+    }
+}
