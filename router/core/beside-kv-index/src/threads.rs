@@ -1,32 +1,49 @@
-//! What a second thread adds: decisions of one decider that both have, with the hashing, and beside it of one decider each.
+//! What a second thread adds: decisions of one decider that both have, with the hashing, and smg's tree of text, whose nodes have a lock
+//! each; beside them what two threads reach here that share nothing, and what it takes to hand memory from core to core.
 
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use kv_index::StringTree;
 use router_core::prefix::tree::TreeLimits;
 use router_core::{Among, Decider, Fleet, FleetSnapshot, RequestView, WorkerId, WorkerSpec, policy};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::contestants::hashed;
+use crate::contestants::{KEPT_BYTES, hashed, tenants};
 use crate::prompts;
 use crate::speed::median;
 
 const ROUNDS: usize = 15;
 const SLICE: Duration = Duration::from_millis(60);
+const SIZES: [usize; 3] = [1, 16, 200];
 
-/// The ratio of one and the same decider for both threads, and of one for each, which is what this machine can give at most.
+pub fn table() {
+    println!("two threads, prompts a second of one (median of {ROUNDS} rounds)");
+    println!("| | 1 KB | 16 KB | 200 KB |\n|---|---|---|---|");
+    rows("ours, hash and decide, 4 workers", SIZES.map(gain::<Router>));
+    rows("kv-index, text, 16 workers", SIZES.map(gain::<SmgText>));
+    println!("\nfrom core to core a line of memory takes {:.0} ns\n", hand_over_ns());
+}
+
+/// The ratio of one and the same tree for both threads, and of one for each, which is what this machine can give at most.
 struct Gain {
     shared: f64,
     apart: f64,
 }
 
-pub fn table() {
-    println!("two threads, prompts a second of one (median of {ROUNDS} rounds)");
-    println!("| | 1 KB | 16 KB | 200 KB |\n|---|---|---|---|");
-    let gains = [1, 16, 200].map(gain);
+fn rows(name: &str, gains: [Gain; 3]) {
     let row = |of: fn(&Gain) -> f64| gains.each_ref().map(|gain| format!("{:.2}", of(gain))).join(" | ");
-    println!("| hash and decide, 4 workers | {} |", row(|gain| gain.shared));
-    println!("| the same, each thread with a router of its own | {} |\n", row(|gain| gain.apart));
+    println!("| {name} | {} |", row(|gain| gain.shared));
+    println!("| the same, one for each thread | {} |", row(|gain| gain.apart));
+}
+
+/// What two threads may have in common.
+trait Served: Default + Sync {
+    fn serve(&self, prompt: &str, number: u64);
+    /// Between rounds.
+    fn sweep(&self) {}
 }
 
 struct Router {
@@ -34,8 +51,8 @@ struct Router {
     decider: Decider,
 }
 
-impl Router {
-    fn new() -> Self {
+impl Default for Router {
+    fn default() -> Self {
         let spec = |n: usize| WorkerSpec {
             id: WorkerId::new(&format!("w{n}")),
             address: format!("http://w{n}:8000"),
@@ -50,62 +67,111 @@ impl Router {
         let decider = Decider::new(policy, TreeLimits::within_bytes(64 << 20), 1);
         Self { fleet, decider }
     }
+}
 
-    /// Decides one after the other, hashing each, for that long. Returns how many a second.
-    fn decide_for(&self, time: Duration, prompts: &mut Prompts) -> f64 {
-        let began = Instant::now();
-        let mut count = 0;
-        while began.elapsed() < time {
-            let blocks = hashed(prompts.next());
-            let request = RequestView {
-                blocks: &blocks.hashes,
-                prompt_bytes: blocks.prompt_bytes,
-                prompt_tokens: blocks.prompt_bytes / 4,
-                ..RequestView::default()
-            };
-            drop(self.decider.decide(&self.fleet, &request, Among::Untried(&[]), Duration::ZERO));
-            count += 1;
-        }
-        f64::from(count) / began.elapsed().as_secs_f64()
+impl Served for Router {
+    fn serve(&self, prompt: &str, _: u64) {
+        let blocks = hashed(prompt);
+        let request = RequestView {
+            blocks: &blocks.hashes,
+            prompt_bytes: blocks.prompt_bytes,
+            prompt_tokens: blocks.prompt_bytes / 4,
+            ..RequestView::default()
+        };
+        drop(self.decider.decide(&self.fleet, &request, Among::Untried(&[]), Duration::ZERO));
     }
 }
 
-fn gain(kilobytes: usize) -> Gain {
-    let (first, second) = (Router::new(), Router::new());
+struct SmgText {
+    tree: StringTree,
+    tenants: Vec<String>,
+}
+
+impl Default for SmgText {
+    fn default() -> Self {
+        Self { tree: StringTree::new(), tenants: tenants() }
+    }
+}
+
+impl Served for SmgText {
+    fn serve(&self, prompt: &str, number: u64) {
+        black_box(self.tree.match_and_insert(prompt, &self.tenants[prompts::worker(number) as usize]));
+    }
+
+    fn sweep(&self) {
+        self.tree.evict_tenant_by_size(KEPT_BYTES / self.tenants.len());
+    }
+}
+
+fn gain<T: Served>(kilobytes: usize) -> Gain {
+    let (first, second) = (T::default(), T::default());
     let (mut shared, mut apart) = (Vec::new(), Vec::new());
     let mut next = 0;
-    let mut run = |routers: &[&Router]| {
+    let mut run = |both: &[&T]| {
         next += 1;
-        prompts_a_second(routers, kilobytes, next)
+        prompts_a_second(both, kilobytes, next)
     };
     for _ in 0..=ROUNDS {
         let one = run(&[&first]);
         shared.push(run(&[&first, &first]) / one);
         apart.push(run(&[&first, &second]) / one);
+        first.sweep();
+        second.sweep();
     }
     // The first round warms up.
     Gain { shared: median(shared.split_off(1)), apart: median(apart.split_off(1)) }
 }
 
-/// What threads decide together, each on a core of its own and at its own router of `routers`.
-fn prompts_a_second(routers: &[&Router], kilobytes: usize, run: u64) -> f64 {
-    let barrier = Barrier::new(routers.len());
+/// What threads do together, each on a core of its own.
+fn prompts_a_second<T: Served>(of_threads: &[&T], kilobytes: usize, run: u64) -> f64 {
+    let barrier = Barrier::new(of_threads.len());
+    let work = |core: usize, tree: &T| {
+        let mut prompts = Prompts::new(kilobytes, (run << 1 | core as u64) << 32);
+        stay_on(core);
+        barrier.wait();
+        let (began, mut count) = (Instant::now(), 0);
+        while began.elapsed() < SLICE {
+            let (prompt, number) = prompts.next();
+            tree.serve(prompt, number);
+            count += 1;
+        }
+        f64::from(count) / began.elapsed().as_secs_f64()
+    };
+    let work = &work;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = routers
-            .iter()
-            .enumerate()
-            .map(|(core, router)| {
-                let barrier = &barrier;
-                scope.spawn(move || {
-                    let mut prompts = Prompts::new(kilobytes, (run << 1 | core as u64) << 32);
-                    stay_on(core);
-                    barrier.wait();
-                    router.decide_for(SLICE, &mut prompts)
-                })
-            })
-            .collect();
+        let threads: Vec<_> =
+            of_threads.iter().enumerate().map(|(core, tree)| scope.spawn(move || work(core, tree))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no decision panics")).sum()
     })
+}
+
+/// Half of what it takes to send a number there and get the next one back.
+fn hand_over_ns() -> f64 {
+    const TURNS: u32 = 200_000;
+    let line = AtomicU32::new(0);
+    let take_turns = |core: usize| {
+        stay_on(core);
+        let began = Instant::now();
+        for turn in (core as u32..TURNS).step_by(2) {
+            while line.load(Ordering::Acquire) != turn {
+                spin_loop();
+            }
+            line.store(turn + 1, Ordering::Release);
+        }
+        began.elapsed().as_secs_f64() * 1e9 / f64::from(TURNS)
+    };
+    let take_turns = &take_turns;
+    median(
+        (0..ROUNDS)
+            .map(|_| {
+                line.store(0, Ordering::Relaxed);
+                std::thread::scope(|scope| {
+                    scope.spawn(move || take_turns(1));
+                    scope.spawn(move || take_turns(0)).join().expect("nothing in it panics")
+                })
+            })
+            .collect(),
+    )
 }
 
 /// Otherwise the two are now and then on one core, while something else runs on the other.
@@ -127,11 +193,12 @@ impl Prompts {
         Self { of_beginnings, number: first }
     }
 
-    fn next(&mut self) -> &str {
+    fn next(&mut self) -> (&str, u64) {
         self.number += 1;
         let prompt = &mut self.of_beginnings[(self.number % prompts::SHARED) as usize];
         let own = prompt.len() * 3 / 4;
-        prompt.replace_range(own..own + 16, &format!("{:016x}", self.number));
-        prompt
+        let letters: [u8; 16] = std::array::from_fn(|at| b'a' + (self.number >> (4 * at) & 15) as u8);
+        prompt.replace_range(own..own + 16, std::str::from_utf8(&letters).expect("they are letters"));
+        (prompt, self.number)
     }
 }
