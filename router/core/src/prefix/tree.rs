@@ -166,10 +166,12 @@ impl PrefixTree {
         let (mut deep, mut node) = reached;
         let most = self.nodes.holders(first).len();
         let mut found: SmallVec<[(WorkerSlot, usize); 8]> = SmallVec::new();
+        let mut known: SmallVec<[WorkerSlot; 32]> = SmallVec::new();
         // Holders only grow fewer with depth, so two depths with equally many holders have the same ones, and what
         // lies between them is skipped.
         loop {
-            let mut known: SmallVec<[WorkerSlot; 32]> = found.iter().map(|(worker, _)| *worker).collect();
+            known.clear();
+            known.extend(found.iter().map(|(worker, _)| *worker));
             known.sort_unstable();
             let new = self.nodes.holders(node).iter().map(|(worker, _)| *worker);
             found.extend(
