@@ -63,11 +63,13 @@ impl Nodes {
     /// The node of `hash`, a block that comes right after that of `above`. Mostly it is the newest there, which lies beside `above`, while
     /// a place in the map is three waits for memory.
     pub(super) fn find_below(&self, above: u32, hash: BlockHash) -> Option<u32> {
-        let newest = self.nodes[above].first_child;
-        if newest == NONE {
-            return None;
-        }
-        if self.nodes[newest].hash == hash { Some(newest) } else { self.find(hash) }
+        let found = match self.nodes[above].first_child {
+            NONE => None,
+            newest if self.nodes[newest].hash == hash => Some(newest),
+            _ => self.find(hash),
+        };
+        debug_assert_eq!(found, self.find(hash));
+        found
     }
 
     /// Makes the node of `hash`, of which there is none, below `parent`. It is found from the next [`Nodes::index_made`] on.
