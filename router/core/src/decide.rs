@@ -20,7 +20,7 @@ use crate::prefix::{PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{PrefillSpeed, Speeds};
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sync::{Mutex, MutexGuard, lock_soon};
 use crate::unseen::UnseenPicks;
 use crate::worker::{Worker, WorkerSlot};
 use candidates::{Candidates, Eligible, Moment, Sought};
@@ -35,6 +35,8 @@ pub struct Decider {
     state: Mutex<State>,
 }
 
+/// Not in the line of memory with the lock, which whoever waits for it takes from whoever has it.
+#[repr(align(128))]
 struct State {
     index: PrefixIndex,
     speeds: Speeds,
@@ -389,7 +391,7 @@ impl Decider {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while it was held left a tree that is at worst out of date.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock_soon(&self.state)
     }
 }
 

@@ -54,7 +54,7 @@ impl Contestant for Ours {
     }
 }
 
-fn tenants() -> Vec<String> {
+pub fn tenants() -> Vec<String> {
     (0..WORKERS).map(|worker| format!("http://worker-{worker}:8000")).collect()
 }
 

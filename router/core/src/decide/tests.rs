@@ -613,4 +613,44 @@ fn others_policies_send_at_once() {
         .map(|_| decider.decide(&fleet, &may_wait(&prompt), Among::Untried(&[]), NOW).unwrap())
         .collect();
     assert!(all.iter().all(|decided| decided.lease.turn().is_none()));
+#[test]
+fn threads_that_decide_fail_end_and_forget_at_once_leave_a_sound_tree_and_idle_workers() {
+    const TOTAL_BLOCKS: usize = 120;
+    let fleet = fleet(3);
+    let limits = TreeLimits { total_blocks: TOTAL_BLOCKS, worker_blocks: 60 };
+    let decider = Decider::new(by_name("prefix_aware").unwrap(), limits, 1);
+    let work = &|seed: u64| {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut running: Vec<Decided> = Vec::new();
+        for turn in 0..300 {
+            let system = format!("system prompt {} ", rng.random_range(0..4)).repeat(30);
+            let own = format!("{seed} {} ", turn / 2).repeat(rng.random_range(1..60));
+            let prompt = hashed(&(system + &own));
+            let mut one = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+            match rng.random_range(0..8) {
+                0 => decider.take_back(&mut one.lease, one.worker.slot, &prompt.hashes, one.basis),
+                1 => decider.first_token(&mut one.lease, NOW, None),
+                2 if seed == 0 => decider.forget(one.worker.slot),
+                _ => {}
+            }
+            running.push(one);
+            if running.len() > 4 {
+                running.swap_remove(rng.random_range(0..4));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            scope.spawn(move || work(seed));
+        }
+    });
+    decider.lock().index.catch_up();
+    decider.lock().index.tree().check_invariants();
+    assert!((1..=TOTAL_BLOCKS).contains(&decider.tree_blocks()), "{}", decider.tree_blocks());
+    for worker in fleet.workers() {
+        let load = worker.load.read();
+        assert_eq!((load.requests, load.prefilling, load.prefill_tokens, load.held_tokens), (0, 0, 0, 0));
+    }
+    decider.forget_unused_since(decider.tree_clock());
+    assert_eq!(decider.tree_blocks(), 0, "a pin was lost");
 }

@@ -26,7 +26,7 @@ use crate::worker::WorkerSlot;
 
 const NONE: u32 = u32::MAX;
 
-/// Blocks of a path that are looked for one by one.
+/// Blocks of a path that are gone along one by one.
 const NEAR_BLOCKS: usize = 32;
 
 /// Bounds of the tree, in blocks held by workers (a block that three workers hold counts three times).
@@ -54,6 +54,8 @@ impl TreeLimits {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PrefixHits {
     depths: SmallVec<[(WorkerSlot, usize); 8]>,
+    /// How many blocks of the path are nodes, and which is the last of them.
+    reached: (usize, u32),
     /// Where the path leads into a tail.
     tail: Option<TailHit>,
 }
@@ -160,38 +162,51 @@ impl PrefixTree {
     /// How deep each worker holds `path`, the chained hashes of a prompt's blocks.
     #[must_use]
     pub fn hits(&self, path: &[BlockHash]) -> PrefixHits {
-        let depth = self.depth(path);
+        let Some((first, reached)) = self.reach(path) else { return PrefixHits::default() };
+        let (mut deep, mut node) = reached;
+        let most = self.nodes.holders(first).len();
         let mut found: SmallVec<[(WorkerSlot, usize); 8]> = SmallVec::new();
-        let mut deep = depth;
+        let mut known: SmallVec<[WorkerSlot; 32]> = SmallVec::new();
         // Holders only grow fewer with depth, so two depths with equally many holders have the same ones, and what
         // lies between them is skipped.
-        while deep > 0 {
-            let mut known: SmallVec<[WorkerSlot; 32]> = found.iter().map(|(worker, _)| *worker).collect();
+        loop {
+            known.clear();
+            known.extend(found.iter().map(|(worker, _)| *worker));
             known.sort_unstable();
-            let new = self.nodes.holders_of(path[deep - 1]).iter().map(|(worker, _)| *worker);
+            let new = self.nodes.holders(node).iter().map(|(worker, _)| *worker);
             found.extend(
                 new.filter(|worker| known.binary_search(worker).is_err()).map(|worker| (worker, deep)),
             );
-            if found.len() == self.nodes.holders_of(path[0]).len() {
+            if found.len() == most {
                 break;
             }
-            deep = path[..deep - 1].partition_point(|hash| self.nodes.holders_of(*hash).len() > found.len());
+            let has_more = |hash: &BlockHash| self.nodes.holders_of(*hash).len() > found.len();
+            deep = path[..deep - 1].partition_point(has_more);
+            let Some(next) = deep.checked_sub(1).and_then(|at| self.nodes.find(path[at])) else { break };
+            node = next;
         }
-        let tail = self.match_tail(path, depth);
+        let tail = self.match_tail(path, reached);
         if let (Some((_, matched)), Some((_, depth))) = (tail, found.first_mut()) {
             // Who has a tail is the only one that holds what it is below.
             *depth += matched;
         }
-        PrefixHits { depths: found, tail: tail.map(|(tail, _)| tail) }
+        PrefixHits { depths: found, reached, tail: tail.map(|(tail, _)| tail) }
     }
 
-    /// How many blocks of `path` are nodes: its first ones.
-    fn depth(&self, path: &[BlockHash]) -> usize {
-        let is_node = |hash: &BlockHash| self.nodes.find(*hash).is_some();
-        // What is not there is a wait for memory to find out, so short paths are gone along to the first such block.
+    /// The first block of `path` that is a node, and how many are, with the last: they are its first ones.
+    fn reach(&self, path: &[BlockHash]) -> Option<(u32, (usize, u32))> {
+        let first = self.nodes.find(*path.first()?)?;
         let (near, far) = path.split_at(path.len().min(NEAR_BLOCKS));
-        let depth = near.iter().take_while(|hash| is_node(hash)).count();
-        if depth < near.len() { depth } else { depth + far.partition_point(is_node) }
+        let (mut depth, mut last) = (1, first);
+        for hash in &near[1..] {
+            let Some(next) = self.nodes.find_below(last, *hash) else { return Some((first, (depth, last))) };
+            (depth, last) = (depth + 1, next);
+        }
+        let more = far.partition_point(|hash| self.nodes.find(*hash).is_some());
+        if more > 0 {
+            (depth, last) = (depth + more, self.nodes.find(far[more - 1])?);
+        }
+        Some((first, (depth, last)))
     }
 
     /// Says that `worker` holds all of `path` and has just used it. `hits` are those of this path, of this moment.
@@ -247,7 +262,13 @@ impl PrefixTree {
         // What a worker holds is closed under prefixes, so the blocks it has are the first ones.
         let holds = |hash: &BlockHash| self.nodes.held_by(*hash, worker).is_some();
         debug_assert_eq!(known, hashes.partition_point(holds));
-        let deepest = known.checked_sub(1).and_then(|at| self.nodes.held_by(hashes[at], worker));
+        let deepest = known.checked_sub(1).and_then(|at| match hits.reached {
+            // Where a tail was, they are others by now.
+            (depth, node) if depth == known && hits.tail.is_none() => {
+                Some((node, self.nodes.holding(node, worker)?))
+            }
+            _ => self.nodes.held_by(hashes[at], worker),
+        });
         let used = deepest.map(|(_, holding)| self.holdings[holding].used);
         let last = self.add_below(deepest, (worker, path), known..hits.deepest());
         if let Some((_, holding)) = deepest {
@@ -270,7 +291,11 @@ impl PrefixTree {
         for (at, hash) in path.hashes.iter().enumerate().skip(others.start) {
             // Beyond what anybody holds there is nothing to be found, and a look at it would be a wait for memory.
             let is_new = at >= others.end;
-            let found = if is_new { None } else { self.nodes.find(*hash) };
+            let found = match parent {
+                _ if is_new => None,
+                NONE => self.nodes.find(*hash),
+                parent => self.nodes.find_below(parent, *hash),
+            };
             parent = found.unwrap_or_else(|| self.nodes.make(*hash, parent));
             above = self.add_holding((parent, worker), above, path.cut.size(at));
             new.push(above);

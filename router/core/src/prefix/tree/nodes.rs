@@ -35,7 +35,7 @@ pub(super) struct Nodes {
     map: Vec<HashTable<(BlockHash, u32)>>,
     nodes: Arena<Node>,
     /// Holders of blocks that have several, sorted by worker.
-    lists: Arena<Vec<Holder>>,
+    lists: Arena<SmallVec<[Holder; 4]>>,
     /// Nodes that are not in the map yet: see [`Nodes::index_made`].
     made: Vec<u32>,
     /// Nodes that nobody holds any more, which are still in the map: see [`Nodes::sweep`].
@@ -58,6 +58,18 @@ impl Nodes {
     pub(super) fn find(&self, hash: BlockHash) -> Option<u32> {
         // Block hashes are random already; hashing them again would be waste.
         self.map[table_of(hash)].find(hash.0, |(known, _)| *known == hash).map(|(_, node)| *node)
+    }
+
+    /// The node of `hash`, a block that comes right after that of `above`. Mostly it is the newest there, which lies beside `above`, while
+    /// a place in the map is three waits for memory.
+    pub(super) fn find_below(&self, above: u32, hash: BlockHash) -> Option<u32> {
+        let found = match self.nodes[above].first_child {
+            NONE => None,
+            newest if self.nodes[newest].hash == hash => Some(newest),
+            _ => self.find(hash),
+        };
+        debug_assert_eq!(found, self.find(hash));
+        found
     }
 
     /// Makes the node of `hash`, of which there is none, below `parent`. It is found from the next [`Nodes::index_made`] on.
@@ -177,8 +189,8 @@ impl Nodes {
                 list.insert(at, new);
             }
             other => {
-                let list = if other.0 < worker { vec![other, new] } else { vec![new, other] };
-                self.nodes[node].holder = (SEVERAL, self.lists.place(list));
+                let list = if other.0 < worker { [other, new] } else { [new, other] };
+                self.nodes[node].holder = (SEVERAL, self.lists.place(SmallVec::from_slice(&list)));
             }
         }
     }
@@ -190,7 +202,7 @@ impl Nodes {
                 let list = &mut self.lists[at];
                 list.retain(|(slot, _)| *slot != worker);
                 if let [last] = list[..] {
-                    *list = Vec::new();
+                    *list = SmallVec::new();
                     self.lists.free(at);
                     self.nodes[node].holder = last;
                 }

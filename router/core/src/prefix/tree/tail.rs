@@ -31,9 +31,12 @@ pub(super) struct TailHit {
 }
 
 impl PrefixTree {
-    /// The tail below the block at depth `depth` of `path`, and how many more blocks of the path are in it.
-    pub(super) fn match_tail(&self, path: &[BlockHash], depth: usize) -> Option<(TailHit, usize)> {
-        let node = self.nodes.find(*path.get(depth.checked_sub(1)?)?)?;
+    /// The tail below the last block of `path` that is a node, and how many more blocks of the path are in it.
+    pub(super) fn match_tail(
+        &self,
+        path: &[BlockHash],
+        (depth, node): (usize, u32),
+    ) -> Option<(TailHit, usize)> {
         let [(worker, holding)] = *self.nodes.holders(node) else { return None };
         let tail = self.tail(holding);
         let matched =

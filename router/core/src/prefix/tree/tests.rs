@@ -9,7 +9,7 @@ use super::*;
 use crate::prefix::blocks::Cut;
 
 impl PrefixTree {
-    fn check_invariants(&self) {
+    pub(crate) fn check_invariants(&self) {
         let mut held = 0;
         let mut children: HashMap<(u32, WorkerSlot), u32> = HashMap::new();
         for (_, holding) in self.holdings.iter() {
