@@ -1,0 +1,255 @@
+//! What the second thread on a core does: it spins while something is due, unless others want the core, and sleeps otherwise.
+//!
+//! It comes last, so nobody may wait for it: the engine's thread writes an atomic and wakes it up, and there is no lock.
+//! Coming last holds within one control group or session only: of a core that another one wants as well it would get half.
+//! So it looks how long it was kept waiting, and leaves the core for a while when that is more than an engine takes that
+//! keeps time: a core that others want does not halt. Knows no engine.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{park, park_timeout};
+use std::time::{Duration, Instant};
+
+use super::claim::Name;
+
+/// How long it spins between two looks at who else wants the core. A look takes some microseconds.
+const LOOKS_EVERY: Duration = Duration::from_millis(1);
+/// How often the processor is told to spin between two readings of the clock, some microseconds in all.
+const SPINS: usize = 64;
+/// Waits are added up for so long.
+const PERIOD: Duration = Duration::from_millis(20);
+/// More than that in a period, a quarter of it, and others want the core: the engine itself spins through an eighth of a
+/// step at most.
+const OWN_WAITS: Duration = Duration::from_millis(5);
+/// For how long it leaves the core then, at first.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
+/// And at most, when the core is wanted each time: what it takes of it then is half a percent.
+const MOST_PAUSE: Duration = Duration::from_secs(2);
+/// How often it looks whether somebody else still keeps the core awake.
+const HANDOVER: Duration = Duration::from_millis(50);
+
+/// What the thread is asked to do, and what it does.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    is_due: AtomicBool,
+    is_over: AtomicBool,
+    spins: AtomicBool,
+}
+
+impl Watch {
+    /// Something is due from now on. Whether that is news; then the thread has to be woken up.
+    pub(super) fn begin(&self) -> bool {
+        !self.is_due.swap(true, Ordering::Release)
+    }
+
+    /// Nothing is due from now on.
+    pub(super) fn rest(&self) {
+        self.is_due.store(false, Ordering::Release);
+    }
+
+    /// The thread is to end. It has to be woken up.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.rest();
+    }
+
+    /// Whether it keeps the core awake now.
+    pub(super) fn spins(&self) -> bool {
+        self.spins.load(Ordering::Relaxed)
+    }
+
+    /// What the thread does until it is to end. Whoever keeps the same core awake holds `name`.
+    pub(super) fn keep(&self, waits: &Waits, name: &str) {
+        let mut courtesy = Courtesy::default();
+        let mut resumes = Instant::now();
+        while !self.is_over.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if !self.is_due.load(Ordering::Acquire) {
+                park();
+            } else if now < resumes {
+                park_timeout(resumes - now);
+            } else {
+                let pause = match Name::take(name) {
+                    Ok(None) => HANDOVER,
+                    // Where names are not to be had, two may do it at a time.
+                    _held => self.spin(waits, &mut courtesy),
+                };
+                resumes = Instant::now() + pause;
+            }
+        }
+    }
+
+    /// Spins until nothing is due or others want the core. Returns for how long to leave it.
+    fn spin(&self, waits: &Waits, courtesy: &mut Courtesy) -> Duration {
+        let mut looked = Instant::now();
+        let Some(waited) = waits.so_far() else { return MOST_PAUSE };
+        courtesy.begin(looked, waited);
+        self.spins.store(true, Ordering::Relaxed);
+        let mut pause = None;
+        while pause.is_none() && self.is_due.load(Ordering::Relaxed) {
+            (0..SPINS).for_each(|_| std::hint::spin_loop());
+            let now = Instant::now();
+            if now.duration_since(looked) >= LOOKS_EVERY {
+                looked = now;
+                pause = waits.so_far().map_or(Some(MOST_PAUSE), |waited| courtesy.look(now, waited));
+            }
+        }
+        self.spins.store(false, Ordering::Relaxed);
+        pause.unwrap_or_default()
+    }
+}
+
+/// For how long a thread was ready to run while others did, as the system counts it.
+#[derive(Debug)]
+pub(super) struct Waits(File);
+
+impl Waits {
+    /// Those of the calling thread.
+    ///
+    /// # Errors
+    /// When the system does not count them.
+    pub(super) fn of_this_thread() -> io::Result<Self> {
+        let waits = Self(File::open("/proc/thread-self/schedstat")?);
+        let uncounted = || io::Error::other("the system does not count how long a thread waits for a core");
+        waits.so_far().ok_or_else(uncounted).map(|_| waits)
+    }
+
+    /// All of them until now. Allocates nothing.
+    fn so_far(&self) -> Option<Duration> {
+        let mut text = [0; 64];
+        let bytes = self.0.read_at(&mut text, 0).ok()?;
+        waited(std::str::from_utf8(&text[..bytes]).ok()?)
+    }
+}
+
+/// Of the three numbers (nanoseconds run, nanoseconds waited, turns) the second; `None` where nothing is counted, not even
+/// the turn that the thread has.
+fn waited(schedstat: &str) -> Option<Duration> {
+    let mut numbers = schedstat.split_whitespace().map(str::parse::<u64>);
+    let (_ran, waited, turns) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+    (turns > 0).then(|| Duration::from_nanos(waited))
+}
+
+/// When to leave the core to others, and for how long.
+#[derive(Debug)]
+struct Courtesy {
+    began: Instant,
+    waited_before: Duration,
+    pause: Duration,
+}
+
+impl Default for Courtesy {
+    fn default() -> Self {
+        Self { began: Instant::now(), waited_before: Duration::ZERO, pause: LEAST_PAUSE }
+    }
+}
+
+impl Courtesy {
+    /// Begins a period: the thread has waited for so long in all.
+    fn begin(&mut self, now: Instant, waited: Duration) {
+        (self.began, self.waited_before) = (now, waited);
+    }
+
+    /// Takes in how long the thread has waited in all. Returns for how long to leave the core, if others want it: each time
+    /// for twice as long, until a period passes in which nobody did.
+    fn look(&mut self, now: Instant, waited: Duration) -> Option<Duration> {
+        if waited.saturating_sub(self.waited_before) > OWN_WAITS {
+            let pause = self.pause;
+            self.pause = (pause * 2).min(MOST_PAUSE);
+            return Some(pause);
+        }
+        if now.duration_since(self.began) >= PERIOD {
+            self.pause = LEAST_PAUSE;
+            self.begin(now, waited);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use super::super::tests::until;
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// `R` of a thread that runs or is ready to, `S` of one that sleeps.
+    fn state_of(thread: i32) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
+    }
+
+    #[test]
+    fn the_thread_spins_while_something_is_due_and_sleeps_otherwise() {
+        let (watch, (tell, told)) = (Arc::new(Watch::default()), mpsc::channel());
+        let thread = {
+            let (watch, name) = (Arc::clone(&watch), format!("roundhouse-test-{}-keeps", std::process::id()));
+            std::thread::spawn(move || {
+                tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+                watch.keep(&Waits::of_this_thread().unwrap(), &name);
+            })
+        };
+        let id = told.recv().unwrap();
+        for _ in 0..3 {
+            until("it sleeps", || state_of(id) == 'S' && !watch.spins());
+            assert!(watch.begin());
+            assert!(!watch.begin(), "that is no news");
+            thread.thread().unpark();
+            until("it spins", || state_of(id) == 'R' && watch.spins());
+            watch.rest();
+        }
+        watch.end();
+        thread.thread().unpark();
+        thread.join().unwrap();
+        assert!(!watch.spins());
+    }
+
+    #[test]
+    fn one_at_a_time_keeps_a_core_awake() {
+        let name = format!("roundhouse-test-{}-one", std::process::id());
+        let other = Name::take(&name).unwrap();
+        let watch = Arc::new(Watch::default());
+        watch.begin();
+        let thread = {
+            let (watch, name) = (Arc::clone(&watch), name.clone());
+            std::thread::spawn(move || watch.keep(&Waits::of_this_thread().unwrap(), &name))
+        };
+        assert!(!watch.spins(), "the other does");
+        drop(other);
+        until("it takes over", || watch.spins());
+        until("it has the name", || Name::take(&name).unwrap().is_none());
+        watch.end();
+        thread.thread().unpark();
+        thread.join().unwrap();
+        assert!(Name::take(&name).unwrap().is_some(), "it is given back");
+    }
+
+    #[test]
+    fn a_core_that_others_want_is_left_to_them_for_longer_each_time() {
+        let (start, mut courtesy) = (Instant::now(), Courtesy::default());
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            courtesy.begin(start, 100 * MS);
+            assert_eq!(courtesy.look(start + 9 * MS, 105 * MS), None, "that may be the engine");
+            pauses.extend(courtesy.look(start + 12 * MS, 106 * MS));
+        }
+        assert_eq!(pauses, [100, 200, 400, 800, 1_600, 2_000, 2_000].map(Duration::from_millis));
+        courtesy.begin(start, 0 * MS);
+        assert_eq!(courtesy.look(start + PERIOD, 4 * MS), None);
+        assert_eq!(courtesy.look(start + PERIOD + 15 * MS, 9 * MS), None, "another period");
+        assert_eq!(courtesy.look(start + PERIOD + 16 * MS, 10 * MS), Some(LEAST_PAUSE));
+    }
+
+    #[test]
+    fn what_the_system_counts_is_read() {
+        assert_eq!(waited("176800 65834 1\n"), Some(Duration::from_nanos(65_834)));
+        for text in ["0 0 0\n", "", "1 2", "1 x 3"] {
+            assert_eq!(waited(text), None, "{text:?}");
+        }
+        Waits::of_this_thread().unwrap();
+    }
+}
