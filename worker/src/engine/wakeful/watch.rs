@@ -2,8 +2,8 @@
 //!
 //! It comes last, so nobody may wait for it: the engine's thread writes an atomic and wakes it up, and there is no lock.
 //! Coming last holds within one control group or session only: of a core that another one wants as well it would get half.
-//! So it looks how long it was kept waiting, and leaves the core for a while when that is more than an engine takes that
-//! keeps time: a core that others want does not halt. Knows no engine.
+//! So it looks how long it was kept waiting. When that is more than an engine takes that keeps time, it leaves the core, which
+//! does not halt while others want it, and tries now and then whether it still has to wait. Knows no engine.
 
 use std::fs::File;
 use std::io;
@@ -23,10 +23,12 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// More than that in a period, a quarter of it, and others want the core: the engine itself spins through an eighth of a
 /// step at most.
 const OWN_WAITS: Duration = Duration::from_millis(5);
-/// For how long it leaves the core then, at first.
-const LEAST_PAUSE: Duration = Duration::from_millis(100);
-/// And at most, when the core is wanted each time: what it takes of it then is half a percent.
-const MOST_PAUSE: Duration = Duration::from_secs(2);
+/// After how long it tries first whether the core is free again.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
+/// And at most, when the core is wanted again each time that it was free.
+const MOST_PAUSE: Duration = Duration::from_millis(320);
+/// Whoever gets a core this soon after waking up was the only one who wanted it: who comes last waits for others' turns to end.
+const AT_ONCE: Duration = Duration::from_micros(200);
 /// How often it looks whether somebody else still keeps the core awake.
 const HANDOVER: Duration = Duration::from_millis(50);
 
@@ -62,43 +64,68 @@ impl Watch {
 
     /// What the thread does until it is to end. Whoever keeps the same core awake holds `name`.
     pub(super) fn keep(&self, waits: &Waits, name: &str) {
-        let mut courtesy = Courtesy::default();
-        let mut resumes = Instant::now();
+        let (mut core, mut courtesy) = (Core::Free, Courtesy::default());
         while !self.is_over.load(Ordering::Acquire) {
-            let now = Instant::now();
             if !self.is_due.load(Ordering::Acquire) {
                 park();
-            } else if now < resumes {
-                park_timeout(resumes - now);
-            } else {
-                let pause = match Name::take(name) {
-                    Ok(None) => HANDOVER,
+                continue;
+            }
+            core = match core {
+                Core::Wanted => self.try_again(waits, courtesy.pause),
+                Core::Free => match Name::take(name) {
+                    Ok(None) => {
+                        park_timeout(HANDOVER);
+                        Core::Free
+                    }
                     // Where names are not to be had, two may do it at a time.
                     _held => self.spin(waits, &mut courtesy),
-                };
-                resumes = Instant::now() + pause;
-            }
+                },
+            };
         }
     }
 
-    /// Spins until nothing is due or others want the core. Returns for how long to leave it.
-    fn spin(&self, waits: &Waits, courtesy: &mut Courtesy) -> Duration {
+    /// Spins until nothing is due or others want the core.
+    fn spin(&self, waits: &Waits, courtesy: &mut Courtesy) -> Core {
         let mut looked = Instant::now();
-        let Some(waited) = waits.so_far() else { return MOST_PAUSE };
-        courtesy.begin(looked, waited);
+        courtesy.begin(looked, waits.so_far());
         self.spins.store(true, Ordering::Relaxed);
-        let mut pause = None;
-        while pause.is_none() && self.is_due.load(Ordering::Relaxed) {
+        let mut core = Core::Free;
+        while core == Core::Free && self.is_due.load(Ordering::Relaxed) {
             (0..SPINS).for_each(|_| std::hint::spin_loop());
             let now = Instant::now();
             if now.duration_since(looked) >= LOOKS_EVERY {
                 looked = now;
-                pause = waits.so_far().map_or(Some(MOST_PAUSE), |waited| courtesy.look(now, waited));
+                core = courtesy.look(now, waits.so_far());
             }
         }
         self.spins.store(false, Ordering::Relaxed);
-        pause.unwrap_or_default()
+        core
     }
+
+    /// Sleeps for `pause`, and sees whether it gets the core at once then. It does not know when there is nothing due before.
+    fn try_again(&self, waits: &Waits, pause: Duration) -> Core {
+        let ends = Instant::now() + pause;
+        loop {
+            let before = waits.so_far();
+            let left = ends.saturating_duration_since(Instant::now());
+            park_timeout(left);
+            // Woken up before its time it has waited for who woke it, and that says nothing.
+            if left.is_zero() || !self.is_due.load(Ordering::Acquire) {
+                return Core::Wanted;
+            }
+            if Instant::now() >= ends {
+                let is_free = waits.so_far().saturating_sub(before) <= AT_ONCE;
+                return if is_free { Core::Free } else { Core::Wanted };
+            }
+        }
+    }
+}
+
+/// Whether others want the core.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Core {
+    Free,
+    Wanted,
 }
 
 /// For how long a thread was ready to run while others did, as the system counts it.
@@ -113,11 +140,15 @@ impl Waits {
     pub(super) fn of_this_thread() -> io::Result<Self> {
         let waits = Self(File::open("/proc/thread-self/schedstat")?);
         let uncounted = || io::Error::other("the system does not count how long a thread waits for a core");
-        waits.so_far().ok_or_else(uncounted).map(|_| waits)
+        waits.read().ok_or_else(uncounted).map(|_| waits)
     }
 
     /// All of them until now. Allocates nothing.
-    fn so_far(&self) -> Option<Duration> {
+    fn so_far(&self) -> Duration {
+        self.read().expect("what the system has counted once it goes on counting")
+    }
+
+    fn read(&self) -> Option<Duration> {
         let mut text = [0; 64];
         let bytes = self.0.read_at(&mut text, 0).ok()?;
         waited(std::str::from_utf8(&text[..bytes]).ok()?)
@@ -142,7 +173,7 @@ struct Courtesy {
 
 impl Default for Courtesy {
     fn default() -> Self {
-        Self { began: Instant::now(), waited_before: Duration::ZERO, pause: LEAST_PAUSE }
+        Self { began: Instant::now(), waited_before: Duration::ZERO, pause: Duration::ZERO }
     }
 }
 
@@ -152,19 +183,18 @@ impl Courtesy {
         (self.began, self.waited_before) = (now, waited);
     }
 
-    /// Takes in how long the thread has waited in all. Returns for how long to leave the core, if others want it: each time
-    /// for twice as long, until a period passes in which nobody did.
-    fn look(&mut self, now: Instant, waited: Duration) -> Option<Duration> {
+    /// Takes in how long the thread has waited in all. If others want the core, the pause is twice as long as the one before,
+    /// unless a period has passed in which nobody did.
+    fn look(&mut self, now: Instant, waited: Duration) -> Core {
         if waited.saturating_sub(self.waited_before) > OWN_WAITS {
-            let pause = self.pause;
-            self.pause = (pause * 2).min(MOST_PAUSE);
-            return Some(pause);
+            self.pause = (self.pause * 2).clamp(LEAST_PAUSE, MOST_PAUSE);
+            return Core::Wanted;
         }
         if now.duration_since(self.began) >= PERIOD {
-            self.pause = LEAST_PAUSE;
+            self.pause = Duration::ZERO;
             self.begin(now, waited);
         }
-        None
+        Core::Free
     }
 }
 
@@ -232,16 +262,18 @@ mod tests {
     fn a_core_that_others_want_is_left_to_them_for_longer_each_time() {
         let (start, mut courtesy) = (Instant::now(), Courtesy::default());
         let mut pauses = Vec::new();
-        for _ in 0..7 {
+        for _ in 0..6 {
             courtesy.begin(start, 100 * MS);
-            assert_eq!(courtesy.look(start + 9 * MS, 105 * MS), None, "that may be the engine");
-            pauses.extend(courtesy.look(start + 12 * MS, 106 * MS));
+            assert_eq!(courtesy.look(start + 9 * MS, 105 * MS), Core::Free, "that may be the engine");
+            assert_eq!(courtesy.look(start + 12 * MS, 106 * MS), Core::Wanted);
+            pauses.push(courtesy.pause);
         }
-        assert_eq!(pauses, [100, 200, 400, 800, 1_600, 2_000, 2_000].map(Duration::from_millis));
+        assert_eq!(pauses, [20, 40, 80, 160, 320, 320].map(Duration::from_millis));
         courtesy.begin(start, 0 * MS);
-        assert_eq!(courtesy.look(start + PERIOD, 4 * MS), None);
-        assert_eq!(courtesy.look(start + PERIOD + 15 * MS, 9 * MS), None, "another period");
-        assert_eq!(courtesy.look(start + PERIOD + 16 * MS, 10 * MS), Some(LEAST_PAUSE));
+        assert_eq!(courtesy.look(start + PERIOD, 4 * MS), Core::Free);
+        assert_eq!(courtesy.look(start + PERIOD + 15 * MS, 9 * MS), Core::Free, "another period");
+        assert_eq!(courtesy.look(start + PERIOD + 16 * MS, 10 * MS), Core::Wanted);
+        assert_eq!(courtesy.pause, LEAST_PAUSE);
     }
 
     #[test]
