@@ -7,6 +7,7 @@
 //! `claim` chooses the core, `watch` is what the second thread does.
 
 mod claim;
+mod demand;
 mod watch;
 
 use std::io;
@@ -21,7 +22,8 @@ use thread_priority::{
 };
 
 use self::claim::CoreClaim;
-use self::watch::{Waits, Watch};
+use self::demand::Demand;
+use self::watch::Watch;
 use super::priority::{FIFO, Priority};
 use crate::cpu_quota::CpuQuota;
 
@@ -84,13 +86,13 @@ impl WakefulCore {
         let (tell, told) = mpsc::channel();
         let (number, watch) = (core.number, Arc::clone(&core.watch));
         let body = move || {
-            let prepared = stay_on(number).and_then(|()| Waits::of_this_thread());
-            let (waits, prepared) =
-                prepared.map_or_else(|error| (None, Err(error)), |waits| (Some(waits), Ok(())));
+            let prepared = stay_on(number).and_then(|()| Demand::of_this_thread());
+            let (demand, prepared) =
+                prepared.map_or_else(|error| (None, Err(error)), |demand| (Some(demand), Ok(())));
             // It is waited for.
             let _ = tell.send(prepared);
-            if let Some(waits) = waits {
-                watch.keep(&waits, &claim::awake(number));
+            if let Some(demand) = demand {
+                watch.keep(&demand, &claim::awake(number));
             }
         };
         let companion = std::thread::Builder::new().name("wakeful".to_owned()).spawn(body)?;
@@ -156,6 +158,7 @@ fn stay_on(core: usize) -> io::Result<()> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
 
     use rustix::thread::sched_getaffinity;
@@ -217,13 +220,30 @@ pub(super) mod tests {
         with_core(|core| {
             let seen = core.core();
             assert!(!seen.is_kept_awake(), "nothing is due yet");
-            for _ in 0..3 {
-                core.stay_awake();
-                until("it is kept awake", || seen.is_kept_awake());
-                core.stay_awake();
-                core.rest();
-                until("it is left alone", || !seen.is_kept_awake());
-            }
+            core.stay_awake();
+            until("it is kept awake", || seen.is_kept_awake());
+            core.stay_awake();
+            core.rest();
+            until("it is left alone", || !seen.is_kept_awake());
+        });
+    }
+
+    #[test]
+    fn a_core_that_somebody_else_keeps_busy_is_left_to_them() {
+        with_core(|core| {
+            let (number, is_over) = (core.core().number(), AtomicBool::new(false));
+            core.stay_awake();
+            until("it is kept awake", || core.core().is_kept_awake());
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    stay_on(number).unwrap();
+                    while !is_over.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+                until("it is left to the other thread", || !core.core().is_kept_awake());
+                is_over.store(true, Ordering::Relaxed);
+            });
         });
     }
 

@@ -1,24 +1,23 @@
 //! What the second thread on a core does: it spins while something is due, unless others want the core, and sleeps otherwise.
 //!
 //! It comes last, so nobody may wait for it: the engine's thread writes an atomic and wakes it up, and there is no lock.
-//! Coming last holds within one control group or session only: of a core that another one wants as well it would get half.
-//! So it looks how long it was kept waiting. When that is more than an engine takes that keeps time, it leaves the core, which
-//! does not halt while others want it, and tries now and then whether it still has to wait. Knows no engine.
+//! Coming last holds within one control group or session only: of a core that another one wants as well it would get half,
+//! and the system would not move others here who wait elsewhere. So it looks how long it was kept waiting, and whether anybody
+//! waits at all. When that is more than an engine takes that keeps time, it leaves the core, which does not halt where there is
+//! more to do than cores, and tries now and then whether they still wait. Knows no engine. Next: `demand` does the looking.
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{park, park_timeout};
 use std::time::{Duration, Instant};
 
 use super::claim::Name;
+use super::demand::Demand;
 
 /// How long it spins between two looks at who else wants the core. A look takes some microseconds.
 const LOOKS_EVERY: Duration = Duration::from_millis(1);
 /// How often the processor is told to spin between two readings of the clock, some microseconds in all.
 const SPINS: usize = 64;
-/// Waits are added up for so long.
+/// Waits, its own and others', are added up for so long.
 const PERIOD: Duration = Duration::from_millis(20);
 /// More than that in a period, a quarter of it, and others want the core: the engine itself spins through an eighth of a
 /// step at most.
@@ -63,7 +62,7 @@ impl Watch {
     }
 
     /// What the thread does until it is to end. Whoever keeps the same core awake holds `name`.
-    pub(super) fn keep(&self, waits: &Waits, name: &str) {
+    pub(super) fn keep(&self, demand: &Demand, name: &str) {
         let (mut core, mut courtesy) = (Core::Free, Courtesy::default());
         while !self.is_over.load(Ordering::Acquire) {
             if !self.is_due.load(Ordering::Acquire) {
@@ -71,42 +70,45 @@ impl Watch {
                 continue;
             }
             core = match core {
-                Core::Wanted => self.try_again(waits, courtesy.pause),
+                Core::Wanted => self.try_again(demand, courtesy.pause),
                 Core::Free => match Name::take(name) {
                     Ok(None) => {
                         park_timeout(HANDOVER);
                         Core::Free
                     }
                     // Where names are not to be had, two may do it at a time.
-                    _held => self.spin(waits, &mut courtesy),
+                    _held => self.spin(demand, &mut courtesy),
                 },
             };
         }
     }
 
     /// Spins until nothing is due or others want the core.
-    fn spin(&self, waits: &Waits, courtesy: &mut Courtesy) -> Core {
-        let mut looked = Instant::now();
-        courtesy.begin(looked, waits.so_far());
+    fn spin(&self, demand: &Demand, courtesy: &mut Courtesy) -> Core {
+        let (mut looked, mut others) = (Instant::now(), Duration::ZERO);
+        courtesy.begin(looked, demand.waited());
         self.spins.store(true, Ordering::Relaxed);
         let mut core = Core::Free;
         while core == Core::Free && self.is_due.load(Ordering::Relaxed) {
             (0..SPINS).for_each(|_| std::hint::spin_loop());
             let now = Instant::now();
             if now.duration_since(looked) >= LOOKS_EVERY {
+                if demand.is_beyond_cores() {
+                    others += now.duration_since(looked);
+                }
                 looked = now;
-                core = courtesy.look(now, waits.so_far());
+                core = courtesy.look(now, demand.waited() + others);
             }
         }
         self.spins.store(false, Ordering::Relaxed);
         core
     }
 
-    /// Sleeps for `pause`, and sees whether it gets the core at once then. It does not know when there is nothing due before.
-    fn try_again(&self, waits: &Waits, pause: Duration) -> Core {
+    /// Sleeps for `pause`, and sees whether it gets the core at once then, and nobody else waits for one. It does not know when there is nothing due before.
+    fn try_again(&self, demand: &Demand, pause: Duration) -> Core {
         let ends = Instant::now() + pause;
         loop {
-            let before = waits.so_far();
+            let before = demand.waited();
             let left = ends.saturating_duration_since(Instant::now());
             park_timeout(left);
             // Woken up before its time it has waited for who woke it, and that says nothing.
@@ -114,8 +116,8 @@ impl Watch {
                 return Core::Wanted;
             }
             if Instant::now() >= ends {
-                let is_free = waits.so_far().saturating_sub(before) <= AT_ONCE;
-                return if is_free { Core::Free } else { Core::Wanted };
+                let was_at_once = demand.waited().saturating_sub(before) <= AT_ONCE;
+                return if was_at_once && !demand.is_beyond_cores() { Core::Free } else { Core::Wanted };
             }
         }
     }
@@ -126,41 +128,6 @@ impl Watch {
 enum Core {
     Free,
     Wanted,
-}
-
-/// For how long a thread was ready to run while others did, as the system counts it.
-#[derive(Debug)]
-pub(super) struct Waits(File);
-
-impl Waits {
-    /// Those of the calling thread.
-    ///
-    /// # Errors
-    /// When the system does not count them.
-    pub(super) fn of_this_thread() -> io::Result<Self> {
-        let waits = Self(File::open("/proc/thread-self/schedstat")?);
-        let uncounted = || io::Error::other("the system does not count how long a thread waits for a core");
-        waits.read().ok_or_else(uncounted).map(|_| waits)
-    }
-
-    /// All of them until now. Allocates nothing.
-    fn so_far(&self) -> Duration {
-        self.read().expect("what the system has counted once it goes on counting")
-    }
-
-    fn read(&self) -> Option<Duration> {
-        let mut text = [0; 64];
-        let bytes = self.0.read_at(&mut text, 0).ok()?;
-        waited(std::str::from_utf8(&text[..bytes]).ok()?)
-    }
-}
-
-/// Of the three numbers (nanoseconds run, nanoseconds waited, turns) the second; `None` where nothing is counted, not even
-/// the turn that the thread has.
-fn waited(schedstat: &str) -> Option<Duration> {
-    let mut numbers = schedstat.split_whitespace().map(str::parse::<u64>);
-    let (_ran, waited, turns) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
-    (turns > 0).then(|| Duration::from_nanos(waited))
 }
 
 /// When to leave the core to others, and for how long.
@@ -183,7 +150,7 @@ impl Courtesy {
         (self.began, self.waited_before) = (now, waited);
     }
 
-    /// Takes in how long the thread has waited in all. If others want the core, the pause is twice as long as the one before,
+    /// Takes in for how long the thread has waited and others have waited, in all. If others want the core, the pause is twice as long as the one before,
     /// unless a period has passed in which nobody did.
     fn look(&mut self, now: Instant, waited: Duration) -> Core {
         if waited.saturating_sub(self.waited_before) > OWN_WAITS {
@@ -220,18 +187,18 @@ mod tests {
             let (watch, name) = (Arc::clone(&watch), format!("roundhouse-test-{}-keeps", std::process::id()));
             std::thread::spawn(move || {
                 tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
-                watch.keep(&Waits::of_this_thread().unwrap(), &name);
+                watch.keep(&Demand::of_this_thread().unwrap(), &name);
             })
         };
         let id = told.recv().unwrap();
-        for _ in 0..3 {
-            until("it sleeps", || state_of(id) == 'S' && !watch.spins());
-            assert!(watch.begin());
-            assert!(!watch.begin(), "that is no news");
-            thread.thread().unpark();
-            until("it spins", || state_of(id) == 'R' && watch.spins());
-            watch.rest();
-        }
+        let sleeps = || state_of(id) == 'S' && !watch.spins();
+        until("it sleeps", sleeps);
+        assert!(watch.begin());
+        assert!(!watch.begin(), "that is no news");
+        thread.thread().unpark();
+        until("it spins", || state_of(id) == 'R' && watch.spins());
+        watch.rest();
+        until("it sleeps again", sleeps);
         watch.end();
         thread.thread().unpark();
         thread.join().unwrap();
@@ -246,12 +213,11 @@ mod tests {
         watch.begin();
         let thread = {
             let (watch, name) = (Arc::clone(&watch), name.clone());
-            std::thread::spawn(move || watch.keep(&Waits::of_this_thread().unwrap(), &name))
+            std::thread::spawn(move || watch.keep(&Demand::of_this_thread().unwrap(), &name))
         };
         assert!(!watch.spins(), "the other does");
         drop(other);
-        until("it takes over", || watch.spins());
-        until("it has the name", || Name::take(&name).unwrap().is_none());
+        until("it takes over", || watch.spins() && Name::take(&name).unwrap().is_none());
         watch.end();
         thread.thread().unpark();
         thread.join().unwrap();
@@ -274,14 +240,5 @@ mod tests {
         assert_eq!(courtesy.look(start + PERIOD + 15 * MS, 9 * MS), Core::Free, "another period");
         assert_eq!(courtesy.look(start + PERIOD + 16 * MS, 10 * MS), Core::Wanted);
         assert_eq!(courtesy.pause, LEAST_PAUSE);
-    }
-
-    #[test]
-    fn what_the_system_counts_is_read() {
-        assert_eq!(waited("176800 65834 1\n"), Some(Duration::from_nanos(65_834)));
-        for text in ["0 0 0\n", "", "1 2", "1 x 3"] {
-            assert_eq!(waited(text), None, "{text:?}");
-        }
-        Waits::of_this_thread().unwrap();
     }
 }
