@@ -21,7 +21,7 @@ const SPINS: usize = 64;
 const PERIOD: Duration = Duration::from_millis(20);
 /// More than that in a period, a quarter of it, and others want the core: the engine itself spins through an eighth of a
 /// step at most.
-const OWN_WAITS: Duration = Duration::from_millis(5);
+const MOST_WAITS: Duration = Duration::from_millis(5);
 /// After how long it tries first whether the core is free again.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
 /// And at most, when the core is wanted again each time that it was free.
@@ -104,7 +104,8 @@ impl Watch {
         core
     }
 
-    /// Sleeps for `pause`, and sees whether it gets the core at once then, and nobody else waits for one. It does not know when there is nothing due before.
+    /// Sleeps for `pause`, and sees whether it gets the core at once then, and nobody else waits for one. When nothing is due
+    /// before that, it does not know.
     fn try_again(&self, demand: &Demand, pause: Duration) -> Core {
         let ends = Instant::now() + pause;
         loop {
@@ -153,7 +154,7 @@ impl Courtesy {
     /// Takes in for how long the thread has waited and others have waited, in all. If others want the core, the pause is twice as long as the one before,
     /// unless a period has passed in which nobody did.
     fn look(&mut self, now: Instant, waited: Duration) -> Core {
-        if waited.saturating_sub(self.waited_before) > OWN_WAITS {
+        if waited.saturating_sub(self.waited_before) > MOST_WAITS {
             self.pause = (self.pause * 2).clamp(LEAST_PAUSE, MOST_PAUSE);
             return Core::Wanted;
         }
@@ -235,7 +236,7 @@ mod tests {
             pauses.push(courtesy.pause);
         }
         assert_eq!(pauses, [20, 40, 80, 160, 320, 320].map(Duration::from_millis));
-        courtesy.begin(start, 0 * MS);
+        courtesy.begin(start, Duration::ZERO);
         assert_eq!(courtesy.look(start + PERIOD, 4 * MS), Core::Free);
         assert_eq!(courtesy.look(start + PERIOD + 15 * MS, 9 * MS), Core::Free, "another period");
         assert_eq!(courtesy.look(start + PERIOD + 16 * MS, 10 * MS), Core::Wanted);
