@@ -8,6 +8,7 @@ mod reports;
 mod run;
 #[cfg(test)]
 pub(crate) mod tests;
+mod wakeful;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,6 +30,7 @@ use crate::kv_events::KvLog;
 
 pub use self::priority::Priority;
 pub use self::reports::RequestId;
+pub use self::wakeful::AwakeCore;
 
 /// What a generation yields.
 #[derive(Clone, PartialEq, Debug)]
@@ -105,8 +107,17 @@ impl Client {
 enum Command {
     Submit(VecDeque<Asked>),
     Flush(oneshot::Sender<usize>),
-    Raise(std_mpsc::Sender<Priority>),
+    TakePrecedence(std_mpsc::Sender<Precedence>),
     Stop,
+}
+
+/// What the system gives an engine's thread that only keeps time.
+#[derive(Clone, Debug, Default)]
+pub struct Precedence {
+    /// How soon it gets a core.
+    pub priority: Priority,
+    /// The core that it stays on, and that does not halt while steps are due; `None` if it may run on any, and any may halt.
+    pub core: Option<AwakeCore>,
 }
 
 /// A handle to the engine thread.
@@ -213,13 +224,13 @@ impl Engine {
         told.await.ok()
     }
 
-    /// Asks the system for real-time priority for the thread, and says what it has now. For backends whose steps sleep. Waits
-    /// for a step at most.
+    /// Asks the system for real-time priority for the thread, and then for a core that does not halt, and says what it has
+    /// now. For backends whose steps sleep. Waits for a step at most.
     #[must_use]
-    pub fn raise_priority(&self) -> Priority {
+    pub fn take_precedence(&self) -> Precedence {
         let (tell, told) = std_mpsc::channel();
         // A thread that has ended needs none.
-        let asked = self.commands.send(Command::Raise(tell));
+        let asked = self.commands.send(Command::TakePrecedence(tell));
         asked.ok().and_then(|()| told.recv().ok()).unwrap_or_default()
     }
 

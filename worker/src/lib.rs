@@ -8,6 +8,8 @@ pub mod api;
 pub mod backend;
 pub mod body;
 pub mod config;
+mod control_groups;
+mod cpu_quota;
 pub mod engine;
 pub mod error;
 pub mod file_limit;

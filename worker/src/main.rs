@@ -29,8 +29,10 @@ struct Cli {
     /// 128 or 256 numbers), not measured on one yet, which is why it is no default; `auto`, the GPU if it can be used,
     /// otherwise the CPU; or `timing:PRESET`, which SIMULATES a recorded engine: HTTP, scheduler, KV blocks and
     /// prefix cache are real, steps take as long as that engine's, and the text is random words. Its clock takes
-    /// real-time priority where that is permitted (CAP_SYS_NICE), so that steps end on time on a busy machine. Presets:
-    /// qwen3-8b, qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b (SGLang), vllm-chunked
+    /// real-time priority where that is permitted (CAP_SYS_NICE), so that steps end on time on a busy machine, and then,
+    /// without a CPU quota, stays on one core that it keeps from halting while steps are due, so that they do on an idle one:
+    /// a thread spins there when nobody else wants the core. Presets: qwen3-8b, qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b
+    /// (SGLang), vllm-chunked
     #[arg(long, default_value = "cpu", value_name = "auto|cuda|cpu|timing:PRESET")]
     backend: BackendChoice,
 

@@ -6,8 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-/// Where control groups are mounted.
-const CGROUPS: &str = "sys/fs/cgroup";
+use crate::control_groups::{Version, groups};
 
 /// Bytes that can be taken without swapping or being killed; `None` where the system does not say.
 #[must_use]
@@ -18,8 +17,8 @@ pub(crate) fn available_bytes() -> Option<u64> {
 /// The same with the system's files below `root`.
 fn available_under(root: &Path) -> Option<u64> {
     let machine = meminfo_available(&fs::read_to_string(root.join("proc/meminfo")).ok()?)?;
-    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    Some(groups.lines().filter_map(|line| group_available(root, line)).fold(machine, u64::min))
+    let groups = groups(root, "memory").into_iter();
+    Some(groups.filter_map(|(version, group)| Files::of(version).available(&group)).fold(machine, u64::min))
 }
 
 /// `MemAvailable` in bytes: what is free, and what of the page cache can be dropped.
@@ -28,20 +27,8 @@ fn meminfo_available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What the group of a line of `/proc/self/cgroup`, and those around it, leave.
-fn group_available(root: &Path, line: &str) -> Option<u64> {
-    let mut fields = line.splitn(3, ':');
-    let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-    let files = Files::of(controllers)?;
-    let mount = root.join(CGROUPS).join(files.mount);
-    let path = Path::new(path.trim_start_matches('/'));
-    // Within a container the path may be the host's, which is not there; its own group is then the mount itself.
-    path.ancestors().filter_map(|group| files.available(&mount.join(group))).min()
-}
-
 /// What the two versions of control groups call the same.
 struct Files {
-    mount: &'static str,
     limit: &'static str,
     usage: &'static str,
     /// In `memory.stat`: pages of files that can be dropped, which count as used.
@@ -49,15 +36,12 @@ struct Files {
 }
 
 impl Files {
-    /// `None` for a hierarchy that is not about memory.
-    fn of(controllers: &str) -> Option<Self> {
-        if controllers.is_empty() {
-            let (limit, usage) = ("memory.max", "memory.current");
-            return Some(Self { mount: "", limit, usage, droppable: "inactive_file" });
-        }
-        let (limit, usage) = ("memory.limit_in_bytes", "memory.usage_in_bytes");
-        let about_memory = controllers.split(',').any(|controller| controller == "memory");
-        about_memory.then_some(Self { mount: "memory", limit, usage, droppable: "total_inactive_file" })
+    fn of(version: Version) -> Self {
+        let (limit, usage, droppable) = match version {
+            Version::One => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            Version::Two => ("memory.max", "memory.current", "inactive_file"),
+        };
+        Self { limit, usage, droppable }
     }
 
     /// `None` for a group that is not there or has no limit, which version 2 writes as `max`.
@@ -72,32 +56,10 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
+    use crate::control_groups::tests::System;
 
     const MIB: u64 = 1 << 20;
-
-    /// A system of files, removed with the value.
-    struct System(PathBuf);
-
-    impl System {
-        fn new(name: &str, files: &[(&str, &str)]) -> Self {
-            let root = std::env::temp_dir().join(format!("worker-memory-{}-{name}", std::process::id()));
-            for (path, content) in files {
-                let path = root.join(path);
-                fs::create_dir_all(path.parent().unwrap()).unwrap();
-                fs::write(path, content).unwrap();
-            }
-            Self(root)
-        }
-    }
-
-    impl Drop for System {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 2097152 kB\nMemAvailable:    1048576 kB\n");
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use worker_core::timing::{EnginePreset, UnknownPreset, preset};
 
 use crate::backend::timing::{Lateness, Pace};
-use crate::engine::{Engine, Priority};
+use crate::engine::{AwakeCore, Engine, Precedence};
 
 /// What computes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -75,14 +75,14 @@ pub struct Simulation {
     /// How late its steps were.
     pub lateness: Arc<Lateness>,
     /// What the system gives the thread that keeps their time.
-    pub priority: Priority,
+    pub precedence: Precedence,
 }
 
 impl Simulation {
     /// Of that engine, with nothing counted.
     #[must_use]
     pub fn new(preset: &'static EnginePreset, time_scale: f64) -> Self {
-        Self { preset, time_scale, lateness: Arc::default(), priority: Priority::default() }
+        Self { preset, time_scale, lateness: Arc::default(), precedence: Precedence::default() }
     }
 
     /// The engine's times.
@@ -95,7 +95,7 @@ impl Simulation {
     #[must_use]
     pub fn on(mut self, engine: &Engine) -> Self {
         if self.pace().is_slept_through() {
-            self.priority = engine.raise_priority();
+            self.precedence = engine.take_precedence();
         }
         self
     }
@@ -103,9 +103,15 @@ impl Simulation {
     /// For people.
     #[must_use]
     pub fn describe(&self) -> String {
+        let core = self.precedence.core.as_ref();
+        let core = core.map(|core| format!(" on core {}, kept awake while steps are due", core.number()));
         format!(
-            "SIMULATED compute: {} ({}), time scale {}, clock with {} priority; its text is random words",
-            self.preset.name, self.preset.about, self.time_scale, self.priority
+            "SIMULATED compute: {} ({}), time scale {}, clock with {} priority{}; its text is random words",
+            self.preset.name,
+            self.preset.about,
+            self.time_scale,
+            self.precedence.priority,
+            core.unwrap_or_default()
         )
     }
 
@@ -116,7 +122,8 @@ impl Simulation {
             "preset": self.preset.name,
             "about": self.preset.about,
             "time_scale": self.time_scale,
-            "clock_priority": self.priority.to_string(),
+            "clock_priority": self.precedence.priority.to_string(),
+            "clock_core": self.precedence.core.as_ref().map(core_info),
             "step_lateness": self.lateness.summary(),
         })
     }
@@ -150,6 +157,11 @@ impl Simulation {
             lateness.p99_percent_of_step / 100.0,
         )
     }
+}
+
+/// Which core, and whether it is kept awake right now.
+fn core_info(core: &AwakeCore) -> Value {
+    json!({"number": core.number(), "kept_awake": core.is_kept_awake()})
 }
 
 /// Tokens to draw from: whole words with the space before them, so that their text read again gives about the same

@@ -12,7 +12,8 @@ use thread_priority::{
 };
 
 /// First in, first out, and the lowest of its priorities: before ordinary threads, and after whatever else needs that.
-const FIFO: ThreadSchedulePolicy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
+pub(super) const FIFO: ThreadSchedulePolicy =
+    ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
 
 /// How soon the system gives an engine's thread a core when it wakes up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -13,7 +13,9 @@ use worker_core::scheduler::Progress;
 use worker_core::step::{Backend, BackendError, Batch, NextToken, SequenceId};
 
 use super::reports::{Pace, publish_events};
-use super::{Asked, Client, Command, Event, Shared, priority};
+use super::wakeful::WakefulCore;
+use super::{Asked, Client, Command, Event, Precedence, Shared, priority};
+use crate::cpu_quota::CpuQuota;
 use crate::kv_events::KvLog;
 
 /// What the thread owns.
@@ -28,6 +30,8 @@ pub(super) struct Run {
     /// Where cache events go, if anybody may want them.
     kv_log: Option<Arc<KvLog>>,
     pace: Pace,
+    /// Where the thread stays, if it only keeps time and may have that.
+    pub(super) core: Option<WakefulCore>,
     /// Generations that came in and are still counted among the queued.
     taken: usize,
 }
@@ -63,6 +67,7 @@ impl Run {
             siblings: HashMap::new(),
             kv_log,
             pace: Pace::default(),
+            core: None,
             taken: 0,
         }
     }
@@ -70,6 +75,7 @@ impl Run {
     /// Steps until it is told to stop, or nobody is left who could.
     pub(super) fn run(&mut self) {
         while self.take_commands() == Turn::GoOn {
+            self.core.iter().for_each(WakefulCore::stay_awake);
             self.cancel_abandoned();
             let batch = self.scheduler.schedule();
             self.count_taken();
@@ -97,6 +103,7 @@ impl Run {
     fn take_commands(&mut self) -> Turn {
         loop {
             let command = if self.scheduler.is_idle() {
+                self.core.iter().for_each(WakefulCore::rest);
                 self.backend.idle();
                 self.inbox.recv().map_err(|_| std_mpsc::TryRecvError::Disconnected)
             } else {
@@ -116,14 +123,20 @@ impl Run {
                     // Whoever asked may have left.
                     let _ = tell.send(flushed);
                 }
-                Ok(Command::Raise(tell)) => {
+                Ok(Command::TakePrecedence(tell)) => {
                     // Whoever asked may have left.
-                    let _ = tell.send(priority::raise());
+                    let _ = tell.send(self.take_precedence());
                 }
                 Ok(Command::Stop) | Err(std_mpsc::TryRecvError::Disconnected) => return Turn::Stop,
                 Err(std_mpsc::TryRecvError::Empty) => return Turn::GoOn,
             }
         }
+    }
+
+    fn take_precedence(&mut self) -> Precedence {
+        let priority = priority::raise();
+        self.core = WakefulCore::start(priority, CpuQuota::of_this_process());
+        Precedence { priority, core: self.core.as_ref().map(WakefulCore::core) }
     }
 
     /// Those that came in are among the counters from here on: before the step, since others come in while it lasts. For a moment

@@ -3,7 +3,10 @@
 use worker_core::SamplingParams;
 use worker_core::step::{BackendError, Batch, KvCapacity, NextToken, SequenceId};
 
+use super::wakeful::WakefulCore;
+use super::wakeful::tests::until;
 use super::*;
+use crate::cpu_quota::CpuQuota;
 
 /// What a step comes to.
 enum Outcome {
@@ -188,4 +191,61 @@ async fn an_engine_that_broke_down_says_so() {
     assert!(!rig.engine.has_ended());
     rig.engine.stop();
     assert!(rig.engine.has_ended());
+}
+
+/// Says whether the core is kept awake while a step lasts, and while nothing is due.
+struct Seeing {
+    core: AwakeCore,
+    steps: usize,
+    seen: std_mpsc::Sender<&'static str>,
+}
+
+impl Backend for Seeing {
+    fn kv_capacity(&self) -> KvCapacity {
+        KvCapacity { block_tokens: 4, blocks: 100 }
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError> {
+        until("the core is kept awake", || self.core.is_kept_awake());
+        self.steps += 1;
+        let drawing = batch.sequences.iter().filter(|step| step.sample.is_some());
+        Ok(drawing.map(|step| NextToken { id: step.id, token: 7, logprobs: None }).collect())
+    }
+
+    fn idle(&mut self) {
+        until("the core is left alone", || !self.core.is_kept_awake());
+        self.seen.send(if self.steps == 0 { "nothing yet" } else { "nothing any more" }).unwrap();
+    }
+}
+
+#[test]
+fn the_core_is_kept_awake_from_the_first_step_until_nothing_is_due() {
+    let (seen, sights) = std_mpsc::channel();
+    let (commands, inbox) = std_mpsc::channel();
+    let body = move || {
+        let core = WakefulCore::start(Priority::RealTime, CpuQuota::Unlimited).expect("a core");
+        let awake = core.core();
+        let backend = Box::new(Seeing { core: awake.clone(), steps: 0, seen });
+        let scheduler = Scheduler::new(backend.kv_capacity(), SchedulerLimits::mixed(1, 8), 1);
+        let mut run = Run::new(scheduler, backend, (inbox, Arc::default()), None);
+        run.core = Some(core);
+        run.run();
+        awake
+    };
+    let thread = std::thread::spawn(body);
+    let sight = || sights.recv_timeout(std::time::Duration::from_secs(120)).expect("the engine goes on");
+    assert_eq!(sight(), "nothing yet");
+    let (sender, _events) = mpsc::unbounded_channel();
+    let submission = Submission {
+        prompt: vec![1; 2],
+        params: Arc::new(SamplingParams::greedy()),
+        max_tokens: 5,
+        end_tokens: Arc::new([]),
+        priority: 0,
+    };
+    let client = Client { events: sender, caller: Caller::default() };
+    commands.send(Command::Submit([Asked { submission, client }].into())).unwrap();
+    assert_eq!(sight(), "nothing any more");
+    commands.send(Command::Stop).unwrap();
+    assert!(!thread.join().unwrap().is_kept_awake());
 }

@@ -64,6 +64,16 @@ async fn it_says_which_priority_its_clock_has() {
             "{}",
             worker.describe()
         );
+        let core = &info["simulated"]["clock_core"];
+        if priority == "ordinary" {
+            assert_eq!(core, &Value::Null, "it would not get it back at once");
+        }
+        assert_eq!(
+            worker.describe().contains(&format!("on core {}, kept awake", core["number"])),
+            core.is_object(),
+            "{}",
+            worker.describe()
+        );
     }
 }
 
