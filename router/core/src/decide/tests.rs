@@ -613,6 +613,8 @@ fn others_policies_send_at_once() {
         .map(|_| decider.decide(&fleet, &may_wait(&prompt), Among::Untried(&[]), NOW).unwrap())
         .collect();
     assert!(all.iter().all(|decided| decided.lease.turn().is_none()));
+}
+
 #[test]
 fn threads_that_decide_fail_end_and_forget_at_once_leave_a_sound_tree_and_idle_workers() {
     const TOTAL_BLOCKS: usize = 120;
