@@ -196,8 +196,16 @@ pub struct Booking {
     pub may_wait_since: Option<Duration>,
 }
 
-/// How often a request in line is decided anew: often beside what a prompt takes, seldom beside what a decision does.
-pub const RECONSIDER_EVERY: Duration = Duration::from_millis(500);
+/// How long a request in line waits before it is decided anew: often beside what a prompt takes, and seldom beside what a decision does.
+const FIRST_RECONSIDERED: Duration = Duration::from_millis(500);
+/// It is twice as long each time, this often: in a long line there is little to be gained, and a place in it costs a walk along it.
+const LENGTHENED: u32 = 4;
+
+/// How long to wait for one's turn before deciding for the time after `times`.
+#[must_use]
+pub fn reconsider_after(times: u32) -> Duration {
+    FIRST_RECONSIDERED * (1 << times.min(LENGTHENED))
+}
 
 /// Ready once a request that is in line is to be sent to its worker. The place in line is the lease's.
 #[derive(Debug)]
