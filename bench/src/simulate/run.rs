@@ -16,7 +16,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use roundhouse_types::{BlockHash, ChainHasher};
-use router_core::{Among, Decided, RequestView, Turn, reconsider_after};
+use router_core::{Among, Decided, RequestView, Turn};
 
 use super::args::{Front, Routers};
 use super::contender::Contender;
@@ -96,8 +96,6 @@ struct Placed {
     decided: Decided,
     /// While it is in line.
     turn: Option<Turn>,
-    /// How often it has been decided anew.
-    times: u32,
 }
 
 /// Requests in line that have been called.
@@ -278,7 +276,6 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let replica = self.replicas[number as usize] as usize;
         self.knowledge.look_up::<E>(self.setup.workload, (number, replica), &self.engines, now_ns);
         let before = self.placed[number as usize].take();
-        let times = before.as_ref().map_or(0, |placed| placed.times + 1);
         self.read_path(number);
         let view = self.view(number);
         let mut learn = |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed);
@@ -295,7 +292,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let turn = decided.lease.turn();
         let waits = turn.is_some();
         self.records[number as usize].worker = decided.worker.slot.0;
-        self.placed[number as usize] = Some(Placed { decided, turn, times });
+        self.placed[number as usize] = Some(Placed { decided, turn });
         if waits { self.wait(number, now_ns) } else { self.submit(number, now_ns) }
     }
 
@@ -321,12 +318,12 @@ impl<'a, E: Engine> Simulation<'a, E> {
 
     /// A request is in line from now on.
     fn wait(&mut self, number: u32, now_ns: u64) {
-        let Some(Placed { turn: Some(turn), times, .. }) = &mut self.placed[number as usize] else { return };
+        let Some(Placed { turn: Some(turn), decided }) = &mut self.placed[number as usize] else { return };
         let bell = Waker::from(Arc::new(Bell { number, called: Arc::clone(&self.called) }));
         match Pin::new(turn).poll(&mut Context::from_waker(&bell)) {
             Poll::Ready(()) => bell.wake(),
             Poll::Pending => {
-                let anew_ns = now_ns.saturating_add(as_ns(reconsider_after(*times)));
+                let anew_ns = now_ns.saturating_add(as_ns(decided.worker.load.reconsider_after()));
                 self.enter(anew_ns, Event::Reconsider(number));
             }
         }

@@ -135,6 +135,13 @@ impl WorkerLoad {
         self.look(PrefillQueue::in_line)
     }
 
+    /// How long a request waits in line for this worker before it is decided anew.
+    #[must_use]
+    pub fn reconsider_after(&self) -> Duration {
+        let longer = count(self.in_line()) / LONG_LINE;
+        RECONSIDERED_AFTER.saturating_mul(1 + longer)
+    }
+
     /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s` here.
     pub(crate) fn behind_s(&self, arrived_s: f64, own_s: f64) -> f64 {
         self.look(|queue| queue.behind_s(arrived_s, own_s))
@@ -197,15 +204,10 @@ pub struct Booking {
 }
 
 /// How long a request in line waits before it is decided anew: often beside what a prompt takes, and seldom beside what a decision does.
-const FIRST_RECONSIDERED: Duration = Duration::from_millis(500);
-/// It is twice as long each time, this often: in a long line there is little to be gained, and a place in it costs a walk along it.
-const LENGTHENED: u32 = 4;
-
-/// How long to wait for one's turn before deciding for the time after `times`.
-#[must_use]
-pub fn reconsider_after(times: u32) -> Duration {
-    FIRST_RECONSIDERED * (1 << times.min(LENGTHENED))
-}
+const RECONSIDERED_AFTER: Duration = Duration::from_millis(500);
+/// Where so many are in line each waits twice as long, since a place there costs a walk along it: a worker's line is good for 128 decisions a
+/// second at most.
+const LONG_LINE: u32 = 64;
 
 /// Ready once a request that is in line is to be sent to its worker. The place in line is the lease's.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ pub mod worker;
 pub use decide::{Among, Decided, Decider, Explanation};
 pub use fleet::{Fleet, FleetSnapshot};
 pub use health::{BreakerState, Health, Trial};
-pub use ledger::{Lease, Turn, reconsider_after};
+pub use ledger::{Lease, Turn};
 pub use policy::{PickError, Policy};
 pub use reports::{CacheTrust, LoadReport, OthersLoad, Reports};
 pub use request::{PromptUse, RequestView};

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use router_core::{Among, Decided, PickError, RequestView, reconsider_after};
+use router_core::{Among, Decided, PickError, RequestView};
 use tokio::time::{Instant, timeout_at};
 
 use super::parse::Reading;
@@ -57,8 +57,8 @@ pub async fn take_turn(
     let Some(mut turn) = picked.decided.lease.turn() else { return Ok(picked) };
     let began = Instant::now();
     let view = RequestView { may_wait_since, ..reading.view() };
-    for times in 0.. {
-        let anew_at = Instant::now() + reconsider_after(times);
+    loop {
+        let anew_at = Instant::now() + picked.decided.worker.load.reconsider_after();
         if timeout_at(anew_at.min(deadline), turn).await.is_ok() && picked.decided.worker.is_usable() {
             app.decider.goes(&mut picked.decided, &view, app.now());
             break;

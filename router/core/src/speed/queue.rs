@@ -19,8 +19,9 @@ const MOST_REQUESTS: usize = 4_096;
 /// So many streams in a row, and requests without a first token are not answers that come whole.
 const TELLING_STREAMS: u32 = 16;
 
-/// A worker that owes more has enough to compute until it is sent something again: many steps of short prompts, one of long ones.
-const ENOUGH_S: f64 = 1.0;
+/// A worker that owes more has enough to compute until it is sent something again: some steps of long prompts, and as many short ones as an
+/// engine takes into a step. With a quarter of it, prompts that came at once, and short ones, waited longer.
+const ENOUGH_S: f64 = 4.0;
 /// So many requests wait at the worker in any case: one to be computed, and another when that is done.
 const LEAST_SENT: usize = 2;
 /// First tokens less whole answers of late that say when a worker has room; as many more are remembered.
