@@ -74,7 +74,7 @@ async fn a_worker_gets_the_next_prompt_when_it_has_computed_one() {
     until("all are there", || async { worker.seen().len() == before + 4 }).await;
     until("and wait", || async {
         computes.notify_waiters();
-        sent.iter().all(|one| one.is_finished())
+        sent.iter().all(tokio::task::JoinHandle::is_finished)
     })
     .await;
     for one in sent {
@@ -97,7 +97,7 @@ async fn who_waits_for_a_worker_that_dies_goes_to_another() {
     };
     until("two are in line", || async { in_line().await == 2.0 }).await;
     first.kill().await;
-    let done = || sent.iter().all(|one| one.is_finished());
+    let done = || sent.iter().all(tokio::task::JoinHandle::is_finished);
     until("all are done", || async {
         computes.notify_waiters();
         done()
@@ -117,7 +117,7 @@ async fn a_client_that_leaves_loses_its_place_in_line() {
     let before = worker.seen().len();
     let sent = send_long(&router, &["one", "two", "three"]);
     until("one is in line", || async { router.metric(IN_LINE).await == 1.0 }).await;
-    sent.iter().for_each(|one| one.abort());
+    sent.iter().for_each(tokio::task::JoinHandle::abort);
     until("nothing is in flight", || async { router.metric("router_requests_in_flight").await == 0.0 }).await;
     assert_eq!((router.metric(IN_LINE).await, worker.seen().len()), (0.0, before + 2));
 }
@@ -136,7 +136,7 @@ async fn a_wait_in_line_has_an_end() {
     let (message, code) = refused.error();
     assert!(message.contains("within 1 s (--request-timeout)") && code == "no_worker_available", "{message}");
     assert_eq!(worker.seen().len(), before + 2, "nothing was sent anywhere");
-    sent.iter().for_each(|one| one.abort());
+    sent.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,5 +147,5 @@ async fn without_late_binding_all_are_sent_at_once() {
     let before = worker.seen().len();
     let sent = send_long(&router, &["one", "two", "three", "four"]);
     until("all are there", || async { worker.seen().len() == before + 4 }).await;
-    sent.iter().for_each(|one| one.abort());
+    sent.iter().for_each(tokio::task::JoinHandle::abort);
 }
