@@ -35,12 +35,15 @@ async fn router(workers_there: &[&MockWorker], more: &[&str]) -> Router {
     let arguments = [&[all.as_str()], more].concat();
     let router = Router::start(&arguments).await;
     until("it is up", || async { router.get("/readyz").await.status == 200 }).await;
-    for number in 0..20 * workers_there.len() {
-        assert_eq!(
-            router.post("/v1/completions", &prompt(&number.to_string(), 10 * (number % 20))).await.status,
-            200
-        );
+    let has_told = |worker: &&MockWorker| worker.seen().len() >= 20;
+    for number in 0..1_000 {
+        if workers_there.iter().all(has_told) {
+            break;
+        }
+        let short = prompt(&number.to_string(), 10 * (number % 20));
+        assert_eq!(router.post("/v1/completions", &short).await.status, 200);
     }
+    assert!(workers_there.iter().all(has_told), "each has had its share");
     router
 }
 
