@@ -15,6 +15,7 @@ pub use self::held::HeldPrompt;
 use self::held::HeldTokens;
 use crate::load_table::{Row, RowHandle};
 use crate::prefix::index::InFlight;
+pub use crate::speed::Sent;
 use crate::speed::{Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, PoisonError};
@@ -48,15 +49,6 @@ pub struct LoadReading {
     pub held_tokens: u32,
     /// Number of the pick that chose this worker last; 0 for never.
     pub last_pick: u64,
-}
-
-/// All that was ever sent to a worker.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Sent {
-    /// Uncached prompt tokens.
-    pub tokens: u64,
-    /// What these were expected to take, in microseconds.
-    pub us: u64,
 }
 
 impl LoadReading {
@@ -95,6 +87,18 @@ impl WorkerLoad {
     #[must_use]
     pub fn queue(&self) -> QueueReading {
         QueueReading::of(&self.row)
+    }
+
+    /// Of those the ones that the worker has seen: without those in line, who count as waiting there otherwise.
+    pub(crate) fn read_seen(&self) -> LoadReading {
+        let all = self.read();
+        let (in_line, tokens) = self.look(|queue| (count(queue.in_line()), count(queue.tokens_in_line())));
+        LoadReading {
+            requests: all.requests.saturating_sub(in_line),
+            prefilling: all.prefilling.saturating_sub(in_line),
+            prefill_tokens: all.prefill_tokens.saturating_sub(tokens),
+            ..all
+        }
     }
 
     /// All that was ever sent there.
@@ -158,6 +162,9 @@ impl WorkerLoad {
         let result = change(&mut queue);
         let called = queue.call();
         queue.reading().show(&self.row);
+        let sent = queue.sent();
+        self.sent_tokens.store(sent.tokens, Ordering::Relaxed);
+        self.sent_us.store(sent.us, Ordering::Relaxed);
         drop(queue);
         called.into_iter().for_each(Waker::wake);
         result
@@ -255,13 +262,13 @@ impl Lease {
         row.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
         load.change_held(|all| all.add(&held));
         row.last_pick.store(pick, Ordering::Relaxed);
-        let (service_s, waits) = load.change(|queue| match may_wait_since {
+        let waits = load.change(|queue| match may_wait_since {
             Some(since) => queue.push_or_wait(pick, (prefill, since.as_secs_f64()), &speed, now),
-            None => (queue.push(pick, prefill, &speed, now), false),
+            None => {
+                queue.push(pick, prefill, &speed, now);
+                false
+            }
         });
-        load.sent_tokens.fetch_add(prefill.new_tokens as u64, Ordering::Relaxed);
-        let service_us = Duration::try_from_secs_f64(service_s).map_or(0, |service| service.as_micros());
-        load.sent_us.fetch_add(u64::try_from(service_us).unwrap_or(0), Ordering::Relaxed);
         Self {
             load: Arc::clone(load),
             ticket: pick,

@@ -10,7 +10,7 @@ mod regression;
 
 use std::time::Duration;
 
-pub use queue::{PrefillQueue, QueueReading};
+pub use queue::{PrefillQueue, QueueReading, Sent};
 use regression::Regression;
 
 /// What a request makes a worker compute before its first token.

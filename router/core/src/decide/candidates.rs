@@ -196,6 +196,7 @@ impl Candidates {
             let load = &fleet.workers()[candidate.place as usize].load;
             let behind_s = load.behind_s(moment.arrived_s, candidate.own_s);
             candidate.queued_s = (candidate.queued_s - behind_s).max(0.0);
+            candidate.line_s = (candidate.line_s - behind_s).max(0.0);
         }
     }
 
@@ -230,6 +231,7 @@ impl Candidates {
             candidate.queued_s = queue.left_s(moment.now_s);
             candidate.own_s = f64::from(queue.ratio) * moment.cold_s;
             if queue.line_s > 0.0 {
+                candidate.line_s = queue.line_s.into();
                 self.with_lines.push(self.list.len());
             }
         }

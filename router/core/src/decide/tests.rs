@@ -1,6 +1,6 @@
 //! The decider over a small fleet.
 
-use roundhouse_types::ChainHasher;
+use roundhouse_types::{ChainHasher, WorkerLoad as ReportedWorkerLoad};
 
 use super::*;
 use crate::fleet::Fleet;
@@ -582,6 +582,33 @@ fn who_waits_in_line_is_nowhere_until_it_goes() {
         (worker.load.in_line(), worker.load.read()),
         (0, LoadReading { last_pick: worker.load.read().last_pick, ..LoadReading::default() })
     );
+}
+
+#[test]
+fn what_a_worker_reports_is_compared_with_what_it_has_been_sent() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    tells_first_tokens(&decider, &fleet);
+    let worker = &fleet.workers()[0];
+    let before = worker.load.sent();
+    let prompts: Vec<_> = ["one", "two", "three"].map(long).into();
+    let decide =
+        |at: usize| decider.decide(&fleet, &may_wait(&prompts[at]), Among::Untried(&[]), NOW).unwrap();
+    let (first, _second) = (decide(0), decide(1));
+    let two = worker.load.sent();
+    let there = worker.load.read();
+    let _in_line = decide(2);
+    assert_eq!((worker.load.in_line(), worker.load.sent()), (1, two));
+    assert_eq!(two.tokens - before.tokens, u64::from(there.prefill_tokens));
+    // The two that it has been sent, and one of somebody else's.
+    let tokens = there.prefill_tokens as usize + 5_000;
+    let report =
+        ReportedWorkerLoad { waiting_requests: 3, waiting_uncached_tokens: tokens, ..Default::default() };
+    worker.hear_load(&report, NOW);
+    let others = worker.reports.load(NOW).unwrap().others;
+    assert_eq!((others.requests, others.waiting, others.uncached_tokens), (1, 1, 5_000));
+    drop(first);
+    let ready = worker.load.sent();
+    assert_eq!((worker.load.in_line(), ready.tokens > two.tokens), (0, true), "it was called");
 }
 
 #[test]

@@ -62,6 +62,8 @@ pub struct Candidate {
     pub kv_capacity_tokens: u32,
     /// Service that it still owes to requests without a first token, in seconds.
     pub queued_s: f64,
+    /// Of these, that of requests in line which go before this one.
+    pub line_s: f64,
     /// What the request's own prefill would take there, in seconds.
     pub own_s: f64,
     /// How many times longer than the fleet it takes.
@@ -85,6 +87,7 @@ impl Candidate {
             tree_blocks: 0,
             kv_capacity_tokens: 0,
             queued_s: 0.0,
+            line_s: 0.0,
             own_s: 0.0,
             ratio: 1.0,
             usual_requests: 0.0,

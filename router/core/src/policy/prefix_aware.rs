@@ -91,7 +91,7 @@ impl Work {
         let Some(report) = report else { return own };
         Self {
             queued_s: if report.others.requests > 0 {
-                queued_by_report_s(report, token_s)
+                queued_by_report_s(report, token_s) + candidate.line_s
             } else {
                 own.queued_s
             },
@@ -104,8 +104,8 @@ impl Work {
     }
 }
 
-/// What a worker that others use too owes: what it said, less what it has computed since, and what was sent there since. The ledger cannot tell,
-/// as the worker computes for others before it comes to this router's requests.
+/// What a worker that others use too owes to those it has been sent: what it said, less what it has computed since, and what was sent there since.
+/// The ledger cannot tell, as the worker computes for others before it comes to this router's requests.
 fn queued_by_report_s(report: &LoadReport, token_s: f64) -> f64 {
     let Sent { tokens, us } = report.sent;
     let usual_token_s = if tokens > 0 { us as f64 / 1e6 / tokens as f64 } else { token_s };

@@ -8,6 +8,7 @@ use roundhouse_types::BlockHash;
 
 use super::*;
 use crate::fleet::Fleet;
+use crate::reports::OthersLoad;
 use crate::speed::PrefillSpeed;
 use crate::worker::{WorkerId, WorkerSpec};
 
@@ -237,6 +238,31 @@ fn prefix_aware_goes_by_what_usually_runs_more_than_by_what_runs_now() {
     assert_eq!(pick_aware(&prompt(8_000), &candidates), 0, "six at once are chance");
     (candidates[0].usual_requests, candidates[1].usual_requests) = (12.0, 0.0);
     assert_eq!(pick_aware(&prompt(8_000), &candidates), 1, "twelve all the time are not");
+}
+
+#[test]
+fn prefix_aware_counts_who_is_in_line_at_a_worker_that_others_use() {
+    let mut candidates = [candidate(0, 2), candidate(1, 2)];
+    let others = OthersLoad { requests: 3, waiting: 1, uncached_tokens: 5_000, sent_us: 0 };
+    let report = LoadReport {
+        running: 4,
+        waiting: 1,
+        waiting_uncached_tokens: 5_004,
+        others,
+        ..LoadReport::default()
+    };
+    let reports = [Some(report), Some(report)];
+    let snapshot = fleet(2).snapshot();
+    let costs = |candidates: &[Candidate]| {
+        let ring = &|| snapshot.ring();
+        let choice = Choice { reports: &reports, ..choice(candidates, ring) };
+        PrefixAware.costs(&prompt(1_000), &choice)
+    };
+    let alike = costs(&candidates);
+    assert_eq!(alike[0], alike[1]);
+    candidates[0].line_s = 2.0;
+    let costs = costs(&candidates);
+    assert!(costs[0] >= alike[0] + 2.0 && costs[1] == alike[1], "{costs:?}");
 }
 
 #[test]

@@ -34,12 +34,14 @@ pub(super) struct Line {
     /// The next to go is the last.
     requests: Vec<InLine>,
     owed_s: f64,
+    new_tokens: usize,
 }
 
 impl Line {
     pub(super) fn enter(&mut self, due_s: f64, waiting: Waiting) {
         let at = self.requests.partition_point(|other| other.due_s > due_s);
         self.owed_s += waiting.service_s;
+        self.new_tokens += waiting.prefill.new_tokens;
         self.requests.insert(at, InLine { due_s, waiting, waker: None });
     }
 
@@ -50,6 +52,11 @@ impl Line {
     /// What all of them take, in seconds.
     pub(super) fn owed_s(&self) -> f64 {
         self.owed_s
+    }
+
+    /// Uncached tokens of all of them.
+    pub(super) fn new_tokens(&self) -> usize {
+        self.new_tokens
     }
 
     /// What those take who go after one that is due at `due_s`.
@@ -88,6 +95,7 @@ impl Line {
     }
 
     fn left(&mut self, gone: &InLine) {
+        self.new_tokens -= gone.waiting.prefill.new_tokens;
         // Sums of many differences are off by a little.
         self.owed_s =
             if self.requests.is_empty() { 0.0 } else { (self.owed_s - gone.waiting.service_s).max(0.0) };

@@ -27,6 +27,23 @@ const LEAST_SENT: usize = 2;
 /// First tokens less whole answers of late that say when a worker has room; as many more are remembered.
 const TELLING_FIRST_TOKENS: u32 = 16;
 
+/// All that was ever sent to a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sent {
+    /// Uncached prompt tokens.
+    pub tokens: u64,
+    /// What these were expected to take, in microseconds.
+    pub us: u64,
+}
+
+impl Sent {
+    fn add(&mut self, prefill: Prefill, service_s: f64) {
+        let service_us = Duration::try_from_secs_f64(service_s).map_or(0, |service| service.as_micros());
+        self.tokens += prefill.new_tokens as u64;
+        self.us += u64::try_from(service_us).unwrap_or(0);
+    }
+}
+
 /// One request in the queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
@@ -58,6 +75,7 @@ pub struct PrefillQueue {
     ahead: (usize, f64),
     /// Those that wait in the router.
     line: Line,
+    sent: Sent,
     /// First tokens less whole answers of late.
     first_tokens: u32,
     /// What the step takes that is being computed, whatever is in it.
@@ -176,22 +194,20 @@ impl PrefillQueue {
         self.shared = Some(now);
     }
 
-    /// A request is sent to the worker; `speed` is the fleet's. Returns what its prefill is expected to take, in seconds.
-    pub fn push(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) -> f64 {
+    /// A request is sent to the worker; `speed` is the fleet's.
+    pub fn push(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) {
         let one = self.expected(ticket, prefill, speed, now);
         self.send(one);
-        one.service_s
     }
 
-    /// The same, unless the worker has enough to compute: then the request, which came at `arrived_s`, gets into line. Returns whether it did
-    /// as well.
+    /// The same, unless the worker has enough to compute: then the request, which came at `arrived_s`, gets into line. Returns whether it did.
     pub fn push_or_wait(
         &mut self,
         ticket: u64,
         (prefill, arrived_s): (Prefill, f64),
         speed: &PrefillSpeed,
         now: Duration,
-    ) -> (f64, bool) {
+    ) -> bool {
         let one = self.expected(ticket, prefill, speed, now);
         let goes = self.has_room() || self.waiting.len() + self.line.len() >= MOST_REQUESTS;
         if goes {
@@ -199,7 +215,7 @@ impl PrefillQueue {
         } else {
             self.line.enter(due_s(arrived_s, one.service_s), one);
         }
-        (one.service_s, !goes)
+        !goes
     }
 
     fn expected(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) -> Waiting {
@@ -210,6 +226,7 @@ impl PrefillQueue {
     }
 
     fn send(&mut self, one: Waiting) {
+        self.sent.add(one.prefill, one.service_s);
         if self.waiting.is_empty() {
             self.since = one.sent;
             self.behind = 0;
@@ -260,6 +277,18 @@ impl PrefillQueue {
     #[must_use]
     pub fn in_line(&self) -> usize {
         self.line.len()
+    }
+
+    /// Uncached tokens of those.
+    #[must_use]
+    pub fn tokens_in_line(&self) -> usize {
+        self.line.new_tokens()
+    }
+
+    /// All that was ever sent to the worker; who is in line was not.
+    #[must_use]
+    pub fn sent(&self) -> Sent {
+        self.sent
     }
 
     /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s`.
