@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::body_chunks::BodyChunks;
+
 /// There is no room for another piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
@@ -21,6 +23,7 @@ pub struct BodyMemoryFull {
 pub struct BodyMemory {
     held_bytes: AtomicUsize,
     limit_bytes: usize,
+    chunks: Arc<BodyChunks>,
 }
 
 /// What one body holds; given back when dropped.
@@ -34,7 +37,7 @@ impl BodyMemory {
     /// Room for `limit_bytes`.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Arc<Self> {
-        Arc::new(Self { held_bytes: AtomicUsize::new(0), limit_bytes })
+        Arc::new(Self { held_bytes: AtomicUsize::new(0), limit_bytes, chunks: Arc::default() })
     }
 
     /// What is held now.
@@ -56,7 +59,7 @@ impl BodyShare {
     /// # Errors
     /// When that is more than there is room for; nothing has been taken then.
     pub fn grow(&mut self, bytes: usize) -> Result<(), BodyMemoryFull> {
-        let BodyMemory { held_bytes, limit_bytes } = &*self.memory;
+        let BodyMemory { held_bytes, limit_bytes, .. } = &*self.memory;
         let before = held_bytes.fetch_add(bytes, Ordering::Relaxed);
         if before.saturating_add(bytes) > *limit_bytes {
             held_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -64,6 +67,12 @@ impl BodyShare {
         }
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Where the body is kept, once it is long.
+    #[must_use]
+    pub fn chunks(&self) -> &Arc<BodyChunks> {
+        &self.memory.chunks
     }
 
     /// The body has been thrown away.

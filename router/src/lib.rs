@@ -5,6 +5,7 @@
 pub mod admin;
 pub mod answers;
 pub mod app;
+pub mod body_chunks;
 pub mod body_memory;
 pub mod config;
 pub mod error;

@@ -8,13 +8,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 
+use crate::body_chunks::{BodyChunks, Chunk};
 use crate::turns::{TURN_BYTES, end_turn};
 
 /// Pieces below this are copied together: a client that sends byte by byte must not cost a piece of bookkeeping for each.
 const SMALL_PIECE_BYTES: usize = 4 << 10;
+/// What comes of a body after so much is copied into chunks, which cost no turn much when they are freed.
+const LONG_BYTES: usize = 1 << 20;
 
 /// A body, cheap to clone.
 #[derive(Clone, Debug)]
@@ -84,10 +87,19 @@ pub struct PayloadBuilder {
     pieces: Vec<Bytes>,
     /// Small pieces, not yet in `pieces`.
     small: BytesMut,
+    /// What is being filled of a long body.
+    chunk: Option<Chunk>,
+    chunks: Option<Arc<BodyChunks>>,
     len_bytes: usize,
 }
 
 impl PayloadBuilder {
+    /// A long body is kept in `chunks`.
+    #[must_use]
+    pub fn in_chunks(chunks: &Arc<BodyChunks>) -> Self {
+        Self { chunks: Some(Arc::clone(chunks)), ..Self::default() }
+    }
+
     /// Length of what has come, in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -103,6 +115,10 @@ impl PayloadBuilder {
     /// Adds the next piece.
     pub fn push(&mut self, piece: Bytes) {
         self.len_bytes += piece.len();
+        if self.len_bytes > LONG_BYTES && self.chunks.is_some() {
+            self.push_long(piece);
+            return;
+        }
         let first = self.len_bytes == piece.len();
         if piece.len() >= SMALL_PIECE_BYTES || first {
             self.flush();
@@ -115,10 +131,29 @@ impl PayloadBuilder {
         }
     }
 
+    fn push_long(&mut self, mut piece: Bytes) {
+        while !piece.is_empty() {
+            let chunk = match self.chunk.take() {
+                Some(chunk) => Some(chunk),
+                None => self.chunks.as_ref().and_then(|chunks| chunks.take().ok()),
+            };
+            self.flush();
+            // Where there is no memory for it, it stays where it is.
+            let Some(mut chunk) = chunk else { return self.pieces.push(piece) };
+            piece.advance(chunk.fill(&piece));
+            if chunk.is_full() {
+                self.pieces.push(chunk.freeze());
+            } else {
+                self.chunk = Some(chunk);
+            }
+        }
+    }
+
     /// The payload.
     #[must_use]
     pub fn finish(mut self) -> Payload {
         self.flush();
+        self.pieces.extend(self.chunk.take().map(Chunk::freeze));
         let pieces = match self.pieces.len() {
             0 | 1 => Pieces::One(self.pieces.pop().unwrap_or_default()),
             _ => Pieces::Many(self.pieces.into()),
@@ -186,9 +221,25 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::body_chunks::CHUNK_BYTES;
+
+    /// Memory that can be seen to be held.
+    struct Held {
+        bytes: Vec<u8>,
+        _held: Arc<()>,
+    }
+
+    impl AsRef<[u8]> for Held {
+        fn as_ref(&self) -> &[u8] {
+            &self.bytes
+        }
+    }
 
     fn build(pieces: &[Vec<u8>]) -> Payload {
-        let mut builder = PayloadBuilder::default();
+        build_with(PayloadBuilder::default(), pieces)
+    }
+
+    fn build_with(mut builder: PayloadBuilder, pieces: &[Vec<u8>]) -> Payload {
         pieces.iter().for_each(|piece| builder.push(Bytes::copy_from_slice(piece)));
         builder.finish()
     }
@@ -231,6 +282,27 @@ mod tests {
         let (all, longest) = drain(payload);
         assert_eq!(all.len(), len);
         assert!(longest < 2 * TURN_BYTES, "{longest}");
+    }
+
+    #[test]
+    fn a_long_body_holds_nothing_of_what_it_came_in() {
+        let pieces: Vec<Vec<u8>> = (0..600_u32).map(|n| vec![n as u8; 5_000 + n as usize]).collect();
+        let (held, chunks) = (Arc::new(()), Arc::new(BodyChunks::default()));
+        let mut builder = PayloadBuilder::in_chunks(&chunks);
+        for piece in &pieces {
+            builder.push(Bytes::from_owner(Held { bytes: piece.clone(), _held: Arc::clone(&held) }));
+        }
+        let payload = builder.finish();
+        assert_eq!(&payload.joined()[..], &pieces.concat()[..]);
+        let short: usize = pieces
+            .iter()
+            .scan(0, |sum, piece| {
+                *sum += piece.len();
+                (*sum <= LONG_BYTES).then_some(())
+            })
+            .count();
+        assert_eq!(Arc::strong_count(&held), 1 + short);
+        assert!(payload.pieces().len() <= short + payload.len() / CHUNK_BYTES + 1);
     }
 
     #[test]

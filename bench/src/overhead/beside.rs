@@ -67,6 +67,8 @@ pub struct Standing {
     pub beyond_first_us: f64,
     /// Median of what it took over what the router under test did in the same turn.
     pub over_first: f64,
+    /// Requests that were answered.
+    pub requests: u64,
     /// Failed requests.
     pub errors: u64,
 }
@@ -77,15 +79,15 @@ pub struct Standing {
 /// A router is gone, or answered nothing in one of its turns.
 pub async fn measure(rigs: &[(String, Rig)], kilobytes: usize, turns: usize) -> anyhow::Result<Beside> {
     let mut seen: Vec<Vec<f64>> = vec![Vec::new(); rigs.len()];
-    let mut errors = vec![0; rigs.len()];
+    let mut counts = vec![(0, 0); rigs.len()];
     for turn in 0..turns {
         for (at, (name, rig)) in rigs.iter().enumerate() {
-            let (each, failed) = one_turn(rig, kilobytes, turn).await?;
-            errors[at] += failed;
-            seen[at].push(each.ok_or_else(|| anyhow::anyhow!("{name} answered nothing in turn {turn}"))?);
+            let Turn { cpu_us, requests, errors } = one_turn(rig, kilobytes, turn).await?;
+            counts[at] = (counts[at].0 + requests, counts[at].1 + errors);
+            seen[at].push(cpu_us.ok_or_else(|| anyhow::anyhow!("{name} answered nothing in turn {turn}"))?);
         }
     }
-    let standing = |((at, (router, _)), errors): ((usize, &(String, Rig)), u64)| {
+    let standing = |(at, (router, _)): (usize, &(String, Rig))| {
         let pairs = || seen[at].iter().zip(&seen[0]);
         let (least, most) = seen[at]
             .iter()
@@ -96,14 +98,22 @@ pub async fn measure(rigs: &[(String, Rig)], kilobytes: usize, turns: usize) -> 
             range: (least, most),
             beyond_first_us: median(pairs().map(|(own, first)| own - first)),
             over_first: median(pairs().map(|(own, first)| own / first)),
-            errors,
+            requests: counts[at].0,
+            errors: counts[at].1,
         }
     };
-    Ok(Beside { kilobytes, turns, routers: rigs.iter().enumerate().zip(errors).map(standing).collect() })
+    Ok(Beside { kilobytes, turns, routers: rigs.iter().enumerate().map(standing).collect() })
 }
 
-/// CPU a request, and how many failed.
-async fn one_turn(rig: &Rig, kilobytes: usize, turn: usize) -> anyhow::Result<(Option<f64>, u64)> {
+/// What a router did in one turn.
+struct Turn {
+    /// CPU a request, in microseconds.
+    cpu_us: Option<f64>,
+    requests: u64,
+    errors: u64,
+}
+
+async fn one_turn(rig: &Rig, kilobytes: usize, turn: usize) -> anyhow::Result<Turn> {
     let tally = Arc::<Tally>::default();
     let workload = Arc::new(rig.workload(kilobytes, Delivery::Whole)?);
     rig.mocks.answer_with(Plan::Whole);
@@ -111,7 +121,8 @@ async fn one_turn(rig: &Rig, kilobytes: usize, turn: usize) -> anyhow::Result<(O
     load.spawn(rig.connections, &rig.addresses, &workload, |lane, rng| lane.closed_loop(u64::MAX, rng));
     let usage = rig.watch(&tally).await?;
     load.stop().await;
-    Ok((usage.cpu_us_each(usage.requests), tally.errors().values().sum()))
+    let cpu_us = usage.cpu_us_each(usage.requests);
+    Ok(Turn { cpu_us, requests: usage.requests, errors: tally.errors().values().sum() })
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::beside::Beside;
+use super::beside::{Beside, Standing};
 use super::latency::Latency;
 use super::machine::Machine;
 use super::memory::{AfterRequests, IdleStreams};
@@ -167,12 +167,18 @@ impl Report {
 
     /// Failed requests of all parts.
     pub fn error_count(&self) -> u64 {
-        self.usages().iter().map(|(_, usage)| usage.error_count()).sum()
+        let in_turns: u64 = self.standings().map(|standing| standing.errors).sum();
+        in_turns + self.usages().iter().map(|(_, usage)| usage.error_count()).sum::<u64>()
     }
 
     /// Good answers and chunks of all parts: a run without any has measured nothing.
     pub fn success_count(&self) -> u64 {
-        self.usages().iter().map(|(_, usage)| usage.requests + usage.chunks).sum()
+        let in_turns: u64 = self.standings().map(|standing| standing.requests).sum();
+        in_turns + self.usages().iter().map(|(_, usage)| usage.requests + usage.chunks).sum::<u64>()
+    }
+
+    fn standings(&self) -> impl Iterator<Item = &Standing> {
+        self.figures.beside.iter().flat_map(|beside| &beside.routers)
     }
 
     fn usages(&self) -> Vec<(String, &Usage)> {
@@ -269,6 +275,22 @@ mod tests {
         );
         assert!(report.remarks().contains("error: 16 KB: 2 × status 500\n"), "{}", report.remarks());
         assert_eq!((report.error_count(), report.success_count()), (4, 20));
+    }
+
+    #[test]
+    fn routers_side_by_side_are_a_measurement_of_their_own() {
+        let standing = Standing {
+            router: "r".to_owned(),
+            cpu_us_per_request: 20.0,
+            range: (19.0, 21.0),
+            beyond_first_us: 0.0,
+            over_first: 1.0,
+            requests: 700,
+            errors: 2,
+        };
+        let beside = Beside { kilobytes: 1, turns: 3, routers: vec![standing] };
+        let report = report(Figures { beside: vec![beside], ..Figures::default() });
+        assert_eq!((report.error_count(), report.success_count()), (2, 700));
     }
 
     #[test]

@@ -175,7 +175,7 @@ impl Parser {
             return Err(RequestError::BodyTooLarge { limit_bytes });
         }
         let mut scan = Ok(BodyScanner::new(self.scan));
-        let mut payload = PayloadBuilder::default();
+        let mut payload = PayloadBuilder::in_chunks(share.chunks());
         let (mut came_bytes, mut turn_bytes, mut timer) = (0, 0, None);
         while let Some(piece) = next_piece(&mut body, &mut timer, self.limits.timeout).await? {
             came_bytes += piece.len();
@@ -197,7 +197,7 @@ impl Parser {
             }
             match (&scan, understanding) {
                 (Err(_), Understanding::Required) => {
-                    payload = PayloadBuilder::default();
+                    payload = PayloadBuilder::in_chunks(share.chunks());
                     share.give_back();
                 }
                 _ => payload.push(piece),
