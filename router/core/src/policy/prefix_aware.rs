@@ -1,6 +1,6 @@
 //! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x·[1 + Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω·A + p·[R·(a + c·prompt) + a·R + c·K] + M`, in seconds:
+//! `cost = W + x + M + ⅔·{x·[Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω/2·A + p·[R·(a + c·prompt) + a·R + c·K]}`, in seconds:
 //!
 //! | term | meaning | where it comes from |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | `Q` | requests without a first token there: engines compute what waits in common steps, and the first tokens of a step come at its end | ledger |
 //! | `β·(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too, unless there is a worker that nobody waits at | arrivals of late; q̄: mean requests without a first token; β: share of workers that somebody waits at |
 //! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
-//! | `D·ω·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it | ledger; `speed` |
-//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average, then half of those that usually run there, and all of these once more for who will come because of this request: next turns, equal prefixes | ledger |
+//! | `D·ω/2·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it; half, since others that come may join it | ledger; `speed` |
+//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average, then half of those that usually run there, and half of these once more for who will come because of this request: next turns, equal prefixes | ledger |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
 //!
@@ -19,8 +19,8 @@
 //! first places, in thought, as many requests of others as it may be behind: a random number, by how many share the fleet and how many of its own
 //! picks come between two reports.
 //!
-//! `W + x` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
-//! has it. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
+//! `W + x + M` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
+//! has it; a second of it counts two thirds, since it is less certain, and some of those others would have waited anyway. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
 use rand::{Rng, RngExt};
 use smallvec::SmallVec;
@@ -32,22 +32,27 @@ use crate::reports::LoadReport;
 use crate::request::{PromptUse, RequestView};
 use crate::unseen::Unseen;
 
+/// A second that others wait against a second of its own.
+const OTHERS_WORTH: f64 = 2.0 / 3.0;
 /// ω: a second of decode delay against a second of first-token delay.
-const DECODE_WORTH: f64 = 0.1;
+const DECODE_WORTH: f64 = 0.2;
+/// Share of a step's fixed part that is this request's doing, where nobody else waits for that step yet.
+const STEP_SHARE: f64 = 0.5;
 /// a: prefill tokens that one more running request is worth to another, whatever its length. From a decode step's slope of 0.03 ms a
 /// sequence over some 300 steps, half as much again since prefills come between them, ×ω, at 0.06 ms a prefilled token.
 const RUNNING_TOKENS: f64 = 22.0;
 /// c: the same for each token of its context, with a slope of 0.088 µs.
 const CONTEXT_SHARE: f64 = 0.06;
-/// How often those that usually run at a worker count: half for the rest of a request's time, when those that run now have gone, and once
+/// How often those that usually run at a worker count: half for the rest of a request's time, when those that run now have gone, and half
 /// for the requests that it will draw there.
-const USUAL_MET: f64 = 1.5;
+const USUAL_MET: f64 = 1.0;
 /// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
 const FULL_SHARE: f64 = 0.9;
 
-/// Differences in cost that nobody feels, besides half of a step's fixed part: when a prompt comes in the course of a step is chance, and
+/// Differences in cost that nobody feels, besides a share of a step's fixed part: when a prompt comes in the course of a step is chance, and
 /// moves its first token by as much.
-const UNFELT_S: f64 = 0.005;
+const UNFELT_S: f64 = 0.003;
+const UNFELT_STEP: f64 = 2.0 / 3.0;
 
 /// Routers of which one may decide in the same moment as this one; of more, some see what the others did.
 const OTHERS_AT_ONCE: f64 = 8.0;
@@ -195,11 +200,8 @@ impl Fleet {
         let ratio = f64::from(candidate.ratio);
         let step_s = if candidate.joins_step { 0.0 } else { self.fixed_s * ratio };
         let decode_s = self.token_s * ratio * slow_tokens;
-        queued_s
-            + own_s * (1.0 + delayed)
-            + step_s * DECODE_WORTH * decoding
-            + decode_s
-            + self.memory_wait_s(candidate, held_tokens)
+        let others_s = own_s * delayed + step_s * STEP_SHARE * DECODE_WORTH * decoding + decode_s;
+        queued_s + own_s + self.memory_wait_s(candidate, held_tokens) + OTHERS_WORTH * others_s
     }
 
     /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with
@@ -282,7 +284,7 @@ impl Fleet {
         choice: &Choice<'_>,
         works: impl Iterator<Item = Work>,
     ) -> usize {
-        let felt_s = UNFELT_S + choice.speed.fixed_s / 2.0;
+        let felt_s = UNFELT_S + choice.speed.fixed_s * UNFELT_STEP;
         let mut cheapest = (f64::INFINITY, 0);
         let mut homes: SmallVec<[(f64, usize); 16]> = SmallVec::new();
         for ((at, candidate), work) in choice.candidates.iter().enumerate().zip(works) {
