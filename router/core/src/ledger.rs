@@ -89,8 +89,8 @@ impl WorkerLoad {
         QueueReading::of(&self.row)
     }
 
-    /// Of those the ones that the worker has seen: without those in line, who count as waiting there otherwise.
-    pub(crate) fn read_seen(&self) -> LoadReading {
+    /// Reads all counters, those in line left out: what the worker itself has been sent.
+    pub(crate) fn read_sent(&self) -> LoadReading {
         let all = self.read();
         let (in_line, tokens) = self.look(|queue| (count(queue.in_line()), count(queue.tokens_in_line())));
         LoadReading {
