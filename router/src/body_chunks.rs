@@ -11,12 +11,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use memmap2::{MmapMut, MmapOptions};
 
-use crate::turns::TURN_BYTES;
+use crate::turns::LONG_BODY_TURN_BYTES;
 
 /// Size of a chunk.
-pub const CHUNK_BYTES: usize = TURN_BYTES;
+pub const CHUNK_BYTES: usize = LONG_BODY_TURN_BYTES;
 /// Unused chunks that are kept for good.
-const KEPT: usize = 64;
+const KEPT: usize = 128;
 /// How long others are kept: bodies that follow each other use the same.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 

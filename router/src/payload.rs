@@ -12,12 +12,10 @@ use bytes::{Buf, Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::body_chunks::{BodyChunks, Chunk};
-use crate::turns::{TURN_BYTES, end_turn};
+use crate::turns::{LONG_BODY_BYTES, end_turn, turn_bytes};
 
 /// Pieces below this are copied together: a client that sends byte by byte must not cost a piece of bookkeeping for each.
 const SMALL_PIECE_BYTES: usize = 4 << 10;
-/// What comes of a body after so much is copied into chunks, which cost no turn much when they are freed.
-const LONG_BYTES: usize = 1 << 20;
 
 /// A body, cheap to clone.
 #[derive(Clone, Debug)]
@@ -115,7 +113,8 @@ impl PayloadBuilder {
     /// Adds the next piece.
     pub fn push(&mut self, piece: Bytes) {
         self.len_bytes += piece.len();
-        if self.len_bytes > LONG_BYTES && self.chunks.is_some() {
+        if self.len_bytes > LONG_BODY_BYTES && self.chunks.is_some() {
+            // Chunks cost no turn much when they are freed.
             self.push_long(piece);
             return;
         }
@@ -168,11 +167,13 @@ impl PayloadBuilder {
     }
 }
 
-/// A payload on its way to a worker. Lets others of its thread run after each [`TURN_BYTES`].
+/// A payload on its way to a worker. Lets others of its thread run after each [turn](turn_bytes).
 #[derive(Clone, Debug)]
 pub struct PayloadBody {
     left: VecDeque<Bytes>,
     left_bytes: usize,
+    /// Of a turn.
+    most_bytes: usize,
     turn_bytes: usize,
 }
 
@@ -180,7 +181,7 @@ impl From<Payload> for PayloadBody {
     fn from(payload: Payload) -> Self {
         let left_bytes = payload.len();
         let left = payload.pieces().iter().filter(|piece| !piece.is_empty()).cloned().collect();
-        Self { left, left_bytes, turn_bytes: 0 }
+        Self { left, left_bytes, most_bytes: turn_bytes(left_bytes), turn_bytes: 0 }
     }
 }
 
@@ -192,13 +193,14 @@ impl Body for PayloadBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if self.turn_bytes >= TURN_BYTES {
+        let most_bytes = self.most_bytes;
+        if self.turn_bytes >= most_bytes {
             self.turn_bytes = 0;
             end_turn(cx);
             return Poll::Pending;
         }
         let Some(piece) = self.left.front_mut() else { return Poll::Ready(None) };
-        let part = if piece.len() > TURN_BYTES { piece.split_to(TURN_BYTES) } else { std::mem::take(piece) };
+        let part = if piece.len() > most_bytes { piece.split_to(most_bytes) } else { std::mem::take(piece) };
         if piece.is_empty() {
             self.left.pop_front();
         }
@@ -281,7 +283,7 @@ mod tests {
         let len = payload.len();
         let (all, longest) = drain(payload);
         assert_eq!(all.len(), len);
-        assert!(longest < 2 * TURN_BYTES, "{longest}");
+        assert!(longest < 2 * turn_bytes(len), "{longest}");
     }
 
     #[test]
@@ -298,7 +300,7 @@ mod tests {
             .iter()
             .scan(0, |sum, piece| {
                 *sum += piece.len();
-                (*sum <= LONG_BYTES).then_some(())
+                (*sum <= LONG_BODY_BYTES).then_some(())
             })
             .count();
         assert_eq!(Arc::strong_count(&held), 1 + short);

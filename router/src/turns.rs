@@ -10,6 +10,18 @@ use std::task::Context;
 /// be scanned (`benches/parse.rs`).
 pub const TURN_BYTES: usize = 64 << 10;
 
+/// A body of more is long: its turns are shorter, at the price of more of them.
+pub const LONG_BODY_BYTES: usize = 1 << 20;
+
+/// A turn of a long body. The kernel may stretch a call that moves this much tenfold: it sends for other sockets within.
+pub const LONG_BODY_TURN_BYTES: usize = 32 << 10;
+
+/// How long a turn of a body is of which `bytes` have come, or are known to come.
+#[must_use]
+pub fn turn_bytes(bytes: usize) -> usize {
+    if bytes > LONG_BODY_BYTES { LONG_BODY_TURN_BYTES } else { TURN_BYTES }
+}
+
 /// Ends a turn: whoever polls with `cx` is woken once others of the thread have run and its sockets have been looked at. To be called before
 /// returning `Pending`.
 pub fn end_turn(cx: &mut Context<'_>) {

@@ -22,7 +22,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::client_stream::ClientStream;
 use super::guard::{HeadGuard, HeadLimits, Position, Refused, Violation};
-use crate::turns::{TURN_BYTES, end_turn};
+use crate::turns::{LONG_BODY_BYTES, end_turn, turn_bytes};
 
 /// What is read at once of a head that did not come in one piece.
 const HEAD_PIECE_BYTES: usize = 2 << 10;
@@ -111,6 +111,8 @@ pub struct Http1Stream {
     released: BytesMut,
     /// Read since nothing was there, or since others had their turn.
     turn_bytes: usize,
+    /// What has come of the body that is being read.
+    body_bytes: usize,
     /// When the head that is being read began.
     head_since: Option<Instant>,
     /// The answers that had ended when the connection was last seen idle for the first time, and when that was.
@@ -137,6 +139,7 @@ impl Http1Stream {
             held: BytesMut::new(),
             released: BytesMut::new(),
             turn_bytes: 0,
+            body_bytes: 0,
             head_since: None,
             idle_since: (0, Instant::now()),
             timer: None,
@@ -174,14 +177,18 @@ impl Http1Stream {
 
     /// Reads into hyper's own buffer, and takes back the beginning of a head. Most heads come whole, and are copied nowhere.
     fn poll_into(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.turn_bytes >= TURN_BYTES {
+        if self.turn_bytes >= turn_bytes(self.body_bytes) {
             // hyper, and whoever reads a body, would go on as long as something is there.
             self.turn_bytes = 0;
             end_turn(cx);
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        let read = if self.body_bytes <= LONG_BODY_BYTES {
+            Pin::new(&mut self.stream).poll_read(cx, buffer)
+        } else {
+            self.poll_turn(cx, buffer)
+        };
         let come = &buffer.filled()[before..];
         self.turn_bytes = if read.is_ready() { self.turn_bytes + come.len() } else { 0 };
         std::task::ready!(read)?;
@@ -192,8 +199,19 @@ impl Http1Stream {
         let verdict = self.guard.push(come);
         let good = verdict.unwrap_or_else(|refused| refused.good_bytes);
         self.held.extend_from_slice(&come[good..]);
+        self.body_bytes = if self.guard.position() == Position::Body { self.body_bytes + good } else { 0 };
         buffer.set_filled(before + good);
         self.judged(verdict);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads at most a turn's bytes: hyper offers room for more.
+    fn poll_turn(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let room = buffer.remaining().min(turn_bytes(self.body_bytes) - self.turn_bytes);
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(room));
+        std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
+        let count = part.filled().len();
+        buffer.advance(count);
         Poll::Ready(Ok(()))
     }
 

@@ -25,7 +25,7 @@ use crate::body_memory::{BodyMemory, BodyShare};
 use crate::error::RequestError;
 use crate::openai::scan::{BodyError, BodyScanner, Name, ScanConfig, Scanned};
 use crate::payload::{Payload, PayloadBuilder};
-use crate::turns::TURN_BYTES;
+use crate::turns;
 
 /// Whether a body that is not JSON is an error, or passes as it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -183,14 +183,15 @@ impl Parser {
                 return Err(RequestError::BodyTooLarge { limit_bytes });
             }
             share.grow(piece.len())?;
-            for part in piece.chunks(TURN_BYTES) {
+            let most_bytes = turns::turn_bytes(came_bytes);
+            for part in piece.chunks(most_bytes) {
                 if let Ok(scanner) = &mut scan
                     && let Err(error) = scanner.push(part)
                 {
                     scan = Err(error);
                 }
                 turn_bytes += part.len();
-                if turn_bytes >= TURN_BYTES {
+                if turn_bytes >= most_bytes {
                     turn_bytes = 0;
                     tokio::task::yield_now().await;
                 }
@@ -377,7 +378,7 @@ mod tests {
     #[tokio::test]
     async fn a_long_body_lets_others_have_their_turns() {
         let parser = parser(usize::MAX, MINUTE);
-        let body = format!("{{\"prompt\": \"{}\"}}", "a".repeat(20 * TURN_BYTES));
+        let body = format!("{{\"prompt\": \"{}\"}}", "a".repeat(20 * turns::TURN_BYTES));
         let turns = Rc::new(Cell::new(0));
         let others = async {
             loop {

@@ -12,7 +12,7 @@ use super::socket::Stream;
 use crate::hop_by_hop;
 use crate::payload::Payload;
 use crate::transport::WorkerRequest;
-use crate::turns::{TURN_BYTES, end_turn};
+use crate::turns::{end_turn, turn_bytes};
 
 /// Pieces that go into one write.
 const MAX_SLICES: usize = 16;
@@ -86,11 +86,11 @@ impl Outgoing {
         self.state == State::Over
     }
 
-    /// Writes what the socket takes. After [`TURN_BYTES`] others of the thread come first.
+    /// Writes what the socket takes. After a [turn](turn_bytes) others of the thread come first.
     pub(super) fn poll_send(&mut self, stream: &mut Stream, cx: &mut Context<'_>) {
-        let mut turn_bytes = 0;
+        let mut left_bytes = turn_bytes(self.body.len());
         while self.state == State::Writing {
-            if turn_bytes >= TURN_BYTES {
+            if left_bytes == 0 {
                 end_turn(cx);
                 return;
             }
@@ -103,7 +103,7 @@ impl Outgoing {
             match written {
                 Poll::Pending => return,
                 Poll::Ready(Ok(bytes)) if bytes > 0 => {
-                    turn_bytes += bytes;
+                    left_bytes = left_bytes.saturating_sub(bytes);
                     self.advance(bytes);
                 }
                 Poll::Ready(_) => self.state = State::Stuck,
@@ -121,7 +121,7 @@ impl Outgoing {
     /// What comes next, of no more than a turn's length.
     fn slices(&self) -> SmallVec<[IoSlice<'_>; MAX_SLICES]> {
         let mut slices = SmallVec::new();
-        let mut room = TURN_BYTES;
+        let mut room = turn_bytes(self.body.len());
         let head = &self.head[self.sent_bytes.min(self.head.len())..];
         if !head.is_empty() {
             slices.push(IoSlice::new(head));
