@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use http::StatusCode;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 use router_core::prefix::index::Comparison;
 use router_core::{BreakerState, Worker, WorkerId};
@@ -107,6 +107,7 @@ pub struct Metrics {
     body_bytes: IntGauge,
     worker_in_flight: IntGaugeVec,
     worker_in_line: IntGaugeVec,
+    worker_recomputed: GaugeVec,
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
     worker_connections: IntGaugeVec,
@@ -214,6 +215,14 @@ impl Default for Metrics {
                 &["worker", "state"],
             ),
             body_bytes: maker.gauge("router_request_body_bytes", "Memory that the bodies of requests hold."),
+            worker_recomputed: maker.add(GaugeVec::new(
+                Opts::new(
+                    "router_worker_recomputed_ratio",
+                    "Share of what a worker computed of late that the fleet had computed a short time before, and evicted. From 0.4 on \
+                     requests wait for those that add to its cache already.",
+                ),
+                &["worker"],
+            )),
             worker_in_line: maker.gauges(
                 "router_worker_requests_in_line",
                 "Requests that wait in the router until a worker has room for them; they count as in flight there too.",
@@ -361,6 +370,7 @@ impl Metrics {
             // Workers that have left are not shown any more.
             gauges.reset();
         }
+        self.worker_recomputed.reset();
         let roster = app.fleet.roster();
         self.forget_workers_but(&roster.snapshot.workers().iter().map(|worker| worker.id()).collect());
         for upstream in roster.upstreams() {
@@ -372,6 +382,7 @@ impl Metrics {
         for worker in roster.snapshot.workers() {
             let (id, load) = ([worker.id().as_str()], worker.load.read());
             self.worker_in_flight.with_label_values(&id).set(gauge(load.requests as usize));
+            self.worker_recomputed.with_label_values(&id).set(app.decider.recomputed_share(worker.slot));
             self.worker_in_line.with_label_values(&id).set(gauge(worker.load.in_line()));
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens as usize));
             self.worker_up.with_label_values(&id).set(i64::from(worker.is_up()));

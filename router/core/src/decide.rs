@@ -15,6 +15,7 @@ use crate::ledger::{Booking, HeldPrompt, Lease};
 use crate::policy::{Candidate, PickError, Policy};
 use crate::prefix::feed::CacheChange;
 use crate::prefix::index::{Basis, Comparison};
+use crate::prefix::recomputed::Recomputed;
 use crate::prefix::tree::{TreeLimits, WorkerTells};
 use crate::prefix::{PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
@@ -39,6 +40,7 @@ pub struct Decider {
 #[repr(align(128))]
 struct State {
     index: PrefixIndex,
+    recomputed: Recomputed,
     speeds: Speeds,
     picks: u64,
     unseen: UnseenPicks,
@@ -92,6 +94,7 @@ impl Decider {
         let rng = SmallRng::seed_from_u64(seed);
         let state = State {
             index: PrefixIndex::new(limits),
+            recomputed: Recomputed::default(),
             speeds: Speeds::default(),
             picks: 0,
             unseen: UnseenPicks::default(),
@@ -173,10 +176,14 @@ impl Decider {
         let Decided { worker, lease, hit_tokens, basis, .. } = decided;
         lease.goes(now);
         if self.reads_prefixes() {
-            let index = &mut self.lock().index;
+            let mut state = self.lock();
+            let State { index, recomputed, .. } = &mut *state;
             index.catch_up();
             let hits = index.hits(request.blocks);
-            *hit_tokens = request.covered_tokens(hits.blocks(worker.slot));
+            let hit_blocks = hits.blocks(worker.slot);
+            *hit_tokens = request.covered_tokens(hit_blocks);
+            let new_tokens = request.prompt_tokens.saturating_sub(*hit_tokens);
+            recomputed.see(worker.slot, request.blocks_after(hit_blocks), new_tokens);
             let tells = tells(&worker.reports, request);
             (*basis, lease.in_flight) = index.enter(worker.slot, (request.path(), &hits), tells);
         }
@@ -193,7 +200,7 @@ impl Decider {
         let eligible = Eligible::new(fleet, request, among);
         loop {
             let mut state = self.lock();
-            let State { index, speeds, picks, unseen, rng, candidates } = &mut *state;
+            let State { index, recomputed, speeds, picks, unseen, rng, candidates } = &mut *state;
             index.catch_up();
             if is_new {
                 speeds.arrival(now);
@@ -220,6 +227,7 @@ impl Decider {
             };
             unseen.picked(picked.own_s);
             *picks += 1;
+            let may_wait_since = request.may_wait_since.filter(|_| self.policy.binds_late());
             let booking = Booking {
                 pick: *picks,
                 now,
@@ -227,12 +235,15 @@ impl Decider {
                 held: HeldPrompt::of(request),
                 prefill: picked.prefill(request),
                 speed,
-                may_wait_since: request.may_wait_since.filter(|_| self.policy.binds_late()),
+                room: recomputed.room(picked.slot, candidates.capacity(&picked)),
+                may_wait_since,
             };
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;
             // What waits in line is nowhere yet, and goes elsewhere maybe.
             let basis = if self.reads_prefixes() && !lease.waits() {
+                let new = request.blocks_after(picked.hit_blocks as usize);
+                recomputed.see(picked.slot, new, picked.new_tokens(request));
                 let (basis, in_flight) =
                     index.enter(picked.slot, (request.path(), &hits), tells(&worker.reports, request));
                 lease.in_flight = in_flight;
@@ -342,6 +353,12 @@ impl Decider {
     #[must_use]
     pub fn tree_blocks(&self) -> usize {
         self.lock().index.tree().held_blocks()
+    }
+
+    /// How much of what a worker computed of late had been computed a short time before, as [`Recomputed::share`].
+    #[must_use]
+    pub fn recomputed_share(&self, slot: WorkerSlot) -> f64 {
+        self.lock().recomputed.share(slot)
     }
 
     fn look_up(&self, index: &PrefixIndex, request: &RequestView<'_>) -> PrefixHits {

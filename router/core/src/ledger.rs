@@ -16,7 +16,7 @@ use self::held::HeldTokens;
 use crate::load_table::{Row, RowHandle};
 use crate::prefix::index::InFlight;
 pub use crate::speed::Sent;
-use crate::speed::{Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
+use crate::speed::{CacheRoom, Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, PoisonError};
 
@@ -206,6 +206,8 @@ pub struct Booking {
     pub prefill: Prefill,
     /// How fast the fleet computes that.
     pub speed: PrefillSpeed,
+    /// What requests at the worker may add to its KV cache.
+    pub room: CacheRoom,
     /// When the request came, if it may wait in line until its worker has room.
     pub may_wait_since: Option<Duration>,
 }
@@ -240,6 +242,8 @@ pub struct Lease {
     ticket: u64,
     context_tokens: u32,
     held: HeldPrompt,
+    /// To the worker's cache.
+    adds: usize,
     /// `None` once the first token has come.
     prefill_tokens: Option<u32>,
     /// Whether it was put in line.
@@ -252,7 +256,7 @@ impl Lease {
     /// Books a request.
     #[must_use]
     pub fn reserve(load: &Arc<WorkerLoad>, booking: Booking) -> Self {
-        let Booking { pick, now, context_tokens, held, prefill, speed, may_wait_since } = booking;
+        let Booking { pick, now, context_tokens, held, prefill, speed, room, may_wait_since } = booking;
         load.note_usual(now);
         let row = &*load.row;
         let (context_tokens, prefill_tokens) = (count(context_tokens), count(prefill.new_tokens));
@@ -262,18 +266,25 @@ impl Lease {
         row.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
         load.change_held(|all| all.add(&held));
         row.last_pick.store(pick, Ordering::Relaxed);
-        let waits = load.change(|queue| match may_wait_since {
-            Some(since) => queue.push_or_wait(pick, (prefill, since.as_secs_f64()), &speed, now),
-            None => {
-                queue.push(pick, prefill, &speed, now);
-                false
-            }
+        let adds = prefill.new_tokens.min(room.each);
+        let waits = load.change(|queue| {
+            queue.may_add(room);
+            let waits = match may_wait_since {
+                Some(since) => queue.push_or_wait(pick, (prefill, since.as_secs_f64()), &speed, now),
+                None => {
+                    queue.push(pick, prefill, &speed, now);
+                    false
+                }
+            };
+            queue.adds(adds);
+            waits
         });
         Self {
             load: Arc::clone(load),
             ticket: pick,
             context_tokens,
             held,
+            adds,
             prefill_tokens: Some(prefill_tokens),
             waits,
             in_flight: None,
@@ -338,7 +349,13 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.first_token();
+        let is_owed = self.release_prefill();
+        self.load.change(|queue| {
+            if is_owed {
+                queue.remove(self.ticket);
+            }
+            queue.over(self.adds);
+        });
         self.load.row.requests.fetch_sub(1, Ordering::Relaxed);
         self.load.row.context_tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
         self.load.change_held(|all| all.remove(&self.held));
@@ -356,7 +373,16 @@ mod tests {
         let held = HeldPrompt::default();
         Lease::reserve(
             load,
-            Booking { pick, now, context_tokens, held, prefill, speed, may_wait_since: None },
+            Booking {
+                pick,
+                now,
+                context_tokens,
+                held,
+                prefill,
+                speed,
+                room: CacheRoom::default(),
+                may_wait_since: None,
+            },
         )
     }
 

@@ -90,6 +90,12 @@ impl<'a> RequestView<'a> {
         self.blocks.iter().take(count).next_back().map(|block| block.0)
     }
 
+    /// The blocks of the prompt beyond the first `known`.
+    #[must_use]
+    pub fn blocks_after(&self, known: usize) -> &'a [BlockHash] {
+        self.blocks.get(known..).unwrap_or_default()
+    }
+
     /// Estimated tokens in the first `blocks` blocks of the prompt.
     #[must_use]
     pub fn covered_tokens(&self, blocks: usize) -> usize {

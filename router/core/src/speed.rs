@@ -4,12 +4,14 @@
 //! d (s), p (s/token) and q (s/token²) by recursive least squares with forgetting; each worker's ratio to that, decayed, tells slow
 //! ones from fast ones. Knows no clock: readings come in. Fed by [`Lease`](crate::Lease); read by [`decide`](crate::decide).
 
+mod additions;
 mod line;
 mod queue;
 mod regression;
 
 use std::time::Duration;
 
+pub use additions::CacheRoom;
 pub use queue::{PrefillQueue, QueueReading, Sent};
 use regression::Regression;
 

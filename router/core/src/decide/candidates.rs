@@ -11,6 +11,7 @@ use crate::ledger::{LoadReading, usual_requests};
 use crate::models::Serving;
 use crate::policy::{Candidate, Choice};
 use crate::prefix::PrefixHits;
+use crate::prefix::recomputed::Capacity;
 use crate::reports::LoadReport;
 use crate::request::RequestView;
 use crate::speed::{Prefill, PrefillSpeed, QueueReading};
@@ -288,6 +289,18 @@ impl Candidates {
             // There is nobody better.
             _ => Some(Trial::begin_anyway(&worker.health, now)),
         }
+    }
+
+    /// What the cache of one has room for, and those of all.
+    pub(super) fn capacity(&self, one: &Candidate) -> Capacity {
+        let worker = one.kv_capacity_tokens as usize;
+        if worker == 0 {
+            return Capacity { worker, fleet: 0 };
+        }
+        let seen: u64 = self.list.iter().map(|candidate| u64::from(candidate.kv_capacity_tokens)).sum();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate")]
+        let fleet = (seen as f64 / self.share.max(f64::MIN_POSITIVE)) as usize;
+        Capacity { worker, fleet }
     }
 
     /// Age of the oldest report of load from a worker that is busy. One that is idle would tell at once of a request, and else tells

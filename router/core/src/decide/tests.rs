@@ -585,6 +585,39 @@ fn who_waits_in_line_is_nowhere_until_it_goes() {
 }
 
 #[test]
+fn what_would_evict_what_is_about_to_come_back_waits() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    tells_first_tokens(&decider, &fleet);
+    let prompts: Vec<_> = ["one", "two", "three", "four", "five"].map(long).into();
+    let decide =
+        |prompt: &PromptBlocks| decider.decide(&fleet, &may_wait(prompt), Among::Untried(&[]), NOW).unwrap();
+    let slot = fleet.workers()[0].slot;
+    fleet.workers()[0].reports.set_kv_capacity(Some(2 * may_wait(&prompts[0]).prompt_tokens));
+    for prompt in prompts.iter().cycle().take(40) {
+        let mut decided = decide(prompt);
+        assert!(decided.lease.turn().is_none(), "nobody else adds anything");
+        decider.first_token(&mut decided.lease, NOW, None);
+    }
+    assert!(decider.recomputed_share(slot) > 0.8, "{}", decider.recomputed_share(slot));
+    let there: Vec<_> = prompts[..2].iter().map(decide).collect();
+    let there = there.into_iter().map(|mut decided| {
+        decider.first_token(&mut decided.lease, NOW, None);
+        decided
+    });
+    let there: Vec<_> = there.collect();
+    let (cold, cached) = (decide(&prompts[2]), decide(&prompts[0]));
+    assert!(cold.lease.turn().is_some(), "until their last tokens they hold what they added");
+    let ready = |decided: &Decided| {
+        let mut turn = decided.lease.turn()?;
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        Some(std::pin::Pin::new(&mut turn).poll(&mut cx).is_ready())
+    };
+    assert_eq!((ready(&cold), ready(&cached)), (Some(false), Some(true)), "what is cached adds nothing");
+    drop(there);
+    assert_eq!(ready(&cold), Some(true));
+}
+
+#[test]
 fn what_a_worker_reports_is_compared_with_what_it_has_been_sent() {
     let (fleet, decider) = (fleet(1), decider("prefix_aware"));
     tells_first_tokens(&decider, &fleet);

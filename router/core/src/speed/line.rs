@@ -11,6 +11,8 @@ use super::queue::Waiting;
 /// How much later a request may go, for each second that its own prefill takes, than one that takes none: short prompts do not wait for long
 /// ones that came a moment before, and no prompt waits for ever.
 const LATER_BY_OWN: f64 = 4.0;
+/// Who adds at most such a part of what one does that does not fit goes before it.
+const LITTLE: usize = 4;
 /// Of those in line so many are looked at by each pick; whoever has more before it knows enough.
 const MOST_COUNTED: usize = 64;
 
@@ -35,6 +37,8 @@ pub(super) struct Line {
     requests: Vec<InLine>,
     owed_s: f64,
     new_tokens: usize,
+    /// To the worker's cache, all together.
+    adds: usize,
 }
 
 impl Line {
@@ -42,6 +46,7 @@ impl Line {
         let at = self.requests.partition_point(|other| other.due_s > due_s);
         self.owed_s += waiting.service_s;
         self.new_tokens += waiting.prefill.new_tokens;
+        self.adds += waiting.adds;
         self.requests.insert(at, InLine { due_s, waiting, waker: None });
     }
 
@@ -59,6 +64,11 @@ impl Line {
         self.new_tokens
     }
 
+    /// What all of them will add to the worker's cache.
+    pub(super) fn adds(&self) -> usize {
+        self.adds
+    }
+
     /// What those take who go after one that is due at `due_s`.
     pub(super) fn behind_s(&self, due_s: f64) -> f64 {
         let mut before_s = 0.0;
@@ -74,9 +84,18 @@ impl Line {
         0.0
     }
 
-    /// The next to go.
-    pub(super) fn next(&mut self) -> Option<(Waiting, Option<Waker>)> {
-        let next = self.requests.pop()?;
+    /// The next to go, given whether so many tokens more fit into the worker's cache. Who does not fit waits on, and is passed by those alone that are
+    /// little beside it: it would never go otherwise.
+    pub(super) fn next(&mut self, fits: impl Fn(usize) -> bool) -> Option<(Waiting, Option<Waker>)> {
+        let mut most = usize::MAX;
+        let goes = |one: &InLine| {
+            let tokens = one.waiting.adds;
+            let goes = tokens <= most && fits(tokens);
+            most = most.min(tokens / LITTLE);
+            goes
+        };
+        let at = self.requests.iter().rposition(goes)?;
+        let next = self.requests.remove(at);
         self.left(&next);
         Some((next.waiting, next.waker))
     }
@@ -96,6 +115,7 @@ impl Line {
 
     fn left(&mut self, gone: &InLine) {
         self.new_tokens -= gone.waiting.prefill.new_tokens;
+        self.adds -= gone.waiting.adds;
         // Sums of many differences are off by a little.
         self.owed_s =
             if self.requests.is_empty() { 0.0 } else { (self.owed_s - gone.waiting.service_s).max(0.0) };
@@ -111,7 +131,7 @@ mod tests {
 
     fn one(ticket: u64, service_s: f64) -> Waiting {
         let prefill = Prefill { new_tokens: 1, cached_tokens: 0 };
-        Waiting { ticket, sent: Duration::ZERO, prefill, service_s, is_past: false }
+        Waiting { ticket, sent: Duration::ZERO, prefill, service_s, adds: 1, is_past: false }
     }
 
     #[test]
@@ -122,7 +142,8 @@ mod tests {
             line.enter(due_s(arrived_s, own_s), one(ticket, own_s));
         }
         assert!(line.len() == 5 && (line.owed_s() - 2.8).abs() < 1e-9);
-        let order: Vec<u64> = std::iter::from_fn(|| line.next()).map(|(waiting, _)| waiting.ticket).collect();
+        let order: Vec<u64> =
+            std::iter::from_fn(|| line.next(|_| true)).map(|(waiting, _)| waiting.ticket).collect();
         assert_eq!(order, [2, 3, 1, 4, 5]);
         assert_eq!((line.len(), line.owed_s()), (0, 0.0));
     }
@@ -132,9 +153,21 @@ mod tests {
         let mut line = Line::default();
         (1..=3).for_each(|ticket| line.enter(1.0, one(ticket, 0.5)));
         assert!(line.leave(2).is_some() && line.leave(2).is_none());
-        assert_eq!(line.next().unwrap().0.ticket, 1);
-        assert_eq!(line.next().unwrap().0.ticket, 3);
-        assert!(line.next().is_none());
+        assert_eq!(line.next(|_| true).unwrap().0.ticket, 1);
+        assert_eq!(line.next(|_| true).unwrap().0.ticket, 3);
+        assert!(line.next(|_| true).is_none());
+    }
+
+    #[test]
+    fn who_does_not_fit_is_passed_by_little_ones_alone() {
+        let mut line = Line::default();
+        for (ticket, adds) in [(1, 1_000), (2, 300), (3, 60), (4, 900)] {
+            line.enter(ticket as f64, Waiting { adds, ..one(ticket, 1.0) });
+        }
+        let mut next = |room: usize| line.next(|tokens| tokens <= room).map(|(waiting, _)| waiting.ticket);
+        assert_eq!(next(400), Some(3), "the second would fit, and is not little beside the first");
+        assert_eq!(next(400), None);
+        assert_eq!((next(1_000), next(1_000), next(1_000)), (Some(1), Some(2), Some(4)));
     }
 
     #[test]

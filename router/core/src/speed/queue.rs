@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::additions::{Additions, CacheRoom};
 use super::line::{Line, due_s};
 use super::{Observation, Prefill, PrefillSpeed, USUAL_SHARE};
 use crate::load_table::Row;
@@ -24,6 +25,9 @@ const TELLING_STREAMS: u32 = 16;
 const ENOUGH_S: f64 = 4.0;
 /// So many requests wait at the worker in any case: one to be computed, and another when that is done.
 const LEAST_SENT: usize = 2;
+/// A request waits for others to add to the cache so many times as long as its own prefill takes, and then goes in any case: who holds its turn
+/// up for ever has no memory to wait for.
+const MOST_WAIT: f64 = 8.0;
 /// First tokens less whole answers of late that say when a worker has room; as many more are remembered.
 const TELLING_FIRST_TOKENS: u32 = 16;
 
@@ -51,6 +55,8 @@ pub(super) struct Waiting {
     pub(super) sent: Duration,
     pub(super) prefill: Prefill,
     pub(super) service_s: f64,
+    /// To the worker's cache, in tokens, as far as that counts.
+    pub(super) adds: usize,
     /// Whether one that was sent after it has its first token: it has been computed too, and will tell with its whole answer.
     pub(super) is_past: bool,
 }
@@ -75,6 +81,7 @@ pub struct PrefillQueue {
     ahead: (usize, f64),
     /// Those that wait in the router.
     line: Line,
+    additions: Additions,
     sent: Sent,
     /// First tokens less whole answers of late.
     first_tokens: u32,
@@ -209,7 +216,10 @@ impl PrefillQueue {
         now: Duration,
     ) -> bool {
         let one = self.expected(ticket, prefill, speed, now);
-        let goes = self.has_room() || self.waiting.len() + self.line.len() >= MOST_REQUESTS;
+        let has_waited = now.as_secs_f64() - arrived_s > MOST_WAIT * one.service_s;
+        let fits = self.line.len() == 0 && self.additions.fit(one.adds, 0);
+        let is_long = self.waiting.len() + self.line.len() >= MOST_REQUESTS;
+        let goes = is_long || self.has_room() && (fits || has_waited);
         if goes {
             self.send(one);
         } else {
@@ -222,7 +232,8 @@ impl PrefillQueue {
         let ratio = self.ratio.value();
         self.fixed_s = speed.fixed_s * ratio;
         let service_s = speed.seconds(prefill) * ratio;
-        Waiting { ticket, sent: now, prefill, service_s, is_past: false }
+        let adds = prefill.new_tokens.min(self.additions.room.each);
+        Waiting { ticket, sent: now, prefill, service_s, adds, is_past: false }
     }
 
     fn send(&mut self, one: Waiting) {
@@ -247,11 +258,27 @@ impl PrefillQueue {
         self.first_tokens < TELLING_FIRST_TOKENS || count < LEAST_SENT || owed_s <= ENOUGH_S
     }
 
+    /// What requests that come from now on may add to the cache.
+    pub fn may_add(&mut self, room: CacheRoom) {
+        self.additions.room = room;
+    }
+
+    /// A request that has been sent, or is in line, adds so much, until it is [over](Self::over).
+    pub fn adds(&mut self, tokens: usize) {
+        self.additions.tokens += tokens;
+    }
+
+    /// A request is over, and what it added can be evicted.
+    pub fn over(&mut self, tokens: usize) {
+        self.additions.tokens = self.additions.tokens.saturating_sub(tokens);
+    }
+
     /// Sends as many of those in line as there is room for: those to be woken.
     pub fn call(&mut self) -> SmallVec<[Waker; 2]> {
         let mut called = SmallVec::new();
         while self.line.len() > 0 && self.has_room() {
-            let Some((one, waker)) = self.line.next() else { break };
+            let (additions, in_line) = (self.additions, self.line.adds());
+            let Some((one, waker)) = self.line.next(|tokens| additions.fit(tokens, in_line)) else { break };
             // When it goes is told by itself, in a moment.
             self.send(Waiting { sent: self.since.max(one.sent), ..one });
             called.extend(waker);

@@ -1,5 +1,7 @@
 //! What is learned, from workers whose speed is known.
 
+use std::task::Waker;
+
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -345,4 +347,52 @@ fn what_answers_whole_makes_nobody_wait_once_a_later_one_has_its_first_token() {
     assert!(!enter(&mut queue, 103, LONG, &speed), "102 is the only one there");
     queue.whole_answer(100, seconds(9.0));
     assert!(enter(&mut queue, 104, LONG, &speed), "102 and 103 are");
+}
+
+/// Adds prompts of `new_tokens` each to a queue whose requests may add 1,000 together; which of them wait.
+fn bounded(queue: &mut PrefillQueue, prompts: &[(u64, usize)], now_s: f64) -> Vec<bool> {
+    let speed = PrefillSpeed { fixed_s: 0.0, token_s: 1e-3, pair_s: 0.0, surprise: 0.0 };
+    let mut push = |(ticket, new_tokens): &(u64, usize)| {
+        let prefill = Prefill { new_tokens: *new_tokens, cached_tokens: 0 };
+        queue.may_add(CacheRoom { each: 500, all: Some(1_000) });
+        let waits = queue.push_or_wait(*ticket, (prefill, 0.0), &speed, seconds(now_s));
+        queue.adds((*new_tokens).min(500));
+        queue.call();
+        waits && queue.waits(*ticket, Waker::noop())
+    };
+    prompts.iter().map(&mut push).collect()
+}
+
+#[test]
+fn prompts_wait_while_those_under_way_add_enough_to_the_cache() {
+    let mut queue = PrefillQueue::default();
+    let waits = bounded(&mut queue, &[(1, 400), (2, 300), (3, 400), (4, 50), (5, 280)], 1.0);
+    assert_eq!(waits, [false, false, true, false, true], "what is mostly cached passes");
+    queue.remove(1);
+    queue.call();
+    assert_eq!(queue.in_line(), 2, "until its last token it holds its memory");
+    queue.over(400);
+    queue.call();
+    assert_eq!(queue.in_line(), 1, "the one that is due first");
+    queue.over(300);
+    queue.call();
+    assert_eq!(queue.in_line(), 0);
+}
+
+#[test]
+fn a_prompt_that_fills_the_cache_goes_with_half_of_what_may_be_added_left() {
+    let mut queue = PrefillQueue::default();
+    assert_eq!(
+        bounded(&mut queue, &[(1, 400), (2, 90_000), (3, 100), (4, 200)], 1.0),
+        [false, false, false, true]
+    );
+}
+
+#[test]
+fn nobody_waits_for_memory_much_longer_than_it_computes() {
+    let mut queue = PrefillQueue::default();
+    assert_eq!(bounded(&mut queue, &[(1, 1_000), (2, 490), (3, 500)], 3.0), [false, false, true]);
+    assert_eq!(queue.remove(3).map(|prefill| prefill.new_tokens), Some(500));
+    queue.over(500);
+    assert_eq!(bounded(&mut queue, &[(3, 500)], 4.1), [false], "0.5 s of its own, and it came 4.1 s ago");
 }
