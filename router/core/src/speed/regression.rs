@@ -14,6 +14,9 @@ const FORGETTING: f64 = 0.998;
 /// Weight of the start values against one observation, each in its own direction. It does not fade: where nothing varies, only the
 /// start values can tell the coefficients apart.
 const START_WEIGHT: f64 = 0.01;
+/// Weight of the start values' ratios to one another. Where all prompts are about as long, d and p cannot be told apart, and what chance says of them
+/// makes prompts cost nothing or everything; how fast all is together, these say nothing of.
+const SHAPE_WEIGHT: f64 = 0.1;
 /// An interval this many times what was expected says that something else happened; it counts as so much.
 const LARGEST_SURPRISE: f64 = 4.0;
 /// Coefficients stay above this share of their start values' ratio to one another, so that a queue is never free.
@@ -83,6 +86,10 @@ impl Regression {
     fn fit_some(&self, is_fitted: [bool; 3]) -> [f64; 3] {
         let (mut left, mut right) = (self.products, self.seen);
         for at in 0..3 {
+            for other in 0..3 {
+                let centred = f64::from(u8::from(at == other)) - 1.0 / 3.0;
+                left[at][other] += SHAPE_WEIGHT * centred / (self.start[at] * self.start[other]);
+            }
             left[at][at] += START_WEIGHT;
             right[at] += START_WEIGHT * self.start[at];
             if !is_fitted[at] {

@@ -51,6 +51,21 @@ fn learns_the_speed_of_an_engine_it_has_never_seen() {
     }
 }
 
+/// A fleet that has just begun, with prompts of about one length: at first two of them were computed between two first tokens, and those
+/// happened to be short.
+#[test]
+fn what_cannot_be_told_apart_keeps_its_usual_shape() {
+    let mut speeds = Speeds::default();
+    let doubled = [8_299.0, 8_342.0, 8_437.0, 8_245.0].map(|new_tokens| (new_tokens, 1.12));
+    let single = [8_632.0, 8_583.0, 8_849.0, 8_485.0, 8_275.0, 8_538.0, 8_839.0, 8_801.0];
+    for (new_tokens, seconds) in doubled.into_iter().chain(single.map(|new_tokens| (new_tokens, 0.56))) {
+        speeds.learn(&Observation { seconds, new_tokens, pairs: new_tokens * new_tokens / 2.0, ratio: 1.0 });
+        let prompt = |new_tokens| speeds.prefill().seconds(Prefill { new_tokens, cached_tokens: 0 });
+        assert!((0.4..1.2).contains(&prompt(8_500)), "{} {:?}", prompt(8_500), speeds.prefill());
+        assert!((0.01..0.06).contains(&prompt(400)), "{} {:?}", prompt(400), speeds.prefill());
+    }
+}
+
 /// Prompts that differ little, with waits that have nothing to do with them, told for hours.
 #[test]
 fn what_is_learned_does_not_drift_away() {
