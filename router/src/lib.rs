@@ -7,6 +7,7 @@ pub mod answers;
 pub mod app;
 pub mod body_chunks;
 pub mod body_memory;
+pub mod cache_size;
 pub mod config;
 pub mod error;
 pub mod failure_logs;

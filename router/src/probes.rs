@@ -1,4 +1,4 @@
-//! Asks each worker whether it is well and what it serves.
+//! Asks each worker whether it is well and what it serves; and one that has come up how much its cache holds.
 //!
 //! A worker that is down is asked again and again without waiting for earlier answers: a connection that is lost on the
 //! way to a host that is just coming up would hold back all probes behind it for seconds.
@@ -18,6 +18,7 @@ use router_core::{Arrival, Decider};
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::cache_size;
 use crate::config::Settings;
 use crate::fleet::Upstream;
 use crate::transport::{Transport, TransportError, WorkerRequest};
@@ -30,6 +31,11 @@ const PROBES_PER_MODEL_LIST: usize = 5;
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 /// Probes of one worker on their way at once. Each ends with its time limit; this bounds them whatever the knobs.
 const MAX_RUNNING: usize = 32;
+
+/// How long a worker may take to say how much its cache holds. That is asked beside the probes: an engine that is slow to tell is well.
+const CACHE_SIZE_LIMIT: Duration = Duration::from_secs(5);
+/// So often it is asked, with models, while it has not told.
+const MOST_CACHE_ASKS: usize = 3;
 
 /// Probes one worker.
 pub struct Prober {
@@ -46,6 +52,8 @@ pub struct Prober {
     failures: usize,
     /// Since the last that failed.
     passed: usize,
+    /// How often the worker is yet to be asked how much its cache holds.
+    cache_asks: usize,
 }
 
 /// A probe's end: how often the worker had been down when it began, and what came of it.
@@ -74,13 +82,14 @@ impl Prober {
             slow_start: settings.slow_start.limit(),
             failures: 0,
             passed: 0,
+            cache_asks: 0,
         }
     }
 
     /// Probes until the task is aborted.
     pub async fn run(mut self) {
         let upstream = Arc::clone(&self.upstream);
-        let mut running = FuturesUnordered::new();
+        let (mut running, mut asking) = (FuturesUnordered::new(), FuturesUnordered::new());
         let mut last = Instant::now();
         let mut next = last;
         loop {
@@ -94,12 +103,32 @@ impl Prober {
                 }
                 Some((downs, outcome)) = running.next() => {
                     self.judge(downs, outcome);
+                    if self.asks_cache_size() && asking.is_empty() {
+                        asking.push(timeout(CACHE_SIZE_LIMIT, cache_size(&upstream)));
+                    }
                     next = next.min(last + self.pause());
+                }
+                Some(told) = asking.next() => {
+                    if let Ok(Some(tokens)) = told {
+                        tracing::info!(worker = %upstream.worker.id(), tokens, "KV cache");
+                        upstream.worker.reports.set_kv_capacity(Some(tokens));
+                        self.cache_asks = 0;
+                    }
                 }
                 // Somebody could not connect: looks at once, but no more often than at a worker that is down.
                 () = upstream.probe_now.notified() => next = next.min(last + self.interval_down),
             }
         }
+    }
+
+    /// Whether the worker is to be asked now; one of ours that is followed tells by itself.
+    fn asks_cache_size(&mut self) -> bool {
+        let asks = self.upstream.follower.is_none()
+            && self.cache_asks > 0
+            && self.upstream.worker.is_up()
+            && self.passed % PROBES_PER_MODEL_LIST == 1;
+        self.cache_asks -= usize::from(asks);
+        asks
     }
 
     fn pause(&self) -> Duration {
@@ -130,6 +159,7 @@ impl Prober {
                     worker.health.come_back(self.started.elapsed(), self.slow_start);
                 }
                 if arrival.is_some() {
+                    (self.cache_asks, self.passed) = (MOST_CACHE_ASKS, 1);
                     tracing::info!(worker = %worker.id(), models = ?worker.models(), "worker is up");
                 }
             }
@@ -178,6 +208,20 @@ async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Re
         }
     }
     Ok(())
+}
+
+/// `None` if the worker does not say.
+async fn cache_size(upstream: &Upstream) -> Option<usize> {
+    let ask = async |path| {
+        let (status, body) = get(&*upstream.transport, PathAndQuery::from_static(path)).await.ok()?;
+        status.is_success().then_some(body)
+    };
+    if let Some(metrics) = ask("/metrics").await
+        && let Some(tokens) = cache_size::of_metrics(&String::from_utf8_lossy(&metrics))
+    {
+        return Some(tokens);
+    }
+    cache_size::of_server_info(&ask("/get_server_info").await?)
 }
 
 fn entries_of(body: &[u8]) -> Option<Vec<Value>> {

@@ -355,7 +355,16 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
             models.iter().map(|id| serde_json::json!({"id": id, "object": "model"})).collect();
         return json_reply(200, &serde_json::json!({"object": "list", "data": entries}).to_string());
     }
-    json_reply(if path == "/unwell" { 503 } else { 200 }, "")
+    let told = match path {
+        "/metrics" if models.contains(&"tells-blocks") => {
+            "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"500\"} 1.0\n"
+        }
+        "/get_server_info" if models.contains(&"tells-tokens") => {
+            r#"{"max_total_num_tokens": 9000, "dp_size": 1}"#
+        }
+        _ => "",
+    };
+    json_reply(if path == "/unwell" { 503 } else { 200 }, told)
 }
 
 pub(crate) async fn read_request(stream: &mut TcpStream, raw: &mut Vec<u8>) -> Option<Seen> {

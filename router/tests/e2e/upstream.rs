@@ -519,3 +519,21 @@ async fn a_request_sets_out_once_there_is_a_way() {
         assert_eq!(underway.load(Ordering::Relaxed), sets_out, "{scheme}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_are_asked_how_much_their_caches_hold() {
+    let blocks = MockWorker::answering(&["tells-blocks"], json_reply(200, "{}")).await;
+    let tokens = MockWorker::answering(&["tells-tokens"], json_reply(200, "{}")).await;
+    let nothing = MockWorker::answering(&["tells-nothing"], json_reply(200, "{}")).await;
+    let router = Router::start(&[&workers(&[&blocks, &tokens, &nothing])]).await;
+    let told = async || {
+        let workers = router.admin("GET", "/workers", "").await.json()["workers"].clone();
+        workers
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|worker| worker["kv_capacity_tokens"].as_u64())
+            .collect::<Vec<_>>()
+    };
+    until("they have told", || async { told().await == [Some(8_000), Some(9_000), None] }).await;
+}

@@ -86,9 +86,9 @@ impl Regression {
     fn fit_some(&self, is_fitted: [bool; 3]) -> [f64; 3] {
         let (mut left, mut right) = (self.products, self.seen);
         for at in 0..3 {
-            for other in 0..3 {
+            for (other, cell) in left[at].iter_mut().enumerate() {
                 let centred = f64::from(u8::from(at == other)) - 1.0 / 3.0;
-                left[at][other] += SHAPE_WEIGHT * centred / (self.start[at] * self.start[other]);
+                *cell += SHAPE_WEIGHT * centred / (self.start[at] * self.start[other]);
             }
             left[at][at] += START_WEIGHT;
             right[at] += START_WEIGHT * self.start[at];

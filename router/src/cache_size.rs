@@ -1,0 +1,132 @@
+//! How many tokens an engine's KV cache has room for, as it says of itself: vLLM, SGLang and our own worker in `/metrics`, SGLang without
+//! `--enable-metrics` in `/get_server_info`. Asked once a worker is up, since it does not change while it runs. Used by [`probes`](crate::probes).
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+/// Of metrics in Prometheus' text format; `None` if they do not say.
+#[must_use]
+pub fn of_metrics(text: &str) -> Option<usize> {
+    let ours = ["vllm:cache_config_info", "worker:cache_config_info"];
+    let mut parts: BTreeMap<&str, usize> = BTreeMap::new();
+    for line in text.lines() {
+        let Some((name, rest)) = line.split_once('{') else { continue };
+        let Some((labels, value)) = rest.rsplit_once('}') else { continue };
+        let (rank, tokens) = if ours.contains(&name) {
+            (label(labels, "engine"), of_blocks(labels))
+        } else if name == "sglang:max_total_num_tokens" {
+            (label(labels, "dp_rank"), count(value))
+        } else {
+            continue;
+        };
+        // Ranks of one engine that hold parts of the same tokens all say how many these are.
+        let known = parts.entry(rank.unwrap_or_default()).or_default();
+        *known = tokens.unwrap_or(0).max(*known);
+    }
+    Some(parts.values().sum()).filter(|tokens| *tokens > 0)
+}
+
+/// Of SGLang's `/get_server_info`.
+#[must_use]
+pub fn of_server_info(body: &[u8]) -> Option<usize> {
+    let info: Value = serde_json::from_slice(body).ok()?;
+    let number = |name: &str| usize::try_from(info.get(name)?.as_u64()?).ok();
+    number("max_total_num_tokens")?.checked_mul(number("dp_size").unwrap_or(1)).filter(|tokens| *tokens > 0)
+}
+
+fn of_blocks(labels: &str) -> Option<usize> {
+    let number = |name| label(labels, name)?.parse::<usize>().ok();
+    number("num_gpu_blocks")?.checked_mul(number("block_size")?)
+}
+
+/// The value of a label; of these names and values none has quotes in it.
+fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
+    let mut rest = labels;
+    while let Some((key, after)) = rest.split_once("=\"") {
+        let (value, next) = after.split_once('"')?;
+        if key.trim_start_matches([',', ' ']) == name {
+            return Some(value);
+        }
+        rest = next;
+    }
+    None
+}
+
+/// A sample's value, and maybe its time.
+fn count(value: &str) -> Option<usize> {
+    let number: f64 = value.split_whitespace().next()?.parse().ok()?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+    (number.is_finite() && (0.0..1e15).contains(&number)).then_some(number as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vllm_says_blocks_and_their_size_for_each_engine() {
+        let line = |engine: &str, blocks: &str| {
+            format!(
+                "vllm:cache_config_info{{block_size=\"16\",cache_dtype=\"auto\",engine=\"{engine}\",num_cpu_blocks=\"7\",num_gpu_blocks=\"{blocks}\",\
+                 num_gpu_blocks_override=\"None\"}} 1.0\n"
+            )
+        };
+        let head = "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n";
+        assert_eq!(of_metrics(&(head.to_owned() + &line("0", "573"))), Some(573 * 16));
+        assert_eq!(
+            of_metrics(
+                &(line("0", "573") + &line("1", "100") + "vllm:num_requests_running{engine=\"0\"} 3\n")
+            ),
+            Some(673 * 16)
+        );
+        assert_eq!(of_metrics(&line("0", "None")), None);
+        let ours = "worker:cache_config_info{block_size=\"32\",num_gpu_blocks=\"10\"} 1\n";
+        assert_eq!(of_metrics(ours), Some(320));
+    }
+
+    #[test]
+    fn sglang_says_tokens_once_for_each_rank() {
+        let line = |dp: u32, tp: u32, tokens: f64| {
+            format!(
+                "sglang:max_total_num_tokens{{model_name=\"a, {{b\",tp_rank=\"{tp}\",dp_rank=\"{dp}\",priority=\"\"}} {tokens:?}\n"
+            )
+        };
+        let text = line(0, 0, 60_000.0) + &line(0, 1, 60_000.0) + &line(1, 0, 50_000.0);
+        assert_eq!(of_metrics(&text), Some(110_000));
+        assert_eq!(
+            of_metrics("sglang:max_total_num_tokens{tp_rank=\"0\"} 2.62144e+05 1732271\n"),
+            Some(262_144)
+        );
+        assert_eq!(
+            of_server_info(br#"{"dp_size": 2, "max_total_num_tokens": 1000, "internal_states": []}"#),
+            Some(2_000)
+        );
+        assert_eq!(of_server_info(br#"{"max_total_num_tokens": 1000}"#), Some(1_000));
+    }
+
+    #[test]
+    fn whatever_else_is_said_says_nothing() {
+        let lines = [
+            "",
+            "{",
+            "}{",
+            "vllm:cache_config_info{",
+            "vllm:cache_config_info{a=\"} 1",
+            "vllm:cache_config_info{block_size=\"16\"} 1",
+        ];
+        let numbers = [
+            "sglang:max_total_num_tokens{} NaN",
+            "sglang:max_total_num_tokens{} -4",
+            "sglang:max_total_num_tokens{} 1e99",
+        ];
+        for text in lines.iter().chain(&numbers) {
+            assert_eq!(of_metrics(text), None, "{text}");
+        }
+        for body in
+            [&b"[]"[..], b"", b"{\"max_total_num_tokens\": \"many\"}", b"{\"max_total_num_tokens\": 0}"]
+        {
+            assert_eq!(of_server_info(body), None);
+        }
+    }
+}
