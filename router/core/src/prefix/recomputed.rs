@@ -21,6 +21,8 @@ const ADDED_SHARE: f64 = 0.4;
 
 /// One of so many blocks is looked at, at least.
 const SAMPLE_BITS: u32 = 3;
+/// More would be a fleet that there is not.
+const MOST_BITS: u32 = 24;
 /// Blocks that are remembered, by a part of their hash: the newest of those with the same. Of what is soon, half of them at most.
 const PLACES: usize = 1 << 17;
 /// What has been computed is counted in such steps, in tokens, so that the count fits.
@@ -124,7 +126,7 @@ impl Recomputed {
         let blocks = tokens * self.blocks as f64 / self.tokens.max(1) as f64;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thirty at most")]
         let bits = (blocks * 2.0 / PLACES as f64).max(1.0).log2().ceil() as u32;
-        bits.max(SAMPLE_BITS)
+        bits.clamp(SAMPLE_BITS, MOST_BITS)
     }
 }
 
