@@ -120,6 +120,7 @@ async fn a_client_that_leaves_loses_its_place_in_line() {
     let before = worker.seen().len();
     let sent = send_long(&router, &["one", "two", "three"]);
     until("one is in line", || async { router.metric(IN_LINE).await == 1.0 }).await;
+    until("two are there", || async { worker.seen().len() == before + 2 }).await;
     sent.iter().for_each(tokio::task::JoinHandle::abort);
     until("nothing is in flight", || async { router.metric("router_requests_in_flight").await == 0.0 }).await;
     assert_eq!((router.metric(IN_LINE).await, worker.seen().len()), (0.0, before + 2));
