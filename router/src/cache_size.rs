@@ -1,5 +1,5 @@
 //! How many tokens an engine's KV cache has room for, as it says of itself: vLLM, SGLang and our own worker in `/metrics`, SGLang without
-//! `--enable-metrics` in `/get_server_info`. Asked once a worker is up, since it does not change while it runs. Used by [`probes`](crate::probes).
+//! `--enable-metrics` in `/server_info`, which was `/get_server_info`. Asked once a worker is up, since it does not change while it runs. Used by [`probes`](crate::probes).
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub fn of_metrics(text: &str) -> Option<usize> {
     Some(parts.values().sum()).filter(|tokens| *tokens > 0)
 }
 
-/// Of SGLang's `/get_server_info`.
+/// Of SGLang's `/server_info`.
 #[must_use]
 pub fn of_server_info(body: &[u8]) -> Option<usize> {
     let info: Value = serde_json::from_slice(body).ok()?;

@@ -103,7 +103,7 @@ impl Prober {
                 }
                 Some((downs, outcome)) = running.next() => {
                     self.judge(downs, outcome);
-                    if self.asks_cache_size() && asking.is_empty() {
+                    if asking.is_empty() && self.asks_cache_size() {
                         asking.push(timeout(CACHE_SIZE_LIMIT, cache_size(&upstream)));
                     }
                     next = next.min(last + self.pause());
@@ -221,7 +221,13 @@ async fn cache_size(upstream: &Upstream) -> Option<usize> {
     {
         return Some(tokens);
     }
-    cache_size::of_server_info(&ask("/get_server_info").await?)
+    for path in ["/server_info", "/get_server_info"] {
+        let told = ask(path).await.and_then(|info| cache_size::of_server_info(&info));
+        if told.is_some() {
+            return told;
+        }
+    }
+    None
 }
 
 fn entries_of(body: &[u8]) -> Option<Vec<Value>> {

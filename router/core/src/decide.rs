@@ -324,17 +324,23 @@ impl Decider {
                 break;
             }
         }
-        self.lock().index.forget(slot);
+        let mut state = self.lock();
+        state.index.forget(slot);
+        state.recomputed.forget(slot);
     }
 
     /// A worker's own events say what they say of its cache.
     pub fn apply(&self, slot: WorkerSlot, change: &CacheChange) {
-        let index = &mut self.lock().index;
+        let mut state = self.lock();
+        let State { index, recomputed, .. } = &mut *state;
         match change {
             CacheChange::Gone(blocks) => index.withdraw(slot, blocks),
             CacheChange::Settled { path, held } => index.take_back(None, slot, path, *held),
             CacheChange::Cleared => index.clear(slot),
-            CacheChange::Restarted => index.forget(slot),
+            CacheChange::Restarted => {
+                index.forget(slot);
+                recomputed.forget(slot);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! How fast workers compute prompts, learned from when their first tokens come.
 //!
 //! Between two first tokens of a worker that had prompts waiting it computed what the later ones owed. Over the fleet such intervals give
-//! d (s), p (s/token) and q (s/token²) by recursive least squares with forgetting; each worker's ratio to that, decayed, tells slow
+//! d (s), p (s/token) and q (s/token²) by least squares in which old intervals count less and less; each worker's ratio to that, decayed, tells slow
 //! ones from fast ones. Knows no clock: readings come in. Fed by [`Lease`](crate::Lease); read by [`decide`](crate::decide).
 
 mod additions;

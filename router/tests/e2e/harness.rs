@@ -359,7 +359,7 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
         "/metrics" if models.contains(&"tells-blocks") => {
             "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"500\"} 1.0\n"
         }
-        "/get_server_info" if models.contains(&"tells-tokens") => {
+        "/server_info" if models.contains(&"tells-tokens") => {
             r#"{"max_total_num_tokens": 9000, "dp_size": 1}"#
         }
         _ => "",

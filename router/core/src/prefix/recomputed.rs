@@ -92,6 +92,13 @@ impl Recomputed {
         self.workers.get(worker.index()).map_or(0.0, |computes| computes.share)
     }
 
+    /// `worker` has left or restarted: nothing is known of it any more, and another may have its slot next.
+    pub fn forget(&mut self, worker: WorkerSlot) {
+        if let Some(computes) = self.workers.get_mut(worker.index()) {
+            *computes = Computes::default();
+        }
+    }
+
     /// `worker` is to compute the blocks `new`, of `tokens` tokens.
     pub fn see(&mut self, worker: WorkerSlot, new: &[BlockHash], tokens: usize) {
         let Some(&Computes { capacity, share }) = self.workers.get(worker.index()) else { return };
@@ -165,6 +172,19 @@ mod tests {
         // 250 of a thousand tokens each, where there is room for 100.
         assert_eq!(in_turn(250, 3), Some(20_000));
         assert_eq!(in_turn(250, 1), None, "the first time is the first");
+    }
+
+    #[test]
+    fn who_comes_after_a_worker_that_left_is_another() {
+        let mut recomputed = Recomputed::default();
+        for _ in 0..200 {
+            recomputed.room(WORKER, CAPACITY);
+            recomputed.see(WORKER, &[BlockHash(8)], BLOCK_TOKENS * 10);
+        }
+        assert!(recomputed.room(WORKER, CAPACITY).all.is_some());
+        recomputed.forget(WORKER);
+        assert!(recomputed.share(WORKER) == 0.0 && recomputed.room(WORKER, CAPACITY).all.is_none());
+        recomputed.forget(WorkerSlot(9));
     }
 
     #[test]

@@ -25,8 +25,8 @@ const TELLING_STREAMS: u32 = 16;
 const ENOUGH_S: f64 = 4.0;
 /// So many requests wait at the worker in any case: one to be computed, and another when that is done.
 const LEAST_SENT: usize = 2;
-/// A request waits for others to add to the cache so many times as long as its own prefill takes, and then goes in any case: who holds its turn
-/// up for ever has no memory to wait for.
+/// A request waits for room in the cache so many times as long as its own prefill takes, and then goes as soon as its worker has too little to
+/// compute, room or not.
 const MOST_WAIT: f64 = 8.0;
 /// First tokens less whole answers of late that say when a worker has room; as many more are remembered.
 const TELLING_FIRST_TOKENS: u32 = 16;
