@@ -3,7 +3,7 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::{SHARED, chat, get, post, send, start, stream, text};
+use crate::{SHARED, chat, get, info_once, post, send, start, stream, text};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETION: &str = "/v1/completions";
@@ -87,15 +87,8 @@ async fn of_a_repeated_prompt_of_a_thousand_tokens_only_the_end_is_computed() {
         let before = get(&worker, "/server_info").await["computed_tokens"].as_u64().unwrap();
         let (status, answer) = post(&worker, COMPLETION, &body).await;
         assert_eq!((status, cached(&answer)), (200, found_tokens));
-        // The counters are written right after the last token has been handed out.
-        let counted = async {
-            while get(&worker, "/server_info").await["requests_running"] != 0 {
-                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-            }
-        };
-        tokio::time::timeout(crate::LIMIT, counted).await.expect("it ends");
-        let after = get(&worker, "/server_info").await["computed_tokens"].as_u64().unwrap();
-        assert_eq!(after - before, computed_tokens);
+        let after = info_once(&worker, |info| info["requests_running"] == 0).await;
+        assert_eq!(after["computed_tokens"].as_u64().unwrap() - before, computed_tokens);
         texts.push(answer["choices"][0]["text"].clone());
     }
     assert_eq!(texts[0], texts[1]);
@@ -182,20 +175,9 @@ async fn a_client_that_leaves_frees_its_blocks() {
     let body = chat("Tell me everything.", &json!({"stream": true, "max_tokens": 8000, "ignore_eos": true}));
     let mut response = send(&worker, Method::POST, CHAT, body.to_string()).await;
     http_body_util::BodyExt::frame(response.body_mut()).await.unwrap().unwrap();
-    // The counters are written after the step whose token has just come.
-    let counted = async {
-        while get(&worker, "/server_info").await["requests_running"] != 1 {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(std::time::Duration::from_secs(30), counted).await.expect("it runs");
+    info_once(&worker, |info| info["requests_running"] == 1).await;
     drop(response);
-    let freed = async {
-        while get(&worker, "/server_info").await["kv_blocks_used"] != 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(crate::LIMIT, freed).await.expect("blocks are freed");
+    info_once(&worker, |info| info["kv_blocks_used"] == 0).await;
 }
 
 #[tokio::test]
@@ -224,17 +206,8 @@ async fn choices_that_still_wait_for_their_prompt_go_with_their_client() {
     let long = "a long story that is told again ".repeat(50);
     let body = chat(&long, &json!({"stream": true, "n": 4, "max_tokens": 1_000, "ignore_eos": true}));
     drop(send(&worker, Method::POST, CHAT, body.to_string()).await);
-    let gone = async {
-        loop {
-            let info = get(&worker, "/server_info").await;
-            let blocks = info["kv_blocks_used"].as_u64().unwrap();
-            if (&info["requests_running"], &info["requests_waiting"], blocks) == (&json!(0), &json!(0), 0) {
-                break;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(crate::LIMIT, gone).await.expect("all are cancelled");
+    let nothing_left = ["requests_running", "requests_waiting", "kv_blocks_used"];
+    info_once(&worker, |info| nothing_left.iter().all(|count| info[count] == 0)).await;
     let metrics = text(send(&worker, Method::GET, "/metrics", "").await).await;
     assert!(metrics.contains("worker:request_success_total{finished_reason=\"abort\"} 4\n"), "{metrics}");
     let (status, _) = post(&worker, CHAT, &chat("Hello!", &json!({"n": 2}))).await;

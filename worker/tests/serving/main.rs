@@ -48,6 +48,21 @@ async fn get(worker: &Worker, path: &str) -> Value {
     serde_json::from_str(&text(send(worker, Method::GET, path, "").await).await).unwrap()
 }
 
+/// What the worker says of itself once this holds of it. The engine counts a step after it has handed out its tokens, so that an
+/// answer may be there before its end is counted.
+async fn info_once(worker: &Worker, holds: impl Fn(&Value) -> bool) -> Value {
+    let waiting = async {
+        loop {
+            let info = get(worker, "/server_info").await;
+            if holds(&info) {
+                break info;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, waiting).await.expect("it holds in time")
+}
+
 /// The objects of a stream; checks that it ends as it should.
 async fn stream(worker: &Worker, path: &str, body: &Value) -> Vec<Value> {
     let response = send(worker, Method::POST, path, body.to_string()).await;
