@@ -96,7 +96,8 @@ impl App {
             timeout: settings.client_timeout,
         };
         let tree_limits = TreeLimits::within_bytes(settings.prefix_memory);
-        let decider = Arc::new(Decider::new(policy, tree_limits, rand::random()));
+        let decider = Decider::new(policy, tree_limits, rand::random());
+        let decider = Arc::new(decider.with_host_caches(settings.kv_host_ratio));
         let session_header = HeaderName::try_from(&settings.session_header)
             .map_err(|_| AppError::SessionHeader(settings.session_header.clone()))?;
         let started = Instant::now();

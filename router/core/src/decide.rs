@@ -33,6 +33,8 @@ const FORGET_BLOCKS: usize = 512;
 /// second sees the first.
 pub struct Decider {
     policy: Box<dyn Policy>,
+    /// What engines keep in their hosts' memory, in times what their KV caches hold.
+    host_caches: f64,
     state: Mutex<State>,
 }
 
@@ -101,7 +103,13 @@ impl Decider {
             rng,
             candidates: Candidates::default(),
         };
-        Self { policy, state: Mutex::new(state) }
+        Self { policy, host_caches: 0.0, state: Mutex::new(state) }
+    }
+
+    /// The same where engines keep what their KV caches evict in their hosts' memory, `times` as much as the caches hold: it is still found there.
+    #[must_use]
+    pub fn with_host_caches(self, times: f64) -> Self {
+        Self { host_caches: times, ..self }
     }
 
     /// The policy that decides.
@@ -184,7 +192,7 @@ impl Decider {
             *hit_tokens = request.covered_tokens(hit_blocks);
             let new_tokens = request.prompt_tokens.saturating_sub(*hit_tokens);
             recomputed.see(worker.slot, request.blocks_after(hit_blocks), new_tokens);
-            let tells = tells(&worker.reports, request);
+            let tells = self.tells(&worker.reports, request);
             (*basis, lease.in_flight) = index.enter(worker.slot, (request.path(), &hits), tells);
         }
     }
@@ -245,7 +253,7 @@ impl Decider {
                 let new = request.blocks_after(picked.hit_blocks as usize);
                 recomputed.see(picked.slot, new, picked.new_tokens(request));
                 let (basis, in_flight) =
-                    index.enter(picked.slot, (request.path(), &hits), tells(&worker.reports, request));
+                    index.enter(picked.slot, (request.path(), &hits), self.tells(&worker.reports, request));
                 lease.in_flight = in_flight;
                 basis
             } else {
@@ -412,19 +420,26 @@ impl Decider {
         self.policy.prompt_use() == PromptUse::Whole
     }
 
+    /// What the tree is to know of a worker's cache. One that tells what it evicts needs no bound.
+    fn tells(&self, reports: &Reports, request: &RequestView<'_>) -> WorkerTells {
+        let trust = reports.trust();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "saturates, which is no bound"
+        )]
+        let in_host = |tokens: usize| (tokens as f64 * self.host_caches) as usize;
+        let with_host = |tokens: usize| tokens.saturating_add(in_host(tokens));
+        let tokens = reports.kv_capacity_tokens().filter(|_| trust != CacheTrust::Exact).map(with_host);
+        WorkerTells {
+            capacity: tokens.map(|tokens| request.size_of(tokens)),
+            blocks: trust != CacheTrust::Learned,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while it was held left a tree that is at worst out of date.
         lock_soon(&self.state)
-    }
-}
-
-/// What the tree is to know of a worker's cache. One that tells what it evicts needs no bound.
-fn tells(reports: &Reports, request: &RequestView<'_>) -> WorkerTells {
-    let trust = reports.trust();
-    let tokens = reports.kv_capacity_tokens().filter(|_| trust != CacheTrust::Exact);
-    WorkerTells {
-        capacity: tokens.map(|tokens| request.size_of(tokens)),
-        blocks: trust != CacheTrust::Learned,
     }
 }
 

@@ -18,7 +18,8 @@ use files::Files;
 pub use model_timeouts::ModelTimeouts;
 pub use units::{Share, TimeLimit};
 use units::{
-    parse_bytes, parse_duration, parse_duration_or_zero, parse_share, parse_switch, parse_time_limit,
+    parse_bytes, parse_duration, parse_duration_or_zero, parse_ratio, parse_share, parse_switch,
+    parse_time_limit,
 };
 pub use workers::{is_worker_id, parse_worker};
 
@@ -198,6 +199,11 @@ pub struct Settings {
     /// Memory for the prefix tree; 256 MiB remembers some 2 million blocks, over 100 million tokens of long prompts
     #[arg(long, default_value = "256MiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub prefix_memory: usize,
+
+    /// What workers keep in their hosts' memory of what their KV caches evict (SGLang's hicache-ratio, LMCache, vLLM's KV offloading), in times
+    /// what the caches hold. Engines tell the router the size of their caches, and it takes prompts beyond that for forgotten
+    #[arg(long, default_value = "0", value_parser = parse_ratio, value_name = "TIMES")]
+    pub kv_host_ratio: f64,
 
     /// Write what passes to this file as a trace for `bench simulate`: times, lengths and which blocks prompts share, no text; an older file
     /// is kept as FILE.old. Off unless given, since hashing all of every prompt costs the policies that read less of it

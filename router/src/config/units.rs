@@ -116,9 +116,23 @@ pub(super) fn parse_share(text: &str) -> Result<Share, String> {
         .ok_or_else(|| format!("{text:?} is no share; write 20% or off"))
 }
 
+/// A ratio: a number that is not negative.
+pub(super) fn parse_ratio(text: &str) -> Result<f64, String> {
+    let number = text.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| format!("{text:?} is no ratio; write a number that is not negative, as in 2 or 0.5"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ratios() {
+        assert_eq!((parse_ratio("0"), parse_ratio("2.5")), (Ok(0.0), Ok(2.5)));
+        for wrong in ["", "-1", "inf", "NaN", "2x"] {
+            assert!(parse_ratio(wrong).unwrap_err().contains("write a number"), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes() {

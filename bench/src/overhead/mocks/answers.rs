@@ -151,6 +151,7 @@ fn facts() -> Vec<(&'static str, Vec<u8>)> {
         ("/get_load", load),
         ("/version", json!({"version": "0"})),
         ("/flush_cache", json!({})),
+        ("/metrics", json!({})),
     ];
     answers.into_iter().map(|(path, body)| (path, whole("200 OK", &body))).collect()
 }

@@ -28,6 +28,7 @@ fn main() {
         ["memory", name, kilobytes] => memory::child(name, kilobytes),
         ["hits"] => hits::table(),
         ["threads"] => threads::table(),
+        ["threads", kilobytes] => threads::alone(kilobytes),
         _ => eprintln!(
             "{words:?} is no part; there are speed, memory, hits and threads, and without a word all of them"
         ),

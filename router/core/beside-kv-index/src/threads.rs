@@ -27,6 +27,12 @@ pub fn table() {
     println!("\nfrom core to core a line of memory takes {:.0} ns\n", hand_over_ns());
 }
 
+/// Ours by itself.
+pub fn alone(kilobytes: &str) {
+    let Gain { shared, apart } = gain::<Router>(kilobytes.parse().expect("a number of kilobytes"));
+    println!("two threads: {shared:.2} of one, with a decider for each {apart:.2}");
+}
+
 /// The ratio of one and the same tree for both threads, and of one for each, which is what this machine can give at most.
 struct Gain {
     shared: f64,

@@ -331,6 +331,26 @@ fn what_a_worker_has_room_for_bounds_what_the_tree_holds_of_it() {
     assert!(decider.tree_blocks() >= 4 * 31);
 }
 
+#[test]
+fn what_engines_keep_in_their_hosts_memory_is_not_forgotten() {
+    let fleet = fleet(1);
+    fleet.workers()[0].reports.set_kv_capacity(Some(1_000));
+    let held_blocks = |times: f64| {
+        let decider = decider("prefix_aware").with_host_caches(times);
+        for text in ["abcdefghij", "bcdefghijk", "cdefghijkl", "defghijklm", "efghijklmn"] {
+            let prompt = hashed(&text.repeat(200));
+            drop(decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap());
+        }
+        let prompt = hashed("other");
+        drop(decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap());
+        decider.tree_blocks()
+    };
+    // Two prompts of 500 tokens fit, or four of them.
+    assert!((31..=2 * 31 + 4).contains(&held_blocks(0.0)), "{}", held_blocks(0.0));
+    assert!((3 * 31..=4 * 31 + 4).contains(&held_blocks(1.0)), "{}", held_blocks(1.0));
+    assert!(held_blocks(f64::MAX) >= 5 * 31);
+}
+
 /// Costs what workers report: a thousand for each token, one for each millisecond of age, and the share of KV in use.
 struct ByReport;
 

@@ -1,9 +1,9 @@
 //! The tree itself: nodes are blocks, keyed by the chained hash of their path, each with the workers that hold it.
 //!
 //! Invariant: what a worker holds is closed under prefixes, that is, who holds a block holds its parent. The search
-//! for the longest match relies on it, and eviction keeps it: each worker's blocks are in order of use, a path is
-//! refreshed from its end to its beginning, so that a child comes before its parent, and a block that still has
-//! children, or is pinned for a request that runs there, is never taken. `nodes` has the blocks, `tail` those that need no node of
+//! for the longest match relies on it, and eviction keeps it: a block that still has children, or is pinned for a request that
+//! runs there, is never taken. Of a path only the end is in its worker's order of use, since what is above it was used whenever
+//! it was: so a prompt that comes again costs one move, however long it is. `nodes` has the blocks, `tail` those that need no node of
 //! their own yet, `order` the order of use and eviction, `removal` what is taken from a worker for other reasons.
 
 mod nodes;
@@ -39,7 +39,7 @@ pub struct TreeLimits {
 }
 
 /// Memory of one block held by one worker: its node, its place in the map and its holding. In a tail it is 16 bytes.
-pub const BYTES_PER_HOLDING: usize = 88;
+pub const BYTES_PER_HOLDING: usize = 92;
 
 impl TreeLimits {
     /// Limits that keep the tree within about `bytes` of memory, with no bound on a single worker.
@@ -79,16 +79,19 @@ impl PrefixHits {
     }
 }
 
-/// One block in one worker's cache, and its place in that worker's order of use.
+/// One block in one worker's cache.
 #[derive(Clone, Copy)]
 struct Holding {
     node: u32,
     worker: WorkerSlot,
-    /// What keeps it from being taken: children of the block that the worker holds too, and pins.
-    ties: u32,
+    /// Children of the block that the worker holds too.
+    children: u32,
+    /// Requests in flight whose prompts end here.
+    pins: u32,
+    /// Place in the worker's order of use: [`order`].
     newer: u32,
     older: u32,
-    /// The tree's clock when it was used last; wraps.
+    /// The tree's clock when a path that ends here was used last, or one that parted from what the worker held here; wraps.
     used: u32,
     /// In the unit of the path's cut; without the tail.
     size: u32,
@@ -226,7 +229,7 @@ impl PrefixTree {
         let (inserted, deepest) = self.enter(worker, path, hits);
         let pin = deepest.map(|holding| {
             // What is above it is kept by what is below.
-            self.holdings[holding].ties += 1;
+            self.holdings[holding].pins += 1;
             Pin { holding, worker, forgotten: self.workers[worker.index()].forgotten }
         });
         self.evict(worker);
@@ -239,7 +242,7 @@ impl PrefixTree {
         let Pin { holding, worker, forgotten } = pin;
         // Else the holding is gone, and its number maybe another's.
         if self.workers[worker.index()].forgotten == forgotten {
-            self.holdings[holding].ties -= 1;
+            self.holdings[holding].pins -= 1;
             self.evict(worker);
         }
     }
@@ -272,7 +275,10 @@ impl PrefixTree {
         let used = deepest.map(|(_, holding)| self.holdings[holding].used);
         let last = self.add_below(deepest, (worker, path), known..hits.deepest());
         if let Some((_, holding)) = deepest {
-            self.touch_path(holding);
+            self.holdings[holding].used = self.clock;
+        }
+        if let Some(last) = last {
+            self.touch(last);
         }
         (Inserted { known, used }, last)
     }
@@ -287,7 +293,6 @@ impl PrefixTree {
     ) -> Option<u32> {
         let (mut parent, mut above) = deepest.unwrap_or((NONE, NONE));
         let names_blocks = self.list(worker).names_blocks;
-        let mut new: SmallVec<[u32; 32]> = SmallVec::new();
         for (at, hash) in path.hashes.iter().enumerate().skip(others.start) {
             // Beyond what anybody holds there is nothing to be found, and a look at it would be a wait for memory.
             let is_new = at >= others.end;
@@ -298,29 +303,23 @@ impl PrefixTree {
             };
             parent = found.unwrap_or_else(|| self.nodes.make(*hash, parent));
             above = self.add_holding((parent, worker), above, path.cut.size(at));
-            new.push(above);
             if is_new && !names_blocks {
                 self.begin_tail(above, path, at + 1);
                 break;
             }
         }
         self.nodes.index_made();
-        for holding in new.into_iter().rev() {
-            self.link_newest(holding);
-        }
         (above != NONE).then_some(above)
     }
 
-    /// Makes a worker a holder of a node, below what it holds under the number `above`. Not yet in the order of use.
+    /// Makes a worker a holder of a node, below what it holds under the number `above`. Not in the order of use.
     fn add_holding(&mut self, (node, worker): (u32, WorkerSlot), above: u32, size: u32) -> u32 {
-        let new =
-            Holding { node, worker, ties: 0, newer: NONE, older: NONE, used: self.clock, size, tail: NONE };
-        let holding = self.holdings.place(new);
+        let holding = self.holdings.place(Holding::new((node, worker), self.clock, size));
         self.nodes.add_holder(node, worker, holding);
         if above != NONE {
-            self.holdings[above].ties += 1;
+            self.holdings[above].children += 1;
         }
-        self.held += 1;
+        self.count(worker, 1, u64::from(size));
         holding
     }
 }

@@ -2,6 +2,7 @@
 
 use roundhouse_types::BlockHash;
 
+use super::order::Over;
 use super::{Holding, NONE, PrefixTree};
 use crate::worker::WorkerSlot;
 
@@ -14,7 +15,7 @@ impl PrefixTree {
         }
         for hash in path.iter().skip(keep).rev() {
             let Some((_, holding)) = self.nodes.held_by(*hash, worker) else { continue };
-            if self.holdings[holding].ties > 0 {
+            if self.holdings[holding].is_tied() {
                 break;
             }
             self.remove(holding);
@@ -29,14 +30,14 @@ impl PrefixTree {
         let mut below = vec![root];
         let mut at = 0;
         while let Some(holding) = below.get(at).copied() {
-            let Holding { node, ties, .. } = self.holdings[holding];
+            let Holding { node, children: count, .. } = self.holdings[holding];
             let children = self.nodes.children(node).filter_map(|child| self.nodes.holding(child, worker));
-            // No more than there are ties, so that the rest of many children is not looked at.
-            below.extend(children.take(ties as usize));
+            // The rest of many children, which are others', is not looked at.
+            below.extend(children.take(count as usize));
             at += 1;
         }
         for holding in below.into_iter().rev() {
-            if self.holdings[holding].ties == 0 {
+            if !self.holdings[holding].is_tied() {
                 self.remove(holding);
             }
         }
@@ -45,11 +46,24 @@ impl PrefixTree {
 
     /// `worker` holds nothing any more but what requests that run there are pinned to.
     pub fn clear(&mut self, worker: WorkerSlot) {
-        let leaves: Vec<u32> =
-            self.holdings_of(worker).filter(|holding| self.holdings[*holding].ties == 0).collect();
-        for leaf in leaves {
-            let mut next = Some(leaf);
-            while let Some(holding) = next.filter(|holding| self.holdings[*holding].ties == 0) {
+        self.remove_where(worker, |holding| !holding.is_tied());
+    }
+
+    /// Forgets all that `worker` holds, pinned or not, in time proportional to that.
+    pub fn forget(&mut self, worker: WorkerSlot) {
+        let list = self.list(worker);
+        // From now on the pins tie nothing.
+        list.forgotten = list.forgotten.wrapping_add(1);
+        self.remove_where(worker, |holding| holding.children == 0);
+    }
+
+    /// Removes what may go, from the ends of paths to their beginnings.
+    fn remove_where(&mut self, worker: WorkerSlot, may_go: impl Fn(&Holding) -> bool) {
+        // The ends of all paths are in the order of use.
+        let ends: Vec<u32> = self.in_order(worker).filter(|end| may_go(&self.holdings[*end])).collect();
+        for end in ends {
+            let mut next = Some(end);
+            while let Some(holding) = next.filter(|holding| may_go(&self.holdings[*holding])) {
                 let parent = self.nodes.parent(self.holdings[holding].node);
                 self.remove(holding);
                 next = (parent != NONE).then(|| self.nodes.holding(parent, worker)).flatten();
@@ -58,32 +72,12 @@ impl PrefixTree {
         self.nodes.sweep();
     }
 
-    /// Forgets all that `worker` holds, pinned or not, in time proportional to that.
-    pub fn forget(&mut self, worker: WorkerSlot) {
-        let list = self.list(worker);
-        list.forgotten = list.forgotten.wrapping_add(1);
-        let all: Vec<u32> = self.holdings_of(worker).collect();
-        // From now on the pins tie nothing.
-        for holding in &all {
-            self.holdings[*holding].ties = 0;
-        }
-        for holding in all {
-            let parent = self.nodes.parent(self.holdings[holding].node);
-            if parent != NONE
-                && let Some(above) = self.nodes.holding(parent, worker)
-            {
-                self.holdings[above].ties += 1;
-            }
-        }
-        self.clear(worker);
-    }
-
     /// Forgets the `most` blocks that `worker` has not used for longest, but nothing that is pinned. Returns how many there were.
     pub fn forget_oldest(&mut self, worker: WorkerSlot, most: usize) -> usize {
         if self.worker_blocks(worker) == 0 {
             return 0;
         }
-        let forgotten = (0..most).take_while(|_| self.evict_oldest(worker)).count();
+        let forgotten = self.evict_up_to(worker, most);
         self.nodes.sweep();
         forgotten
     }
@@ -101,36 +95,40 @@ impl PrefixTree {
         let age = self.clock.wrapping_sub(clock);
         let mut forgotten = 0;
         while forgotten < most
-            && let Some(list) = self.workers.get(worker.index())
-            && list.oldest != NONE
-            && self.clock.wrapping_sub(self.holdings[list.oldest].used) >= age
-            && self.evict_oldest(worker)
+            && let Some(oldest) = self.oldest_end(worker)
+            && self.clock.wrapping_sub(self.holdings[oldest].used) >= age
         {
-            forgotten += 1;
+            match self.evict_oldest(worker, Over { blocks: most - forgotten, size: 0 }) {
+                0 => break,
+                blocks => forgotten += blocks,
+            }
         }
         self.nodes.sweep();
         forgotten
     }
 
-    fn holdings_of(&self, worker: WorkerSlot) -> impl Iterator<Item = u32> + '_ {
+    /// What is in the order of use, the oldest first.
+    fn in_order(&self, worker: WorkerSlot) -> impl Iterator<Item = u32> + '_ {
         let some = |holding: u32| (holding != NONE).then_some(holding);
         let first = self.workers.get(worker.index()).and_then(|list| some(list.oldest));
         std::iter::successors(first, move |holding| some(self.holdings[*holding].newer))
     }
 
-    /// To be swept.
+    /// Takes the end of a path from its worker. To be swept.
     pub(super) fn remove(&mut self, holding: u32) {
-        self.unlink(holding);
-        self.held -= self.weight(holding).0;
-        self.drop_tail(holding);
         let Holding { node, worker, .. } = self.holdings[holding];
-        self.holdings.free(holding);
+        let (blocks, size) = self.weight(holding);
+        self.discount(worker, blocks, size);
         let parent = self.nodes.parent(node);
-        self.nodes.remove_holder(node, worker);
         if parent != NONE
             && let Some(above) = self.nodes.holding(parent, worker)
         {
-            self.holdings[above].ties -= 1;
+            self.holdings[above].children -= 1;
+            self.inherit_place(above, holding);
         }
+        self.unchain(holding);
+        self.drop_tail(holding);
+        self.holdings.free(holding);
+        self.nodes.remove_holder(node, worker);
     }
 }

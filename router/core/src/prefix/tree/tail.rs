@@ -8,6 +8,7 @@
 
 use roundhouse_types::BlockHash;
 
+use super::order::Over;
 use super::{Holding, NONE, PrefixTree};
 use crate::prefix::blocks::Path;
 use crate::worker::WorkerSlot;
@@ -55,15 +56,14 @@ impl PrefixTree {
     /// Blocks and size of a holding, its tail included.
     pub(super) fn weight(&self, holding: u32) -> (usize, u64) {
         let tail = self.tail(holding);
-        let size: u64 = tail.iter().map(|block| u64::from(block.size)).sum();
-        (1 + tail.len(), size + u64::from(self.holdings[holding].size))
+        (1 + tail.len(), size_of(tail) + u64::from(self.holdings[holding].size))
     }
 
-    /// Gives a holding that has just been made the blocks of `path` from depth `depth` on as its tail; not yet counted for its worker.
+    /// Gives a holding that has just been made the blocks of `path` from depth `depth` on as its tail.
     pub(super) fn begin_tail(&mut self, holding: u32, path: Path<'_>, depth: usize) {
         if depth < path.hashes.len() {
-            let tail = blocks_of(path, depth).collect();
-            self.held += path.hashes.len() - depth;
+            let tail: Vec<TailBlock> = blocks_of(path, depth).collect();
+            self.count(self.holdings[holding].worker, tail.len(), size_of(&tail));
             self.holdings[holding].tail = self.tails.place(tail);
         }
     }
@@ -77,37 +77,39 @@ impl PrefixTree {
         (known, whole): (usize, usize),
     ) -> bool {
         let ends_here = known == tail.end && tail.worker == worker;
-        ends_here && (whole == known || self.holdings[tail.holding].ties == 0)
+        ends_here && (whole == known || self.holdings[tail.holding].pins == 0)
     }
 
-    /// Adds what is left of a path that [`continues`](Self::continues) a tail, and makes all of the path the newest.
+    /// Adds what is left of a path that [`continues`](Self::continues) a tail, and makes the path the newest.
     pub(super) fn continue_tail(&mut self, tail: TailHit, path: Path<'_>) {
         let at = self.holdings[tail.holding].tail;
         self.tails[at].extend(blocks_of(path, tail.end));
         let new = &self.tails[at][self.tails[at].len() + tail.end - path.hashes.len()..];
-        let (blocks, size) = (new.len(), new.iter().map(|block| u64::from(block.size)).sum());
-        self.held += blocks;
-        self.list(tail.worker).count(blocks, size);
-        self.touch_path(tail.holding);
-        if blocks > 0 && self.holdings[tail.holding].used != self.clock {
-            self.touch(tail.holding);
-        }
+        let (blocks, size) = (new.len(), size_of(new));
+        self.count(tail.worker, blocks, size);
+        self.touch(tail.holding);
     }
 
-    /// Takes the last block of a holding's tail. Returns whether there was one.
-    pub(super) fn shorten(&mut self, holding: u32) -> bool {
+    /// Takes so much from the end of a holding's tail, or all of it. Returns how many blocks.
+    pub(super) fn shorten(&mut self, holding: u32, over: Over) -> usize {
         let Holding { worker, tail, .. } = self.holdings[holding];
         if tail == NONE {
-            return false;
+            return 0;
         }
-        if let Some(last) = self.tails[tail].pop() {
-            self.held -= 1;
-            self.list(worker).discount(1, u64::from(last.size));
+        let (mut blocks, mut size) = (0, 0);
+        for block in self.tails[tail].iter().rev() {
+            if blocks >= over.blocks && size >= over.size {
+                break;
+            }
+            (blocks, size) = (blocks + 1, size + u64::from(block.size));
         }
-        if self.tails[tail].is_empty() {
+        let left = self.tails[tail].len() - blocks;
+        self.tails[tail].truncate(left);
+        self.discount(worker, blocks, size);
+        if left == 0 {
             self.drop_tail(holding);
         }
-        true
+        blocks
     }
 
     /// A holding has no tail any more; its blocks are not counted any more, or others' by now.
@@ -130,17 +132,17 @@ impl PrefixTree {
         let hashes: Vec<BlockHash> = below.iter().map(|block| block.hash).collect();
         let sizes = std::iter::once(size).chain(below.iter().map(|block| block.size));
         let above = self.nodes.spread(node, &hashes);
-        // In the order of use they come right after it, the first block last.
-        let mut older = holding;
-        for (node, size) in above.iter().copied().zip(sizes).collect::<Vec<_>>().into_iter().rev() {
-            let new = Holding { node, worker, ties: 1, newer: NONE, older: NONE, used, size, tail: NONE };
+        for (node, size) in above.iter().copied().zip(sizes) {
+            let new = Holding { children: 1, ..Holding::new((node, worker), used, size) };
             let new = self.holdings.place(new);
             self.nodes.add_holder(node, worker, new);
-            self.link_after(older, new);
-            older = new;
         }
         self.holdings[holding].size = below.last().map_or(size, |block| block.size);
     }
+}
+
+fn size_of(blocks: &[TailBlock]) -> u64 {
+    blocks.iter().map(|block| u64::from(block.size)).sum()
 }
 
 /// The blocks of a path from depth `depth` on.

@@ -15,26 +15,37 @@ impl PrefixTree {
         for (_, holding) in self.holdings.iter() {
             *children.entry((self.nodes.parent(holding.node), holding.worker)).or_default() += 1;
         }
+        let mut of_workers = vec![(0, 0); self.workers.len()];
+        for (at, holding) in self.holdings.iter() {
+            let below = children.get(&(holding.node, holding.worker)).copied().unwrap_or_default();
+            assert_eq!(holding.children, below);
+            assert!(below > 0 || holding.has_place(), "ends of paths are in the order of use");
+            let parent = self.nodes.parent(holding.node);
+            let closed = parent == NONE || self.nodes.holding(parent, holding.worker).is_some();
+            assert!(closed, "closed under prefixes");
+            let tail = self.tail(at);
+            let alone = || self.nodes.holders(holding.node).len() == 1 && below == 0;
+            assert!(tail.is_empty() || alone(), "nothing is below a tail, and nobody else there");
+            let (blocks, weight) = self.weight(at);
+            let (count, size) = &mut of_workers[holding.worker.index()];
+            (*count, *size) = (*count + blocks, *size + weight);
+        }
         for (index, list) in self.workers.iter().enumerate() {
-            let (mut at, mut count, mut newer, mut size) = (list.newest, 0, NONE, 0);
+            let (mut at, mut newer, mut age) = (list.newest, NONE, 0);
             while at != NONE {
                 let holding = &self.holdings[at];
                 assert_eq!((holding.worker.index(), holding.newer), (index, newer));
-                let below = children.get(&(holding.node, holding.worker)).copied().unwrap_or_default();
-                assert!(holding.ties >= below, "pins come on top");
-                let parent = self.nodes.parent(holding.node);
-                let closed = parent == NONE || self.nodes.holding(parent, holding.worker).is_some();
-                assert!(closed, "closed under prefixes");
-                let tail = self.tail(at);
-                let alone = || self.nodes.holders(holding.node).len() == 1 && below == 0;
-                assert!(tail.is_empty() || alone(), "nothing is below a tail, and nobody else there");
-                let (blocks, weight) = self.weight(at);
-                (count, size) = (count + blocks, size + weight);
+                if holding.children == 0 {
+                    let older = self.clock.wrapping_sub(holding.used);
+                    assert!(older >= age, "in order of use");
+                    age = older;
+                }
                 (newer, at) = (at, holding.older);
             }
-            assert_eq!((count, newer), (list.blocks, list.oldest));
-            assert_eq!(size, self.worker_size(WorkerSlot(u32::try_from(index).unwrap())));
-            held += count;
+            assert_eq!(newer, list.oldest);
+            let slot = WorkerSlot(u32::try_from(index).unwrap());
+            assert_eq!(of_workers[index], (list.blocks, self.worker_size(slot)));
+            held += list.blocks;
         }
         assert_eq!(held, self.held);
         assert_eq!(self.nodes.check(), self.holdings.iter().count());
@@ -48,11 +59,9 @@ impl PrefixTree {
         self.set_tells(worker, WorkerTells { capacity: Some(capacity as u64), blocks: names_blocks(worker) });
     }
 
-    /// What keeps holdings besides their children.
+    /// What keeps holdings besides what is below them.
     fn pins(&self) -> u32 {
-        let ties: u32 = self.holdings.iter().map(|(_, holding)| holding.ties).sum();
-        let is_child = |holding: &Holding| self.nodes.parent(holding.node) != NONE;
-        ties - u32::try_from(self.holdings.iter().filter(|(_, holding)| is_child(holding)).count()).unwrap()
+        self.holdings.iter().map(|(_, holding)| holding.pins).sum()
     }
 }
 
@@ -82,26 +91,36 @@ impl Naive {
         Self::prefixes(steps).take_while(|block| self.holds(block)).count()
     }
 
+    fn is_end(&self, block: &[u8]) -> bool {
+        !self.blocks.iter().any(|other| other.len() > block.len() && other.starts_with(block))
+    }
+
     fn is_tied(&self, block: &[u8]) -> bool {
-        let is_below = |other: &Vec<u8>| other.len() > block.len() && other.starts_with(block);
-        self.blocks.iter().any(is_below) || self.pins.iter().any(|pin| pin == block)
+        !self.is_end(block) || self.pins.iter().any(|pin| pin == block)
+    }
+
+    fn use_now(&mut self, steps: &[u8]) {
+        self.blocks.retain(|block| !steps.starts_with(block));
+        self.blocks.extend(Self::prefixes(steps).rev());
     }
 
     fn insert(&mut self, steps: &[u8]) -> usize {
         let known = self.depth(steps);
-        self.blocks.retain(|block| !steps.starts_with(block));
-        self.blocks.extend(Self::prefixes(steps).rev());
+        self.use_now(steps);
         known
     }
 
-    /// The one that was used longest ago, of those that nothing ties; what is in use goes to the front.
+    /// The path that was used longest ago loses its end; one that is pinned is in use, and goes to the front.
     fn evict_one(&mut self) -> bool {
-        for _ in 0..self.blocks.len() {
-            let oldest = self.blocks.remove(0);
-            if !self.is_tied(&oldest) {
+        let ends = self.blocks.iter().filter(|block| self.is_end(block)).count();
+        for _ in 0..ends {
+            let oldest = self.blocks.iter().position(|block| self.is_end(block)).expect("a path has an end");
+            let end = self.blocks[oldest].clone();
+            if !self.is_tied(&end) {
+                self.blocks.remove(oldest);
                 return true;
             }
-            self.blocks.push(oldest);
+            self.use_now(&end);
         }
         false
     }
@@ -432,7 +451,7 @@ fn a_large_tree_stays_closed_and_keeps_what_is_used_all_the_time() {
         let whole: Vec<BlockHash> = hot.iter().copied().chain(own).collect();
         assert_eq!(insert(&mut tree, worker, of(&whole)), if number == 0 { 0 } else { hot.len() });
     }
-    assert_eq!(tree.worker_blocks(worker), 3_000, "some two insertions are a moment here");
+    assert_eq!(tree.worker_blocks(worker), 3_000);
     tree.check_invariants();
 }
 
