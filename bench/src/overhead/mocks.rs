@@ -229,7 +229,9 @@ async fn serve(mut stream: TcpStream, worker: Arc<Worker>) {
     }
     loop {
         beginning.clear();
+        let mut body_bytes = 0;
         let keep = |start_line: &StartLine, piece: &[u8]| {
+            body_bytes += piece.len();
             let room = Endpoint::of(start_line.path()).looks_at_bytes() - beginning.len();
             beginning.extend_from_slice(&piece[..piece.len().min(room)]);
         };
@@ -243,24 +245,29 @@ async fn serve(mut stream: TcpStream, worker: Arc<Worker>) {
             Err(_) => return,
         }
         // A router that leaves before its answer is no fault of the mock's.
-        if worker.answer(reader.start_line().path(), &beginning, &mut stream).await.is_err()
-            || reader.closes()
-        {
+        let body = (&beginning[..], body_bytes);
+        if worker.answer(reader.start_line().path(), body, &mut stream).await.is_err() || reader.closes() {
             return;
         }
     }
 }
 
 impl Worker {
-    async fn answer(&self, path: &[u8], body: &[u8], stream: &mut TcpStream) -> io::Result<()> {
+    /// Answers a request, of whose body there are the beginning and the length.
+    async fn answer(
+        &self,
+        path: &[u8],
+        (body, body_bytes): (&[u8], usize),
+        stream: &mut TcpStream,
+    ) -> io::Result<()> {
         match Endpoint::of(path) {
             Endpoint::Chat => {
                 let plan = self.count(body);
-                self.generate(plan, stream).await
+                self.generate(plan, body_bytes, stream).await
             }
             Endpoint::Completions => {
                 self.count(body);
-                stream.write_all(&self.answers.text_completion).await
+                stream.write_all(self.answers.text_completion(body_bytes)).await
             }
             Endpoint::Tokens(shape) => {
                 let answer = match tokens::ids(body) {
@@ -290,10 +297,10 @@ impl Worker {
         state.plan
     }
 
-    async fn generate(&self, plan: Plan, stream: &mut TcpStream) -> io::Result<()> {
+    async fn generate(&self, plan: Plan, body_bytes: usize, stream: &mut TcpStream) -> io::Result<()> {
         let answers = &*self.answers;
         match plan {
-            Plan::Whole => stream.write_all(&answers.chat_completion).await,
+            Plan::Whole => stream.write_all(answers.chat_completion(body_bytes)).await,
             Plan::Status(status) => stream.write_all(&answers::error(status)).await,
             Plan::Paced { chunks, pace } => {
                 let mut ticker = Ticker::start(self.first_chunk(pace), pace.interval)?;

@@ -53,10 +53,10 @@ impl Endpoint {
 /// All answers, head included.
 #[derive(Debug)]
 pub struct Answers {
-    /// A chat completion of some 300 bytes with usage.
-    pub chat_completion: Vec<u8>,
+    /// Chat completions of some 300 bytes with usage, by [`size_class`] of the prompt's tokens.
+    chat_completions: Vec<Vec<u8>>,
     /// The same for `/v1/completions`.
-    pub text_completion: Vec<u8>,
+    text_completions: Vec<Vec<u8>>,
     /// 404.
     pub not_found: Vec<u8>,
     /// The head of a stream.
@@ -71,25 +71,28 @@ pub struct Answers {
 impl Answers {
     /// Writes them.
     pub fn new() -> Self {
-        let usage = json!({"prompt_tokens": 200, "completion_tokens": 16, "total_tokens": 216});
-        let chat = json!({
-            "id": "chatcmpl-0123456789abcdef", "object": "chat.completion", "created": 1_795_000_000, "model": "mock",
-            "choices": [{"index": 0, "finish_reason": "stop", "message":
-                {"role": "assistant", "content": "Sixteen tokens that a mock has said so many times before, today."}}],
-            "usage": usage,
-        });
-        let text = json!({
-            "id": "cmpl-0123456789abcdef", "object": "text_completion", "created": 1_795_000_000, "model": "mock",
-            "choices": [{"index": 0, "finish_reason": "stop", "text": " sixteen tokens, said before."}],
-            "usage": usage,
-        });
+        let chat = |usage: Value| {
+            json!({
+                "id": "chatcmpl-0123456789abcdef", "object": "chat.completion", "created": 1_795_000_000, "model": "mock",
+                "choices": [{"index": 0, "finish_reason": "stop", "message":
+                    {"role": "assistant", "content": "Sixteen tokens that a mock has said so many times before, today."}}],
+                "usage": usage,
+            })
+        };
+        let text = |usage: Value| {
+            json!({
+                "id": "cmpl-0123456789abcdef", "object": "text_completion", "created": 1_795_000_000, "model": "mock",
+                "choices": [{"index": 0, "finish_reason": "stop", "text": " sixteen tokens, said before."}],
+                "usage": usage,
+            })
+        };
         let event = json!({
             "id": "chatcmpl-0123456789abcdef", "object": "chat.completion.chunk", "created": 1_795_000_000,
             "model": "mock", "choices": [{"index": 0, "delta": {"content": " token"}, "finish_reason": null}],
         });
         Self {
-            chat_completion: whole("200 OK", &chat),
-            text_completion: whole("200 OK", &text),
+            chat_completions: usages().map(|usage| whole("200 OK", &chat(usage))).collect(),
+            text_completions: usages().map(|usage| whole("200 OK", &text(usage))).collect(),
             not_found: error(404),
             stream_head: b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n\
                            transfer-encoding: chunked\r\n\r\n"
@@ -98,6 +101,16 @@ impl Answers {
             stream_end: [http_chunk("data: [DONE]\n\n"), b"0\r\n\r\n".to_vec()].concat(),
             facts: facts(),
         }
+    }
+
+    /// The completion of a chat in a body of that size.
+    pub fn chat_completion(&self, body_bytes: usize) -> &[u8] {
+        &self.chat_completions[size_class(body_bytes)]
+    }
+
+    /// The completion of a text in a body of that size.
+    pub fn text_completion(&self, body_bytes: usize) -> &[u8] {
+        &self.text_completions[size_class(body_bytes)]
     }
 
     /// The answer to a path that generates nothing, if a mock has one.
@@ -110,6 +123,27 @@ impl Default for Answers {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Bytes of a body that a mock takes for a token.
+const BYTES_PER_TOKEN: usize = 4;
+/// Classes between two powers of two: no prompt is said to be shorter than it is by more than an eighth.
+const CLASSES: usize = 8;
+/// Bodies of a gigabyte have as many tokens as a mock can say.
+const OCTAVES: usize = 28;
+
+/// Which usage a body of that size has.
+fn size_class(body_bytes: usize) -> usize {
+    let tokens = (body_bytes / BYTES_PER_TOKEN).max(CLASSES);
+    let octave = (tokens.ilog2() - CLASSES.ilog2()) as usize;
+    (octave * CLASSES + (tokens >> octave) - CLASSES).min(OCTAVES * CLASSES - 1)
+}
+
+/// The usages of all size classes.
+fn usages() -> impl Iterator<Item = Value> {
+    let tokens = (0..OCTAVES).flat_map(|octave| (CLASSES..2 * CLASSES).map(move |eighths| eighths << octave));
+    tokens
+        .map(|tokens| json!({"prompt_tokens": tokens, "completion_tokens": 16, "total_tokens": tokens + 16}))
 }
 
 /// An answer with this status and an error as OpenAI writes it.
@@ -167,4 +201,22 @@ fn whole(status: &str, body: &Value) -> Vec<u8> {
 
 fn http_chunk(data: &str) -> Vec<u8> {
     format!("{:x}\r\n{data}\r\n", data.len()).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_has_about_a_quarter_of_its_bytes_in_tokens() {
+        let answers = Answers::new();
+        for body_bytes in [0, 1, 40, 1_024, 1_500, 16_384, 204_800, 64 << 20, usize::MAX] {
+            let answer = String::from_utf8_lossy(answers.chat_completion(body_bytes));
+            let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+            let answer: Value = serde_json::from_str(body).unwrap();
+            let said = answer["usage"]["prompt_tokens"].as_u64().unwrap() as f64;
+            let tokens = (body_bytes / BYTES_PER_TOKEN).clamp(8, 15 << 27) as f64;
+            assert!((0.875..=1.0).contains(&(said / tokens)), "{body_bytes}: {said} of {tokens}");
+        }
+    }
 }

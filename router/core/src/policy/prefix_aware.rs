@@ -53,6 +53,9 @@ const FULL_SHARE: f64 = 0.9;
 /// moves its first token by as much.
 const UNFELT_S: f64 = 0.003;
 const UNFELT_STEP: f64 = 2.0 / 3.0;
+/// Of that, what workers may differ by to be taken in turn by prompts without a home: what is learned of their speeds is not known better, and
+/// in a fleet with little to do one of them would get all that is new.
+const EVEN_SHARE: f64 = 0.25;
 
 /// Routers of which one may decide in the same moment as this one; of more, some see what the others did.
 const OTHERS_AT_ONCE: f64 = 8.0;
@@ -277,7 +280,8 @@ impl Policy for PrefixAware {
 }
 
 impl Fleet {
-    /// The cheapest candidate, or a prompt's home if that is as good; in one walk, since there may be thousands.
+    /// A prompt's home if it is as good as the cheapest candidate, else the one among the cheapest whose turn it is; in one walk, since there
+    /// may be thousands.
     fn cheapest(
         &self,
         request: &RequestView<'_>,
@@ -285,17 +289,19 @@ impl Fleet {
         works: impl Iterator<Item = Work>,
     ) -> usize {
         let felt_s = UNFELT_S + choice.speed.fixed_s * UNFELT_STEP;
-        let mut cheapest = (f64::INFINITY, 0);
+        let even_s = EVEN_SHARE * felt_s;
+        let mut cheapest_s = f64::INFINITY;
+        let mut even: SmallVec<[(f64, usize); 16]> = SmallVec::new();
         let mut homes: SmallVec<[(f64, usize); 16]> = SmallVec::new();
         for ((at, candidate), work) in choice.candidates.iter().enumerate().zip(works) {
             // No term is negative: what it waits for itself is enough to see that it is out.
-            if work.queued_s + candidate.own_s > cheapest.0 + felt_s {
+            if work.queued_s + candidate.own_s > cheapest_s + felt_s {
                 continue;
             }
             let cost = self.cost(candidate, candidate.own_s, &work);
-            let comes_before = || precedence(candidate) < precedence(&choice.candidates[cheapest.1]);
-            if cost < cheapest.0 || cost == cheapest.0 && comes_before() {
-                cheapest = (cost, at);
+            cheapest_s = cheapest_s.min(cost);
+            if cost <= cheapest_s + even_s {
+                even.push((cost, at));
             }
             let holds_most =
                 candidate.hit_blocks > 0 && 2 * candidate.hit_tokens as usize >= request.prompt_tokens;
@@ -308,8 +314,12 @@ impl Fleet {
             let block = request.blocks.get((hit_blocks as usize).wrapping_sub(1)).map_or(0, |block| block.0);
             (hit_blocks, xxh3_64_with_seed(&slot.0.to_le_bytes(), block))
         };
-        let homes = homes.iter().filter(|(cost, _)| *cost <= cheapest.0 + felt_s);
-        homes.max_by_key(|home| rank(home)).map_or(cheapest.1, |(_, at)| *at)
+        let homes = homes.iter().filter(|(cost, _)| *cost <= cheapest_s + felt_s);
+        let in_turn = || {
+            let even = even.iter().filter(|(cost, _)| *cost <= cheapest_s + even_s);
+            even.min_by_key(|(_, at)| precedence(&choice.candidates[*at])).map_or(0, |(_, at)| *at)
+        };
+        homes.max_by_key(|home| rank(home)).map_or_else(in_turn, |(_, at)| *at)
     }
 }
 
