@@ -1,14 +1,17 @@
-//! What a second thread adds: decisions of one decider that both have, with the hashing, and smg's tree of text, whose nodes have a lock
-//! each; beside them what two threads reach here that share nothing, and what it takes to hand memory from core to core.
+//! What a second thread adds: look-ups and insertions in one tree that both have, decisions of one decider, both with the hashing, and smg's
+//! tree of text, whose nodes have a lock each; beside them what two threads reach here that share nothing, and what it takes to hand memory from core to core.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use kv_index::StringTree;
 use router_core::prefix::tree::TreeLimits;
-use router_core::{Among, Decider, Fleet, FleetSnapshot, RequestView, WorkerId, WorkerSpec, policy};
+use router_core::prefix::{Cut, Path, PrefixTree};
+use router_core::{
+    Among, Decider, Fleet, FleetSnapshot, RequestView, WorkerId, WorkerSlot, WorkerSpec, policy,
+};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::contestants::{KEPT_BYTES, hashed, tenants};
@@ -22,6 +25,7 @@ const SIZES: [usize; 3] = [1, 16, 200];
 pub fn table() {
     println!("two threads, prompts a second of one (median of {ROUNDS} rounds)");
     println!("| | 1 KB | 16 KB | 200 KB |\n|---|---|---|---|");
+    rows("ours, hash, match and insert, 16 workers", SIZES.map(gain::<Tree>));
     rows("ours, hash and decide, 4 workers", SIZES.map(gain::<Router>));
     rows("kv-index, text, 16 workers", SIZES.map(gain::<SmgText>));
     println!("\nfrom core to core a line of memory takes {:.0} ns\n", hand_over_ns());
@@ -50,6 +54,30 @@ trait Served: Default + Sync {
     fn serve(&self, prompt: &str, number: u64);
     /// Between rounds.
     fn sweep(&self) {}
+}
+
+/// As the decider has it: under one lock, with the hashing outside.
+struct Tree(Mutex<PrefixTree>);
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self(Mutex::new(PrefixTree::new(TreeLimits::within_bytes(64 << 20))))
+    }
+}
+
+impl Served for Tree {
+    fn serve(&self, prompt: &str, number: u64) {
+        let blocks = hashed(prompt);
+        let path = Path { hashes: &blocks.hashes, cut: Cut::Bytes(blocks.tools) };
+        let mut tree = loop {
+            match self.0.try_lock() {
+                Ok(tree) => break tree,
+                Err(_) => spin_loop(),
+            }
+        };
+        let hits = tree.hits(path.hashes);
+        black_box(tree.insert(WorkerSlot(prompts::worker(number)), path, &hits));
+    }
 }
 
 struct Router {

@@ -330,26 +330,49 @@ fn a_whole_layer_gives_what_its_experts_give_row_by_row() {
         let chosen = &ranked(logits)[..top_k];
         let score = |expert: u32| f64::from(logits[expert as usize] - logits[chosen[0] as usize]).exp();
         let total: f64 = chosen.iter().map(|&expert| score(expert)).sum();
-        let mut want = vec![0.5; width];
+        // `(what it is, how far off it may be)`.
+        let mut want = vec![(0.5, 1e-4); width];
         for &expert in chosen {
             let weight = score(expert) / total;
             let matrix = |from: &'_ [bf16], at: usize, length: usize| from[at * length..][..length].to_vec();
-            let inside: Vec<bf16> = (0..inner)
+            let inside: Vec<Rounded> = (0..inner)
                 .map(|i| {
                     let w = matrix(&up, expert as usize * inner + i, width);
-                    bf16::from_f64(dot(&x[row * width..][..width], &w))
+                    Rounded::product(&x[row * width..][..width], &w)
                 })
                 .collect();
-            for (column, want) in want.iter_mut().enumerate() {
-                *want += weight * dot(&inside, &matrix(&down, expert as usize * width + column, inner));
+            let (middle, open): (Vec<_>, Vec<_>) =
+                inside.iter().map(|number| (number.is, number.open)).unzip();
+            for (column, (want, off)) in want.iter_mut().enumerate() {
+                let w = matrix(&down, expert as usize * width + column, inner);
+                let result = dot(&middle, &w);
+                let from_open: f64 = open.iter().zip(&w).map(|(open, w)| open * w.to_f64().abs()).sum();
+                *want += weight * result;
+                *off += weight * (from_open + BF16_ROUNDING * (result.abs() + from_open));
             }
         }
-        for (column, want) in want.iter().enumerate() {
+        for (column, (want, off)) in want.iter().enumerate() {
             let got = f64::from(got[row * width + column]);
-            assert!(
-                (got - want).abs() < 0.02 * (1.0 + want.abs()),
-                "row {row}, column {column}: {got}, not {want}"
-            );
+            assert!((got - want).abs() < *off, "row {row}, column {column}: {got}, not {want} ± {off}");
         }
+    }
+}
+
+/// Half a unit in the last place, and a little more for sums in f32.
+const BF16_ROUNDING: f64 = 1.01 / 256.0;
+
+/// A product's result as bf16, and by how much it may be another, since sums in f32 may lie on the other side of where the rounding changes.
+struct Rounded {
+    is: bf16,
+    open: f64,
+}
+
+impl Rounded {
+    fn product(x: &[bf16], w: &[bf16]) -> Self {
+        let exact = dot(x, w);
+        let sizes: f64 = x.iter().zip(w).map(|(x, w)| (x.to_f64() * w.to_f64()).abs()).sum();
+        let slack = sizes * x.len() as f64 * f64::from(f32::EPSILON);
+        let [low, is, high] = [exact - slack, exact, exact + slack].map(bf16::from_f64);
+        Self { is, open: high.to_f64() - low.to_f64() }
     }
 }
