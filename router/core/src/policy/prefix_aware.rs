@@ -55,7 +55,7 @@ const UNFELT_S: f64 = 0.003;
 const UNFELT_STEP: f64 = 2.0 / 3.0;
 /// Of that, what workers may differ by to be taken in turn by prompts without a home: what is learned of their speeds is not known better, and
 /// in a fleet with little to do one of them would get all that is new.
-const EVEN_SHARE: f64 = 0.25;
+const EVEN_SHARE: f64 = 0.5;
 
 /// Routers of which one may decide in the same moment as this one; of more, some see what the others did.
 const OTHERS_AT_ONCE: f64 = 8.0;
