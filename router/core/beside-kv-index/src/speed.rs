@@ -59,10 +59,10 @@ fn column(mut contestants: Vec<Box<dyn Contestant>>, kilobytes: usize) -> Vec<(&
         }
     }
     let ratios = |own: &Vec<f64>| own.iter().zip(&times[0]).map(|(own, first)| own / first).collect();
-    let row = |(contestant, own): (&Box<dyn Contestant>, &Vec<f64>)| {
+    let row = |(contestant, own): (&dyn Contestant, &Vec<f64>)| {
         (contestant.name(), median(own.clone()), median(ratios(own)))
     };
-    contestants.iter().zip(&times).map(row).collect()
+    contestants.iter().map(AsRef::as_ref).zip(&times).map(row).collect()
 }
 
 /// What this thread has had of a core: time in which others had it does not count.

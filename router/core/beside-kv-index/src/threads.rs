@@ -3,7 +3,7 @@
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use kv_index::StringTree;
@@ -31,7 +31,7 @@ pub fn table() {
     println!("\nfrom core to core a line of memory takes {:.0} ns\n", hand_over_ns());
 }
 
-/// Ours by itself.
+/// Decisions of ours by themselves, for a profiler.
 pub fn alone(kilobytes: &str) {
     let Gain { shared, apart } = gain::<Router>(kilobytes.parse().expect("a number of kilobytes"));
     println!("two threads: {shared:.2} of one, with a decider for each {apart:.2}");
@@ -72,7 +72,8 @@ impl Served for Tree {
         let mut tree = loop {
             match self.0.try_lock() {
                 Ok(tree) => break tree,
-                Err(_) => spin_loop(),
+                Err(TryLockError::WouldBlock) => spin_loop(),
+                Err(TryLockError::Poisoned(_)) => panic!("the other thread has panicked"),
             }
         };
         let hits = tree.hits(path.hashes);

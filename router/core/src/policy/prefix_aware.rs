@@ -69,7 +69,7 @@ const MOST_UNSEEN: f64 = 32.0;
 /// anyone feels, always the same one, which may be called the prompt's home.
 ///
 /// For what an engine holds is a guess, unless it says so. A prompt that keeps to its home is used there all the time, and leaves the other
-/// caches to other prompts.
+/// caches to other prompts. One without a home goes, of the workers where it makes next to no difference, to the one whose turn it is.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixAware;
 
