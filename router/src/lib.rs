@@ -12,6 +12,7 @@ pub mod config;
 pub mod error;
 pub mod failure_logs;
 pub mod fleet;
+mod gathered;
 pub mod hop_by_hop;
 pub mod http1;
 pub mod keys;

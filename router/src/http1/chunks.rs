@@ -105,6 +105,29 @@ impl Chunks {
         }
     }
 
+    /// The data of `bytes`, if they are one whole chunk and nothing else, with nothing before it: what a token mostly is, and
+    /// then there is no more to do. Otherwise they are to be [pushed](Self::push).
+    #[inline]
+    pub(crate) fn only_chunk<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        if !matches!(self.at, At::Size) || self.lines.seen_bytes() > 0 {
+            return None;
+        }
+        let mut size = 0;
+        let mut digits = 0;
+        while let Some(digit) = bytes.get(digits).and_then(|byte| char::from(*byte).to_digit(16)) {
+            size = size << 4 | digit as usize;
+            digits += 1;
+            if size > bytes.len() {
+                return None;
+            }
+        }
+        if digits == 0 || digits > 16 || size == 0 {
+            return None;
+        }
+        let data = bytes[digits..].strip_prefix(b"\r\n")?.strip_suffix(b"\r\n")?;
+        (data.len() == size).then_some(data)
+    }
+
     /// Whether the next byte is data.
     pub(crate) fn is_at_data(&self) -> bool {
         matches!(self.at, At::Data(_))

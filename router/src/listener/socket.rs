@@ -11,6 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
+use crate::gathered::poll_write_gathered;
+
 /// What carries the bytes.
 enum Carrier {
     Plain(TcpStream),
@@ -87,7 +89,7 @@ impl AsyncWrite for Socket {
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut self.carrier {
-            Carrier::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, buffers),
+            Carrier::Plain(stream) => poll_write_gathered(stream, cx, buffers),
             Carrier::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, buffers),
         }
     }

@@ -123,9 +123,8 @@ impl Recorder {
         self.status = Some(status);
     }
 
-    /// A piece of the reply goes by.
-    pub fn piece(&mut self, piece: &[u8]) {
-        let now = Instant::now();
+    /// A piece of the reply goes by, `now`.
+    pub fn piece(&mut self, piece: &[u8], now: Instant) {
         let metrics = &self.app.metrics;
         let succeeds = self.status.is_some_and(|status| status.is_success());
         match self.last_piece {

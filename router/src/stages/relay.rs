@@ -6,7 +6,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -72,6 +72,8 @@ enum State {
 /// looked at again when it fires.
 struct Limits {
     timer: Option<Pin<Box<Sleep>>>,
+    /// Whom the timer wakes: nothing has to be said to it again while this is the same task.
+    wakes: Option<Waker>,
     idle: Duration,
     total: Duration,
     deadline: Instant,
@@ -80,7 +82,7 @@ struct Limits {
 
 impl Limits {
     fn new(idle: Duration, total: Duration, deadline: Instant) -> Self {
-        Self { timer: None, idle, total, deadline, last_piece: Instant::now() }
+        Self { timer: None, wakes: None, idle, total, deadline, last_piece: Instant::now() }
     }
 
     /// Whether the reply has taken too long as a whole. Looked at with each piece too: with a client that is slow there may always be
@@ -93,6 +95,10 @@ impl Limits {
         let next = |last_piece: Instant| self.deadline.min(last_piece + self.idle);
         let timer =
             self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next(self.last_piece))));
+        if !timer.is_elapsed() && self.wakes.as_ref().is_some_and(|wakes| wakes.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
+        self.wakes = Some(cx.waker().clone());
         loop {
             std::task::ready!(timer.as_mut().poll(cx));
             let now = Instant::now();
@@ -132,7 +138,7 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
 impl RelayStream {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
         if let Some(first) = self.first.take() {
-            let whole = self.pass(first);
+            let whole = self.pass(first, Instant::now());
             if !whole.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(whole))));
             }
@@ -185,7 +191,7 @@ impl RelayStream {
         let is_last = self.upstream.is_end_stream();
         let frame = match frame.into_data() {
             Ok(piece) => {
-                let mut whole = self.pass(piece);
+                let mut whole = self.pass(piece, now);
                 let rest = if is_last { self.rest() } else { Bytes::new() };
                 if !rest.is_empty() {
                     whole = [whole, rest].concat().into();
@@ -203,9 +209,9 @@ impl RelayStream {
         Some(Ok(frame))
     }
 
-    /// Takes note of a piece, and gives what of it can go on.
-    fn pass(&mut self, piece: Bytes) -> Bytes {
-        self.recorder.piece(&piece);
+    /// Takes note of a piece that came `now`, and gives what of it can go on.
+    fn pass(&mut self, piece: Bytes, now: Instant) -> Bytes {
+        self.recorder.piece(&piece, now.into_std());
         match &mut self.events {
             Some(events) => events.pass(piece),
             None => piece,

@@ -61,6 +61,13 @@ impl Framing {
         }
     }
 
+    /// The data of what has come, if that is one whole chunk of this body and nothing has come before it that is still to be
+    /// taken. If not, the body goes on with [`next`](Self::next).
+    #[inline]
+    pub(super) fn only_chunk<'a>(&self, come: &'a [u8]) -> Option<&'a [u8]> {
+        if let Self::Chunks(chunks) = self { chunks.only_chunk(come) } else { None }
+    }
+
     fn next_of_chunks(&mut self, come: &mut Bytes) -> Result<Option<Bytes>, ChunkFault> {
         let Self::Chunks(chunks) = self else { return Ok(None) };
         let mut data = None;
@@ -98,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// The body in `bytes`, which come in pieces, and what comes after it: a fault, or so many bytes; and whether it has ended.
+    /// The body in `bytes`, which come in pieces that are read in the shortest way, and what comes after it: a fault, or so many bytes; and whether it has ended.
     fn read(
         mut framing: Framing,
         bytes: &[u8],
@@ -108,6 +115,11 @@ mod tests {
         for cut in cuts.iter().copied().chain([usize::MAX]) {
             let (piece, later) = rest.split_at(cut.min(rest.len()));
             rest = later;
+            if let Some(data) = framing.only_chunk(piece) {
+                assert!(!data.is_empty());
+                body.extend_from_slice(data);
+                continue;
+            }
             let mut piece = Bytes::copy_from_slice(piece);
             loop {
                 match framing.next(&mut piece) {
@@ -124,15 +136,14 @@ mod tests {
         (body, Ok((left, framing == Framing::Done)))
     }
 
+    fn chunk(data: &[u8], extension: &str) -> Vec<u8> {
+        [format!("{:x}{extension}\r\n", data.len()).as_bytes(), data, b"\r\n"].concat()
+    }
+
     fn chunked(pieces: &[Vec<u8>]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
-            bytes.extend_from_slice(format!("{:x};ext=1\r\n", piece.len()).as_bytes());
-            bytes.extend_from_slice(piece);
-            bytes.extend_from_slice(b"\r\n");
-        }
-        bytes.extend_from_slice(b"0\r\nx-trailer: 1\r\n\r\n");
-        bytes
+        let pieces = pieces.iter().filter(|piece| !piece.is_empty());
+        let chunks: Vec<u8> = pieces.flat_map(|piece| chunk(piece, ";ext=1")).collect();
+        [&chunks[..], b"0\r\nx-trailer: 1\r\n\r\n"].concat()
     }
 
     proptest! {
@@ -153,6 +164,22 @@ mod tests {
         }
 
         #[test]
+        fn a_body_is_the_same_when_chunks_come_one_at_a_time_and_when_some_come_together(
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..300), 0..8),
+            together in prop::collection::vec(any::<bool>(), 8),
+        ) {
+            let mut cuts = vec![0];
+            for (piece, together) in pieces.iter().zip(together) {
+                let length = chunk(piece, "").len();
+                if together { *cuts.last_mut().unwrap() += length } else { cuts.push(length) }
+            }
+            let chunks: Vec<u8> = pieces.iter().flat_map(|piece| chunk(piece, "")).collect();
+            let bytes = [&chunks[..], b"0\r\n\r\n"].concat();
+            let made = read(Framing::Chunks(Box::default()), &bytes, &cuts);
+            prop_assert_eq!(made, (pieces.concat(), Ok((0, true))));
+        }
+
+        #[test]
         fn any_bytes_are_judged_alike_wherever_they_are_cut(
             bytes in prop::collection::vec(prop::sample::select(b"0123fF\r\n;x: ".to_vec()), 0..80),
             cuts in prop::collection::vec(0_usize..30, 0..40),
@@ -169,6 +196,35 @@ mod tests {
             let made = read(Framing::Chunks(Box::default()), bytes, cuts);
             assert_eq!(made, (b"abc".to_vec(), Err(ChunkFault::End)), "{cuts:?}");
         }
+    }
+
+    #[test]
+    fn only_one_whole_chunk_that_is_not_the_last_is_taken_in_one_step() {
+        let at_start = Framing::Chunks(Box::default());
+        assert_eq!(at_start.only_chunk(b"a\r\n0123456789\r\n"), Some(&b"0123456789"[..]));
+        assert_eq!(at_start.only_chunk(b"003\r\n\r\n\n\r\n"), Some(&b"\r\n\n"[..]));
+        let others: [&[u8]; 11] = [
+            b"",
+            b"0\r\n\r\n",
+            b"\r\nabc\r\n",
+            b"3\r\nabc\r\n0",
+            b"3\r\nabc\r",
+            b"3\r\nabcd\r\n",
+            b"3\nabc\r\n",
+            b"3;x\r\nabc\r\n",
+            b"2\r\n\r\n",
+            b"fffffffffffffffff\r\nabc\r\n",
+            b"00000000000000003\r\nabc\r\n",
+        ];
+        for other in others {
+            assert_eq!(at_start.only_chunk(other), None, "{:?}", other.escape_ascii().to_string());
+        }
+        for begun in [&b"3"[..], b"9\r\n", b"3\r\nabc", b"0\r\n"] {
+            let mut framing = Framing::Chunks(Box::default());
+            framing.next(&mut Bytes::from_static(begun)).unwrap();
+            assert_eq!(framing.only_chunk(b"3\r\nabc\r\n"), None, "{:?}", begun.escape_ascii().to_string());
+        }
+        assert_eq!(Framing::ToTheEnd.only_chunk(b"3\r\nabc\r\n"), None);
     }
 
     #[test]

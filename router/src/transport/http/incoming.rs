@@ -80,14 +80,18 @@ impl IncomingBody {
         self.framing.next(&mut self.rest).map_err(Broken::Chunk)
     }
 
-    /// Takes in what comes next, after everything before has been handed out; nothing is the end of the connection.
-    pub(super) fn push(&mut self, piece: Bytes) -> Result<(), Broken> {
+    /// Takes in what comes next, after everything before has been handed out; nothing is the end of the connection. Returns
+    /// the next piece if that is all there is in it: most tokens come so, and then what is copied is what goes on.
+    pub(super) fn push(&mut self, come: &[u8]) -> Result<Option<Bytes>, Broken> {
+        if let Some(data) = self.framing.only_chunk(come) {
+            return Ok(Some(Bytes::copy_from_slice(data)));
+        }
         match &self.framing {
-            _ if !piece.is_empty() => self.rest = piece,
+            _ if !come.is_empty() => self.rest = Bytes::copy_from_slice(come),
             Framing::ToTheEnd => self.framing = Framing::Done,
             _ => return Err(Broken::Closed),
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Nothing more is to be expected, or wanted.

@@ -97,7 +97,7 @@ impl Link {
     /// Whether nothing has come since its last exchange: neither an end nor a byte that nobody has asked for. The socket
     /// itself is asked only if something has happened there.
     fn is_quiet(&mut self) -> bool {
-        self.poll_receive(&mut Context::from_waker(Waker::noop())).is_pending()
+        self.poll_receive(&mut Context::from_waker(Waker::noop()), |_| ()).is_pending()
     }
 
     /// The head of the answer, and what came along with it.
@@ -108,7 +108,7 @@ impl Link {
     ) -> Poll<Result<(ReplyHead, Bytes), Failed>> {
         loop {
             self.outgoing.poll_send(&mut self.stream, cx);
-            let piece = match ready!(self.poll_receive(cx)) {
+            let piece = match ready!(self.poll_receive(cx, Bytes::copy_from_slice)) {
                 Ok(piece) if piece.is_empty() => {
                     let broken = incoming.end();
                     return Poll::Ready(Err(self.broke(incoming, broken)));
@@ -131,12 +131,16 @@ impl Link {
         }
     }
 
-    /// What comes next; empty once the worker has ended its side.
-    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+    /// What `take` makes of what comes next, which is empty once the worker has ended its side.
+    fn poll_receive<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Poll<io::Result<T>> {
         READ.with_borrow_mut(|space| {
             let mut buffer = ReadBuf::new(space);
             ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
-            Poll::Ready(Ok(Bytes::copy_from_slice(buffer.filled())))
+            Poll::Ready(Ok(take(buffer.filled())))
         })
     }
 
@@ -199,9 +203,11 @@ impl LinkBody {
             let Some(link) = &mut self.link else { return Poll::Ready(None) };
             // A long request may still be on its way.
             link.outgoing.poll_send(&mut link.stream, cx);
-            let piece = ready!(link.poll_receive(cx)).map_err(Broken::Io);
-            if let Err(broken) = piece.and_then(|piece| self.incoming.push(piece)) {
-                return Poll::Ready(Some(Err(broken)));
+            let incoming = &mut self.incoming;
+            match ready!(link.poll_receive(cx, |come| incoming.push(come))).map_err(Broken::Io).flatten() {
+                Ok(None) => {}
+                Ok(Some(piece)) => return Poll::Ready(Some(Ok(piece))),
+                Err(broken) => return Poll::Ready(Some(Err(broken))),
             }
         }
     }

@@ -121,8 +121,13 @@ fn read_body(mut incoming: IncomingBody, pieces: &mut dyn Iterator<Item = Bytes>
             }
             Ok(None) => {
                 assert!(incoming.surplus().is_empty(), "what was not handed out was lost");
-                if let Err(broken) = incoming.push(pieces.next().unwrap_or_default()) {
-                    return End::Failed(broken.to_string());
+                match incoming.push(&pieces.next().unwrap_or_default()) {
+                    Ok(None) => {}
+                    Ok(Some(data)) => {
+                        assert!(!data.is_empty(), "a piece of nothing");
+                        body.extend_from_slice(&data);
+                    }
+                    Err(broken) => return End::Failed(broken.to_string()),
                 }
             }
             Ok(Some(data)) => {

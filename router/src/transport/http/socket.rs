@@ -8,6 +8,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
+use crate::gathered::poll_write_gathered;
+
 /// A connected stream of bytes.
 pub(super) enum Stream {
     /// As it is.
@@ -45,7 +47,10 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         buffers: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        on_either!(self.get_mut(), inner => Pin::new(inner).poll_write_vectored(cx, buffers))
+        match self.get_mut() {
+            Self::Plain(stream) => poll_write_gathered(stream, cx, buffers),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, buffers),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
