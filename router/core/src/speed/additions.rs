@@ -22,6 +22,11 @@ pub(super) struct Additions {
 }
 
 impl Additions {
+    /// Whether memory is so short that they are bounded.
+    pub(super) fn are_bounded(self) -> bool {
+        self.room.all.is_some()
+    }
+
     /// Whether there is room for a request that adds `tokens`, while others in line are to add `in_line`.
     pub(super) fn fit(self, tokens: usize, in_line: usize) -> bool {
         let sent = self.tokens.saturating_sub(in_line);

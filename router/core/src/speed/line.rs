@@ -10,7 +10,7 @@ use super::queue::Waiting;
 
 /// How much later a request may go, for each second that its own prefill takes, than one that takes none: short prompts do not wait for long
 /// ones that came a moment before, and no prompt waits for ever.
-const LATER_BY_OWN: f64 = 4.0;
+const LATER_BY_OWN: f64 = 16.0;
 /// Who adds at most such a part of what one does that does not fit goes before it.
 const LITTLE: usize = 4;
 /// Of those in line so many are looked at by each pick; whoever has more before it knows enough.
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn who_takes_least_goes_first_and_who_takes_much_does_not_wait_for_ever() {
         let mut line = Line::default();
-        let arrivals = [(1, 0.0, 2.0), (2, 1.0, 0.1), (3, 2.0, 0.1), (4, 7.0, 0.5), (5, 9.0, 0.1)];
+        let arrivals = [(1, 0.0, 2.0), (2, 1.0, 0.1), (3, 2.0, 0.1), (4, 31.0, 0.5), (5, 38.0, 0.1)];
         for (ticket, arrived_s, own_s) in arrivals {
             line.enter(due_s(arrived_s, own_s), one(ticket, own_s));
         }

@@ -20,8 +20,10 @@ const MOST_REQUESTS: usize = 4_096;
 /// So many streams in a row, and requests without a first token are not answers that come whole.
 const TELLING_STREAMS: u32 = 16;
 
-/// A worker that owes more has enough to compute until it is sent something again: some steps of long prompts, and as many short ones as an
-/// engine takes into a step. With a quarter of it, prompts that came at once, and short ones, waited longer.
+/// A worker that owes more uncached tokens has enough to compute until it is sent something again: two of the usual steps of 8,192. With one,
+/// short prompts, of which a step takes many, waited longer; with more, long ones that were sent already kept shorter ones waiting.
+const ENOUGH_TOKENS: f64 = 16_384.0;
+/// The same, of a slow worker, in seconds; and of any where memory is short, and long prompts are those whose sessions were evicted.
 const ENOUGH_S: f64 = 4.0;
 /// So many requests wait at the worker in any case: one to be computed, and another when that is done.
 const LEAST_SENT: usize = 2;
@@ -87,6 +89,8 @@ pub struct PrefillQueue {
     first_tokens: u32,
     /// What the step takes that is being computed, whatever is in it.
     fixed_s: f64,
+    /// What a token takes there, not counting its attention.
+    token_s: f64,
     /// When the head began, as far as can be told.
     since: Duration,
     /// When others were last known to have prompts there.
@@ -230,7 +234,7 @@ impl PrefillQueue {
 
     fn expected(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) -> Waiting {
         let ratio = self.ratio.value();
-        self.fixed_s = speed.fixed_s * ratio;
+        (self.fixed_s, self.token_s) = (speed.fixed_s * ratio, speed.token_s * ratio);
         let service_s = speed.seconds(prefill) * ratio;
         let adds = prefill.new_tokens.min(self.additions.room.each);
         Waiting { ticket, sent: now, prefill, service_s, adds, is_past: false }
@@ -255,7 +259,11 @@ impl PrefillQueue {
     #[must_use]
     pub fn has_room(&self) -> bool {
         let (count, owed_s) = self.ahead;
-        self.first_tokens < TELLING_FIRST_TOKENS || count < LEAST_SENT || owed_s <= ENOUGH_S
+        self.first_tokens < TELLING_FIRST_TOKENS || count < LEAST_SENT || owed_s <= self.enough_s()
+    }
+
+    fn enough_s(&self) -> f64 {
+        if self.additions.are_bounded() { ENOUGH_S } else { ENOUGH_S.min(ENOUGH_TOKENS * self.token_s) }
     }
 
     /// What requests that come from now on may add to the cache.

@@ -330,12 +330,28 @@ fn a_worker_that_has_enough_to_compute_gets_no_more_until_a_first_token_comes() 
     assert_eq!((queue.in_line(), queue.reading().line_s), (0, 0.0));
 }
 
+/// How many prompts of 100 tokens a worker is sent before one waits.
+fn sent_at_once(queue: &mut PrefillQueue, speed: &PrefillSpeed) -> usize {
+    (100..1_000).take_while(|ticket| !enter(queue, *ticket, SHORT, speed)).count()
+}
+
 #[test]
-fn many_short_prompts_are_not_enough_to_compute() {
+fn a_worker_is_sent_two_usual_steps_of_short_prompts() {
     let (mut queue, speed) = telling();
-    let waits = (100..1_000).map(|ticket| enter(&mut queue, ticket, SHORT, &speed));
-    let sent = waits.take_while(|waits| !waits).count();
-    assert!((600..=700).contains(&sent), "four seconds of them: {sent}");
+    let sent = sent_at_once(&mut queue, &speed);
+    assert!((160..=165).contains(&sent), "16,384 tokens of them: {sent}");
+}
+
+#[test]
+fn a_slow_worker_and_one_with_little_memory_are_sent_four_seconds() {
+    let (mut queue, speed) = telling();
+    let slow = PrefillSpeed { token_s: 10.0 * speed.token_s, ..speed };
+    let sent = sent_at_once(&mut queue, &slow);
+    assert!((60..=70).contains(&sent), "60 ms each: {sent}");
+    let (mut queue, speed) = telling();
+    queue.may_add(CacheRoom { each: 1_000_000, all: Some(1_000_000) });
+    let sent = sent_at_once(&mut queue, &speed);
+    assert!((600..=700).contains(&sent), "6 ms each: {sent}");
 }
 
 #[test]
