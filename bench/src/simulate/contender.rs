@@ -184,6 +184,14 @@ impl Policy for Reported {
         }
     }
 
+    fn most_workers(&self) -> u32 {
+        PrefixAware.most_workers()
+    }
+
+    fn binds_late(&self) -> bool {
+        PrefixAware.binds_late()
+    }
+
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
         PrefixAware.costs(request, choice)
     }
