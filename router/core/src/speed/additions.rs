@@ -1,6 +1,8 @@
 //! What requests at one worker add to its KV cache, and how much they may: see [`recomputed`](crate::prefix::recomputed), which says when that is
 //! bounded.
 
+use super::line::Memory;
+
 /// Who adds at most such a part of what one counts at most adds next to nothing, and never waits for that.
 const NOTHING: usize = 64;
 
@@ -22,9 +24,9 @@ pub(super) struct Additions {
 }
 
 impl Additions {
-    /// Whether memory is so short that they are bounded.
-    pub(super) fn are_bounded(self) -> bool {
-        self.room.all.is_some()
+    /// Memory is short where they are bounded.
+    pub(super) fn memory(self) -> Memory {
+        if self.room.all.is_some() { Memory::Short } else { Memory::Enough }
     }
 
     /// Whether there is room for a request that adds `tokens`, while others in line are to add `in_line`.

@@ -11,6 +11,8 @@ use super::queue::Waiting;
 /// How much later a request may go, for each second that its own prefill takes, than one that takes none: short prompts do not wait for long
 /// ones that came a moment before, and no prompt waits for ever.
 const LATER_BY_OWN: f64 = 16.0;
+/// The same where memory is short: prompts are long there because they waited long, and what they came back for was evicted.
+const LATER_WHERE_SHORT: f64 = 4.0;
 /// Who adds at most such a part of what one does that does not fit goes before it.
 const LITTLE: usize = 4;
 /// Of those in line so many are looked at by each pick; whoever has more before it knows enough.
@@ -18,8 +20,21 @@ const MOST_COUNTED: usize = 64;
 
 /// When a request is due that came at `arrived_s` and takes `own_s`.
 #[must_use]
-pub(crate) fn due_s(arrived_s: f64, own_s: f64) -> f64 {
-    arrived_s + LATER_BY_OWN * own_s
+pub(super) fn due_s(arrived_s: f64, own_s: f64, memory: Memory) -> f64 {
+    let later = match memory {
+        Memory::Enough => LATER_BY_OWN,
+        Memory::Short => LATER_WHERE_SHORT,
+    };
+    arrived_s + later * own_s
+}
+
+/// How much memory a worker has, beside what its requests come back for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Memory {
+    /// As much as they need, as far as is known.
+    Enough,
+    /// So little that what they may add to it is bounded.
+    Short,
 }
 
 /// One in line.
@@ -139,13 +154,18 @@ mod tests {
         let mut line = Line::default();
         let arrivals = [(1, 0.0, 2.0), (2, 1.0, 0.1), (3, 2.0, 0.1), (4, 31.0, 0.5), (5, 38.0, 0.1)];
         for (ticket, arrived_s, own_s) in arrivals {
-            line.enter(due_s(arrived_s, own_s), one(ticket, own_s));
+            line.enter(due_s(arrived_s, own_s, Memory::Enough), one(ticket, own_s));
         }
         assert!(line.len() == 5 && (line.owed_s() - 2.8).abs() < 1e-9);
         let order: Vec<u64> =
             std::iter::from_fn(|| line.next(|_| true)).map(|(waiting, _)| waiting.ticket).collect();
         assert_eq!(order, [2, 3, 1, 4, 5]);
         assert_eq!((line.len(), line.owed_s()), (0, 0.0));
+        assert!(
+            due_s(0.0, 2.0, Memory::Short) < due_s(10.0, 0.1, Memory::Short),
+            "it has waited long enough"
+        );
+        assert!(due_s(0.0, 2.0, Memory::Enough) > due_s(10.0, 0.1, Memory::Enough));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::additions::{Additions, CacheRoom};
-use super::line::{Line, due_s};
+use super::line::{Line, Memory, due_s};
 use super::{Observation, Prefill, PrefillSpeed, USUAL_SHARE};
 use crate::load_table::Row;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -227,7 +227,7 @@ impl PrefillQueue {
         if goes {
             self.send(one);
         } else {
-            self.line.enter(due_s(arrived_s, one.service_s), one);
+            self.line.enter(due_s(arrived_s, one.service_s, self.additions.memory()), one);
         }
         !goes
     }
@@ -263,7 +263,10 @@ impl PrefillQueue {
     }
 
     fn enough_s(&self) -> f64 {
-        if self.additions.are_bounded() { ENOUGH_S } else { ENOUGH_S.min(ENOUGH_TOKENS * self.token_s) }
+        match self.additions.memory() {
+            Memory::Enough => ENOUGH_S.min(ENOUGH_TOKENS * self.token_s),
+            Memory::Short => ENOUGH_S,
+        }
     }
 
     /// What requests that come from now on may add to the cache.
@@ -329,7 +332,7 @@ impl PrefillQueue {
     /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s`.
     #[must_use]
     pub fn behind_s(&self, arrived_s: f64, own_s: f64) -> f64 {
-        self.line.behind_s(due_s(arrived_s, own_s))
+        self.line.behind_s(due_s(arrived_s, own_s, self.additions.memory()))
     }
 
     /// A request waits no more, for whatever reason.
