@@ -20,10 +20,12 @@ const MOST_REQUESTS: usize = 4_096;
 /// So many streams in a row, and requests without a first token are not answers that come whole.
 const TELLING_STREAMS: u32 = 16;
 
-/// A worker that owes more uncached tokens has enough to compute until it is sent something again: two of the usual steps of 8,192. With one,
-/// short prompts, of which a step takes many, waited longer; with more, long ones that were sent already kept shorter ones waiting.
-const ENOUGH_TOKENS: f64 = 16_384.0;
-/// The same, of a slow worker, in seconds; and of any where memory is short, and long prompts are those whose sessions were evicted.
+/// A worker that owes more than so many steps has enough to compute until it is sent something again: one that is being computed, and one that
+/// can follow. With one, short prompts, of which a step takes many, waited longer; with more, long ones that were sent already kept shorter ones waiting.
+const ENOUGH_STEPS: f64 = 2.0;
+/// What engines take into a step.
+const STEP: Prefill = Prefill { new_tokens: 8_192, cached_tokens: 0 };
+/// What is enough for a slow worker, in seconds; and for any where memory is short, and long prompts are those whose sessions were evicted.
 const ENOUGH_S: f64 = 4.0;
 /// So many requests wait at the worker in any case: one to be computed, and another when that is done.
 const LEAST_SENT: usize = 2;
@@ -89,8 +91,8 @@ pub struct PrefillQueue {
     first_tokens: u32,
     /// What the step takes that is being computed, whatever is in it.
     fixed_s: f64,
-    /// What a token takes there, not counting its attention.
-    token_s: f64,
+    /// What a step takes that is full of prompts.
+    step_s: f64,
     /// When the head began, as far as can be told.
     since: Duration,
     /// When others were last known to have prompts there.
@@ -234,7 +236,9 @@ impl PrefillQueue {
 
     fn expected(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) -> Waiting {
         let ratio = self.ratio.value();
-        (self.fixed_s, self.token_s) = (speed.fixed_s * ratio, speed.token_s * ratio);
+        self.fixed_s = speed.fixed_s * ratio;
+        // By its tokens, or by its pairs if these are all that seems to take time.
+        self.step_s = (speed.token_s * STEP.new_tokens as f64).max(speed.pair_s * STEP.pairs()) * ratio;
         let service_s = speed.seconds(prefill) * ratio;
         let adds = prefill.new_tokens.min(self.additions.room.each);
         Waiting { ticket, sent: now, prefill, service_s, adds, is_past: false }
@@ -264,7 +268,7 @@ impl PrefillQueue {
 
     fn enough_s(&self) -> f64 {
         match self.additions.memory() {
-            Memory::Enough => ENOUGH_S.min(ENOUGH_TOKENS * self.token_s),
+            Memory::Enough => ENOUGH_S.min(ENOUGH_STEPS * self.step_s),
             Memory::Short => ENOUGH_S,
         }
     }

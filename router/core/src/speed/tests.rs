@@ -343,6 +343,13 @@ fn a_worker_is_sent_two_usual_steps_of_short_prompts() {
 }
 
 #[test]
+fn short_prompts_are_not_held_back_where_tokens_seem_to_take_no_time() {
+    let (mut queue, speed) = telling();
+    let sent = sent_at_once(&mut queue, &PrefillSpeed { token_s: 0.0, ..speed });
+    assert_eq!(sent, 900, "all of them");
+}
+
+#[test]
 fn a_slow_worker_and_one_with_little_memory_are_sent_four_seconds() {
     let (mut queue, speed) = telling();
     let slow = PrefillSpeed { token_s: 10.0 * speed.token_s, ..speed };
