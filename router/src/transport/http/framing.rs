@@ -105,7 +105,8 @@ mod tests {
 
     use super::*;
 
-    /// The body in `bytes`, which come in pieces that are read in the shortest way, and what comes after it: a fault, or so many bytes; and whether it has ended.
+    /// The body in `bytes`, which come in pieces that are read in the shortest way, and what comes after it: a fault, or so many
+    /// bytes; and whether it has ended.
     fn read(
         mut framing: Framing,
         bytes: &[u8],
