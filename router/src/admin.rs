@@ -184,6 +184,8 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
             "prefill_tokens_per_second": report.prefill_tokens_per_second,
             "decode_tokens_per_second": report.decode_tokens_per_second,
             "age_ms": report.age_ms,
+            "router_rank": report.place.rank,
+            "routers": report.place.count,
         })),
     })
 }

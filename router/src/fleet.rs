@@ -87,6 +87,8 @@ pub struct FleetService {
     connector: Connector,
     /// Where the clock of workers' health begins.
     started: Instant,
+    /// By which workers tell routers apart; drawn at random.
+    number: u64,
     roster: ArcSwap<Roster>,
     /// Changes come one after the other.
     change: Mutex<Change>,
@@ -107,6 +109,7 @@ impl FleetService {
             settings: settings.clone(),
             connector,
             started,
+            number: rand::random(),
             roster: ArcSwap::default(),
             change: Mutex::default(),
         }
@@ -192,7 +195,7 @@ impl FleetService {
             let mut tasks = Vec::new();
             let follower = self.connector.grpc(&worker.spec).ok().flatten().map(|grpc| {
                 let (decider, worker) = (Arc::clone(decider), Arc::clone(&worker));
-                let (follower, following) = Follower::new(worker, grpc, decider, self.started);
+                let (follower, following) = Follower::new(worker, (grpc, self.number), decider, self.started);
                 tasks.push(tokio::spawn(following).abort_handle());
                 follower
             });

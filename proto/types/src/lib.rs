@@ -11,4 +11,4 @@ pub mod load;
 pub use block_hash::{BlockHash, ChainHasher};
 pub use generation::{FinishReason, TokenId, Usage};
 pub use kv_event::{KvEvent, KvEventBatch, StoredBlocks};
-pub use load::WorkerLoad;
+pub use load::{RouterPlace, WorkerLoad};

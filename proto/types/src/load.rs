@@ -1,5 +1,25 @@
 //! How much a worker has to do, as it tells others.
 
+/// A router's place among all that follow a worker's load. All workers that are followed by the same routers tell each of them the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RouterPlace {
+    /// Counted from 0.
+    pub rank: u32,
+    /// How many there are; more than `rank`.
+    pub count: u32,
+}
+
+impl RouterPlace {
+    /// The only router there is.
+    pub const ALONE: Self = Self { rank: 0, count: 1 };
+}
+
+impl Default for RouterPlace {
+    fn default() -> Self {
+        Self::ALONE
+    }
+}
+
 /// A worker's load at one moment.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct WorkerLoad {

@@ -1,6 +1,6 @@
 //! Load reports and what they mean.
 
-use roundhouse_types::WorkerLoad;
+use roundhouse_types::{RouterPlace, WorkerLoad};
 
 use crate::v1;
 
@@ -15,7 +15,21 @@ impl From<WorkerLoad> for v1::LoadReport {
             prefill_tokens_per_second: load.prefill_tokens_per_second,
             decode_tokens_per_second: load.decode_tokens_per_second,
             retractions: load.retractions,
+            place: None,
         }
+    }
+}
+
+impl From<RouterPlace> for v1::RouterPlace {
+    fn from(RouterPlace { rank, count }: RouterPlace) -> Self {
+        Self { rank, count }
+    }
+}
+
+/// What cannot be is a router that is alone.
+impl From<v1::RouterPlace> for RouterPlace {
+    fn from(v1::RouterPlace { rank, count }: v1::RouterPlace) -> Self {
+        if rank < count { Self { rank, count } } else { Self::ALONE }
     }
 }
 
@@ -54,6 +68,14 @@ mod tests {
             retractions: 7,
         };
         assert_eq!(WorkerLoad::from(v1::LoadReport::from(load)), load);
+    }
+
+    #[test]
+    fn a_place_beyond_the_last_is_none() {
+        for (rank, count, expected) in [(2, 3, (2, 3)), (3, 3, (0, 1)), (0, 0, (0, 1))] {
+            let RouterPlace { rank, count } = v1::RouterPlace { rank, count }.into();
+            assert_eq!((rank, count), expected);
+        }
     }
 
     #[test]

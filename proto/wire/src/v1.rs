@@ -234,6 +234,9 @@ pub struct LoadRequest {
     /// Absent is a second. From 10 ms to a minute.
     #[prost(uint32, optional, tag = "1")]
     pub interval_ms: ::core::option::Option<u32>,
+    /// A router's number, drawn anew by each process: it is told its place among the routers that follow this worker.
+    #[prost(fixed64, optional, tag = "2")]
+    pub router: ::core::option::Option<u64>,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct LoadReport {
@@ -258,6 +261,20 @@ pub struct LoadReport {
     /// Sequences that lost their blocks and had to start over, since the start.
     #[prost(uint64, tag = "8")]
     pub retractions: u64,
+    /// Of the reader; absent if it did not say that it is a router.
+    #[prost(message, optional, tag = "9")]
+    pub place: ::core::option::Option<RouterPlace>,
+}
+/// A router's place among all that follow a worker's load, by their numbers. Routers that follow the same workers are told the same by
+/// all of them, but for moments when one comes or goes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RouterPlace {
+    /// Counted from 0.
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    /// At least 1.
+    #[prost(uint32, tag = "2")]
+    pub count: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KvEventsRequest {

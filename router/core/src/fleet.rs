@@ -19,10 +19,17 @@ pub struct FleetSnapshot {
     ring: OnceLock<Ring>,
     table: LoadTable,
     names: Arc<ModelNames>,
-    /// Of each worker in turn, the number of its row, and its slot.
-    rows: Vec<(u32, WorkerSlot)>,
+    seats: Vec<Seat>,
     /// Of each slot, the place of its worker; `u32::MAX` where it has none.
     places: Vec<u32>,
+}
+
+/// Where the worker at a place of the fleet is found.
+#[derive(Clone, Copy)]
+struct Seat {
+    row: u32,
+    slot: WorkerSlot,
+    by_address: u32,
 }
 
 /// A worker of the fleet, as a pick looks at it.
@@ -34,6 +41,8 @@ pub(crate) struct Member<'a> {
     pub(crate) slot: WorkerSlot,
     /// Its place in the fleet.
     pub(crate) place: u32,
+    /// Its place in the order of addresses, which is the same for every router with the same workers.
+    pub(crate) by_address: u32,
 }
 
 /// What a reconciliation changed.
@@ -94,8 +103,15 @@ impl Fleet {
         for (place, worker) in (0..).zip(&workers) {
             places[worker.slot.index()] = place;
         }
+        let mut sorted: Vec<_> = workers.iter().zip(0..).collect();
+        sorted.sort_unstable_by_key(|(worker, _): &(_, u32)| worker.spec.address.as_str());
+        let seat = |worker: &Arc<Worker>| Seat { row: worker.row_number(), slot: worker.slot, by_address: 0 };
+        let mut seats: Vec<_> = workers.iter().map(seat).collect();
+        for (by_address, (_, place)) in (0..).zip(sorted) {
+            seats[place as usize].by_address = by_address;
+        }
         FleetSnapshot {
-            rows: workers.iter().map(|worker| (worker.row_number(), worker.slot)).collect(),
+            seats,
             workers,
             ring: OnceLock::new(),
             table: self.table.clone(),
@@ -121,13 +137,14 @@ impl FleetSnapshot {
 
     /// The rows of the workers at these places.
     pub(crate) fn rows(&self, places: Range<u32>) -> impl Iterator<Item = Member<'_>> {
-        let rows = &self.rows[places.start as usize..places.end as usize];
-        let of = |(place, (number, slot)): (u32, &(u32, WorkerSlot))| Member {
-            load: self.table.row(*number),
+        let seats = &self.seats[places.start as usize..places.end as usize];
+        let of = |(place, Seat { row, slot, by_address }): (u32, &Seat)| Member {
+            load: self.table.row(*row),
             slot: *slot,
             place,
+            by_address: *by_address,
         };
-        places.zip(rows).map(of)
+        places.zip(seats).map(of)
     }
 
     /// How many workers there are.
@@ -215,6 +232,14 @@ mod tests {
         let kept = fleet.snapshot().find("b").cloned().unwrap();
         assert!(kept.is_usable());
         assert_eq!(kept.slot, WorkerSlot(1));
+    }
+
+    #[test]
+    fn the_order_of_addresses_is_the_same_however_workers_are_configured() {
+        let mut fleet = Fleet::default();
+        fleet.reconcile(&["c", "a", "d", "b"].map(spec));
+        let by_address: Vec<_> = fleet.snapshot().rows(0..4).map(|member| member.by_address).collect();
+        assert_eq!(by_address, [2, 0, 3, 1]);
     }
 
     #[test]

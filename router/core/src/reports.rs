@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use roundhouse_types::WorkerLoad;
+use roundhouse_types::{RouterPlace, WorkerLoad};
 
 use crate::ledger::{LoadReading, Sent, averaged};
 use crate::load_table::RowHandle;
@@ -62,6 +62,8 @@ pub struct LoadReport {
     pub usual_others: f32,
     /// All that this router has ever sent there by now.
     pub sent: Sent,
+    /// This router's place among those that follow the worker's load.
+    pub place: RouterPlace,
 }
 
 /// What others than this router have at a worker: what it reported beyond this router's own ledger.
@@ -119,6 +121,8 @@ pub struct Reports {
     others: AtomicU64,
     usual_others_bits: AtomicU32,
     sent_us: AtomicU64,
+    /// Rank and count of routers; 0 while it has not said.
+    place: AtomicU64,
     /// Nanoseconds on the clock of picks.
     at: AtomicU64,
 }
@@ -192,7 +196,18 @@ impl Reports {
             },
             usual_others: f32::from_bits(self.usual_others_bits.load(Ordering::Relaxed)),
             sent: Sent::default(),
+            place: self.place(),
         })
+    }
+
+    fn place(&self) -> RouterPlace {
+        let (rank, count) = unpair(self.place.load(Ordering::Relaxed));
+        if rank < count { RouterPlace { rank, count } } else { RouterPlace::ALONE }
+    }
+
+    /// It says which of the routers that follow its load this one is.
+    pub fn set_place(&self, place: RouterPlace) {
+        self.place.store(pair(place.rank, place.count), Ordering::Relaxed);
     }
 
     /// It says what its load is `now`, by the clock of picks; of that, `own` is the router's, which ever sent there what is `sent`. Returns what is not.
@@ -242,6 +257,7 @@ impl Reports {
     /// It says nothing of its load any more.
     pub fn forget_load(&self) {
         self.row.tells_load.store(0, Ordering::Relaxed);
+        self.set_place(RouterPlace::ALONE);
     }
 
     /// A reply of the endpoint of that number told its usage, and in it `cached_tokens`, if that was there. Returns what was
@@ -278,6 +294,7 @@ mod tests {
         let own = LoadReading { requests: 1, prefilling: 2, prefill_tokens: 10, ..LoadReading::default() };
         let sent = Sent { tokens: 5, us: 77 };
         reports.set_load(&load, (&own, sent), Duration::from_secs(1));
+        reports.set_place(RouterPlace { rank: 1, count: 3 });
         let read = reports.load(Duration::from_millis(1_250)).unwrap();
         let expected = LoadReport {
             running: 1,
@@ -291,6 +308,7 @@ mod tests {
             others: OthersLoad { requests: 2, waiting: 0, uncached_tokens: u32::MAX - 11, sent_us: 77 },
             usual_others: 0.0,
             sent: Sent::default(),
+            place: RouterPlace { rank: 1, count: 3 },
         };
         assert_eq!((read, read.kv_usage()), (expected, 0.25));
         reports.set_load(&load, (&own, sent), Duration::from_secs(61));

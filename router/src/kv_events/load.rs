@@ -2,18 +2,18 @@
 
 use std::time::Instant;
 
-use roundhouse_types::WorkerLoad;
+use roundhouse_types::{RouterPlace, WorkerLoad};
 use roundhouse_wire::{LOAD_PATH, v1};
 use router_core::Worker;
 
 use super::{BackOff, UNOFFERED_PAUSE, is_not_offered};
 use crate::transport::{GrpcTransport, TransportError};
 
-/// Follows the load for ever.
-pub(super) async fn run(worker: &Worker, grpc: &GrpcTransport, started: Instant) {
+/// Follows the load for ever, as the router of that number.
+pub(super) async fn run(worker: &Worker, grpc: &GrpcTransport, started: Instant, router: u64) {
     let mut back_off = BackOff::new();
     loop {
-        let ended = follow(worker, grpc, started, &mut back_off).await;
+        let ended = follow(worker, (grpc, router), started, &mut back_off).await;
         // What it said is no longer what it would say.
         worker.reports.forget_load();
         let wait = match &ended {
@@ -26,13 +26,15 @@ pub(super) async fn run(worker: &Worker, grpc: &GrpcTransport, started: Instant)
 
 async fn follow(
     worker: &Worker,
-    grpc: &GrpcTransport,
+    (grpc, router): (&GrpcTransport, u64),
     started: Instant,
     back_off: &mut BackOff,
 ) -> Result<(), TransportError> {
-    let mut reports = grpc.call::<v1::LoadReport>(LOAD_PATH, &v1::LoadRequest { interval_ms: None }).await?;
+    let request = v1::LoadRequest { interval_ms: None, router: Some(router) };
+    let mut reports = grpc.call::<v1::LoadReport>(LOAD_PATH, &request).await?;
     while let Some(report) = reports.next().await? {
         *back_off = BackOff::new();
+        worker.reports.set_place(report.place.map(RouterPlace::from).unwrap_or_default());
         worker.hear_load(&WorkerLoad::from(report), started.elapsed());
     }
     Ok(())

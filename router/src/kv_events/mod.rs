@@ -93,10 +93,10 @@ impl Drop for Followed {
 }
 
 impl Follower {
-    /// Follows `worker` by way of `grpc`, and tells `decider`, whose clock began at `started`. The future never ends.
+    /// Follows `worker` by way of `grpc` as the router of that number, and tells `decider`, whose clock began at `started`. The future never ends.
     pub fn new(
         worker: Arc<Worker>,
-        grpc: GrpcTransport,
+        (grpc, router): (GrpcTransport, u64),
         decider: Arc<Decider>,
         started: Instant,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
@@ -107,7 +107,7 @@ impl Follower {
         let following = async move {
             let hearing = Hearing { receiver, unheard };
             let events = EventFollower::new(Arc::clone(&worker), Arc::clone(&grpc), decider, started);
-            tokio::join!(events.run(hearing), load::run(&worker, &grpc, started));
+            tokio::join!(events.run(hearing), load::run(&worker, &grpc, started, router));
         };
         (follower, following)
     }

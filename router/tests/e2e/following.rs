@@ -123,6 +123,25 @@ async fn its_load_is_known_and_forgotten_when_it_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn routers_of_the_same_worker_know_their_places() {
+    let served = telling(ANYWHERE, 400).await;
+    let place = async |router: &Router| {
+        let reported = worker(router).await["reported"].clone();
+        (reported["router_rank"].as_u64(), reported["routers"].as_u64())
+    };
+    let one = router(&[served.address], &[]).await;
+    until("it is alone", || async { place(&one).await == (Some(0), Some(1)) }).await;
+    let two = router(&[served.address], &[]).await;
+    until("they are two", || async {
+        let (one, two) = (place(&one).await, place(&two).await);
+        (one.1, two.1) == (Some(2), Some(2)) && one.0 != two.0
+    })
+    .await;
+    drop(two);
+    until("it is alone again", || async { place(&one).await == (Some(0), Some(1)) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_without_events_is_learned_of() {
     let served = Served::start_with(ANYWHERE, |_| {}).await;
     let router = router(&[served.address], &[]).await;

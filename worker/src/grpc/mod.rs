@@ -3,6 +3,7 @@
 //! Knows no sockets. Whole HTTP requests go to [`Api::handle`], so that both ways answer alike; prompts go to the engine with
 //! tokens in return. Next: [`generate`], [`reports`].
 
+mod followers;
 mod generate;
 mod reports;
 mod running;
@@ -18,6 +19,7 @@ use roundhouse_wire::v1::worker_server::{self, WorkerServer};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
+use self::followers::Followers;
 use self::running::Running;
 use crate::api::Api;
 
@@ -34,13 +36,14 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 pub struct GrpcWorker {
     api: Arc<Api>,
     running: Arc<Running>,
+    followers: Arc<Followers>,
     /// Turns true when the worker drains; `None` for one that never does.
     draining: Option<watch::Receiver<bool>>,
 }
 
 impl GrpcWorker {
     pub(crate) fn new(api: Arc<Api>) -> Self {
-        Self { api, running: Arc::default(), draining: None }
+        Self { api, running: Arc::default(), followers: Arc::default(), draining: None }
     }
 
     /// The same, but streams that would go on for ever end when `draining` turns true: whoever drains waits for all streams.
@@ -114,7 +117,8 @@ impl worker_server::Worker for GrpcWorker {
     }
 
     async fn load(&self, request: Request<v1::LoadRequest>) -> Result<Response<Self::LoadStream>, Status> {
-        let interval = match request.into_inner().interval_ms {
+        let v1::LoadRequest { interval_ms, router } = request.into_inner();
+        let interval = match interval_ms {
             None => reports::LOAD_INTERVAL,
             Some(millis @ 10..=60_000) => Duration::from_millis(millis.into()),
             Some(millis) => {
@@ -122,7 +126,8 @@ impl worker_server::Worker for GrpcWorker {
                 return Err(Status::invalid_argument(wrong));
             }
         };
-        Ok(self.followed(reports::load(self.api.engine.load(), interval)))
+        let follower = router.map(|number| self.followers.enter(number));
+        Ok(self.followed(reports::load(self.api.engine.load(), interval, follower)))
     }
 
     async fn kv_events(

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::followers::Follower;
 use crate::kv_events::{KvLog, KvSnapshot, Since};
 
 /// Between two reports of an idle worker.
@@ -20,23 +21,37 @@ const LEAST_LOAD_INTERVAL: Duration = Duration::from_millis(10);
 /// Blocks in one part of a snapshot, or a few more.
 const PART_BLOCKS: usize = 1_024;
 
-/// The load now, on each change, and at least once every `interval`; ends with the engine.
+/// The load now, on each change, and at least once every `interval`; ends with the engine. A router is told its place as well.
 pub(super) fn load(
     load: watch::Receiver<WorkerLoad>,
     interval: Duration,
+    follower: Option<Follower>,
 ) -> impl Stream<Item = Result<v1::LoadReport, Status>> {
-    stream::unfold((load, None), move |(mut load, last): (watch::Receiver<_>, Option<Instant>)| async move {
-        if let Some(last) = last {
-            tokio::time::sleep_until(last + LEAST_LOAD_INTERVAL.min(interval)).await;
-            match tokio::time::timeout_at(last + interval, load.changed()).await {
-                Ok(Ok(())) | Err(_) => {}
-                // The engine has ended.
-                Ok(Err(_)) => return None,
-            }
-        }
-        let report = v1::LoadReport::from(*load.borrow_and_update());
-        Some((Ok(report), (load, Some(Instant::now()))))
+    stream::unfold(Told { load, follower, last: None }, move |mut told| async move {
+        let report = told.next(interval).await?;
+        Some((Ok(report), told))
     })
+}
+
+struct Told {
+    load: watch::Receiver<WorkerLoad>,
+    follower: Option<Follower>,
+    /// When the last report was made.
+    last: Option<Instant>,
+}
+
+impl Told {
+    /// `None` once the engine has ended.
+    async fn next(&mut self, interval: Duration) -> Option<v1::LoadReport> {
+        if let Some(last) = self.last {
+            tokio::time::sleep_until(last + LEAST_LOAD_INTERVAL.min(interval)).await;
+            let changed = tokio::time::timeout_at(last + interval, self.load.changed()).await;
+            changed.unwrap_or(Ok(())).ok()?;
+        }
+        self.last = Some(Instant::now());
+        let place = self.follower.as_mut().map(|follower| follower.place().into());
+        Some(v1::LoadReport { place, ..(*self.load.borrow_and_update()).into() })
+    }
 }
 
 /// What happens from batch `from` on; a snapshot first if there is no such number, or it is not kept, and again whenever the

@@ -11,7 +11,8 @@ use crate::harness::*;
 async fn load_follows_what_runs_and_tells_how_fast() {
     let served = serve_worker().await;
     let mut client = served.client().await;
-    let mut load = client.load(v1::LoadRequest { interval_ms: Some(10) }).await.unwrap().into_inner();
+    let request = v1::LoadRequest { interval_ms: Some(10), router: None };
+    let mut load = client.load(request).await.unwrap().into_inner();
     let idle = in_time(load.message()).await.unwrap().unwrap();
     assert_eq!((idle.running_requests, idle.kv_used_tokens), (0, 0));
     assert_eq!((idle.prefill_tokens_per_second, idle.decode_tokens_per_second), (None, None));
@@ -29,6 +30,22 @@ async fn load_follows_what_runs_and_tells_how_fast() {
     assert!(busy.prefill_tokens_per_second.is_some_and(|speed| speed > 0.0), "{busy:?}");
     drop(stream);
     while in_time(load.message()).await.unwrap().unwrap().kv_used_tokens > 0 {}
+}
+
+#[tokio::test]
+async fn routers_are_told_their_place_among_those_that_follow() {
+    let served = serve_worker().await;
+    let mut client = served.client().await;
+    let mut follow = async |router| {
+        let request = v1::LoadRequest { interval_ms: Some(10), router };
+        client.load(request).await.unwrap().into_inner()
+    };
+    let (mut second, mut other, first) = (follow(Some(9)).await, follow(None).await, follow(Some(4)).await);
+    let place = |rank, count| Some(v1::RouterPlace { rank, count });
+    while in_time(second.message()).await.unwrap().unwrap().place != place(1, 2) {}
+    assert_eq!(in_time(other.message()).await.unwrap().unwrap().place, None, "not a router");
+    drop(first);
+    while in_time(second.message()).await.unwrap().unwrap().place != place(0, 1) {}
 }
 
 #[tokio::test]
@@ -54,7 +71,8 @@ async fn an_interval_out_of_range_is_refused() {
     let served = serve_worker().await;
     let mut client = served.client().await;
     for interval_ms in [0, 9, 60_001] {
-        let status = client.load(v1::LoadRequest { interval_ms: Some(interval_ms) }).await.unwrap_err();
+        let request = v1::LoadRequest { interval_ms: Some(interval_ms), router: None };
+        let status = client.load(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(status.message().contains("from 10 to 60000"), "{status}");
     }

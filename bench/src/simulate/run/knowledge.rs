@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use roundhouse_types::BlockHash;
+use roundhouse_types::{BlockHash, RouterPlace};
 use router_core::RequestView;
 use router_core::policy::{Candidate, IndexSource, IndexUse};
 use router_core::speed::PrefillSpeed;
@@ -66,10 +66,13 @@ impl Knowledge {
 
     /// Workers say how they are.
     pub(super) fn report<E: Engine>(engines: &[E], routers: &[Router], now_ns: u64) {
+        let count = u32::try_from(routers.len()).unwrap_or(u32::MAX);
         for (slot, engine) in engines.iter().enumerate() {
             let load = engine.reported();
-            for router in routers {
-                router.fleet.workers()[slot].hear_load(&load, Duration::from_nanos(now_ns));
+            for (rank, router) in (0..count).zip(routers) {
+                let worker = &router.fleet.workers()[slot];
+                worker.reports.set_place(RouterPlace { rank, count });
+                worker.hear_load(&load, Duration::from_nanos(now_ns));
             }
         }
     }

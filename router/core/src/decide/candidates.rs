@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use roundhouse_types::RouterPlace;
+
 use super::Among;
 use crate::fleet::{FleetSnapshot, Member, Ring};
 use crate::health::{Standing, Trial};
@@ -35,6 +37,8 @@ pub(super) struct Candidates {
     context_tokens: u64,
     /// Of the fleet that was looked at.
     share: f64,
+    /// Workers of that fleet.
+    workers: u32,
     /// So many are in fleet order, in two parts: whoever is in the second comes first in the fleet.
     in_order: usize,
     /// Where the second begins, at the latest.
@@ -116,6 +120,7 @@ impl Candidates {
         looked_at += self.gather_from(fleet, sought, (0..first, most), draw);
         self.in_order = self.list.len();
         self.share = f64::from(looked_at) / f64::from(count.max(1));
+        self.workers = count;
         self.look_up(fleet, sought, most, draw);
         self.pass_by(fleet, &sought.moment);
         if !self.reports.is_empty() {
@@ -218,6 +223,7 @@ impl Candidates {
         self.context_tokens += u64::from(load.context_tokens);
         let mut candidate = Candidate {
             place: row.place,
+            by_address: row.by_address,
             load,
             kv_capacity_tokens: row.load.kv_capacity_tokens.load(Ordering::Relaxed),
             ..Candidate::new(row.slot)
@@ -275,6 +281,8 @@ impl Candidates {
             busy: self.busy,
             context_tokens: self.context_tokens,
             share: self.share,
+            workers: self.workers,
+            place: self.router_place(),
             ring,
             arrivals_per_s,
             unseen,
@@ -301,6 +309,12 @@ impl Candidates {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate")]
         let fleet = (seen as f64 / self.share.max(f64::MIN_POSITIVE)) as usize;
         Capacity { worker, fleet }
+    }
+
+    /// This router's place among those that share these workers: where some of them come or go, that among the most.
+    fn router_place(&self) -> RouterPlace {
+        let places = self.reports.iter().flatten().map(|report| report.place);
+        places.max_by_key(|place| place.count).unwrap_or_default()
     }
 
     /// Age of the oldest report of load from a worker that is busy. One that is idle would tell at once of a request, and else tells

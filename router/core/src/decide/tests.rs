@@ -1,6 +1,6 @@
 //! The decider over a small fleet.
 
-use roundhouse_types::{ChainHasher, WorkerLoad as ReportedWorkerLoad};
+use roundhouse_types::{ChainHasher, RouterPlace, WorkerLoad as ReportedWorkerLoad};
 
 use super::*;
 use crate::fleet::Fleet;
@@ -453,6 +453,33 @@ fn routers_that_decide_in_one_moment_by_the_same_reports_do_not_all_choose_the_s
     }
     assert!(picks[3] > picks[0], "the freest is chosen most: {picks:?}");
     assert!(picks[3] < ROUTERS * 3 / 4, "{picks:?}");
+}
+
+#[test]
+fn routers_that_know_their_places_go_to_workers_of_their_own_in_one_moment() {
+    const ROUTERS: u32 = 3;
+    for rank in 0..ROUTERS {
+        let fleet = fleet(9);
+        let limits = TreeLimits::within_bytes(1 << 20);
+        let decider = Decider::new(by_name("prefix_aware").unwrap(), limits, u64::from(rank));
+        let mut own = 0;
+        for moment in 0..80u64 {
+            let now = NOW + Duration::from_secs(60 * moment);
+            let mut running = Vec::new();
+            for worker in fleet.workers() {
+                worker.reports.set_place(RouterPlace { rank, count: ROUTERS });
+                worker.hear_load(&told(2, 8_000), now);
+            }
+            for number in 0..3 {
+                let prompt = hashed(&format!("{moment} and {number} of what is new ").repeat(800));
+                let decided = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), now).unwrap();
+                // How much comes in one moment is learned first.
+                own += u32::from(moment >= 60 && decided.worker.slot.0 % ROUTERS == rank);
+                running.push(decided);
+            }
+        }
+        assert!(own >= 55, "of 60 the router of rank {rank} sent {own} to its own three workers");
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod round_robin;
 mod sglang_cache_aware;
 
 use rand::Rng;
+use roundhouse_types::RouterPlace;
 
 use crate::fleet::Ring;
 use crate::ledger::LoadReading;
@@ -50,6 +51,8 @@ pub struct Candidate {
     pub slot: WorkerSlot,
     /// Its place in the fleet.
     pub(crate) place: u32,
+    /// Its place in the order of addresses.
+    pub(crate) by_address: u32,
     /// What the router has in flight there.
     pub load: LoadReading,
     /// Prompt tokens that its prefix cache is expected to hold; 0 for policies that do not read prefixes.
@@ -81,6 +84,7 @@ impl Candidate {
         Self {
             slot,
             place: 0,
+            by_address: 0,
             load: LoadReading::default(),
             hit_tokens: 0,
             hit_blocks: 0,
@@ -132,6 +136,10 @@ pub struct Choice<'a> {
     pub context_tokens: u64,
     /// What share of the fleet was looked at for candidates.
     pub share: f64,
+    /// Workers of the fleet.
+    pub workers: u32,
+    /// This router's place among those that follow the workers' load.
+    pub place: RouterPlace,
     /// The ring over the whole fleet, made on first use.
     pub ring: &'a dyn Fn() -> &'a Ring,
     /// Requests a second of late, over the whole fleet.

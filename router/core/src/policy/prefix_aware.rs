@@ -15,14 +15,16 @@
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
 //!
 //! Where workers report their load, others' requests count in all of these as well. A worker that others use too owes what it said last, and
-//! what this router has sent since; and routers that decide in the same moment, with the same view, must not all choose the same worker. So each
-//! first places, in thought, as many requests of others as it may be behind: a random number, by how many share the fleet and how many of its own
-//! picks come between two reports.
+//! what this router has sent since; and routers that decide in the same moment, with the same view, must not all choose the same worker. So the
+//! workers are divided among the routers that follow them, to which they tell their places, and each router first places, in thought, what the others
+//! may have decided since the last reports: each of those among its own workers. This router's own are the cheapest then, if the difference is small.
+//! Where there are no more workers than routers, a random number of requests is placed wherever they cost least.
 //!
 //! `W + x + M` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
 //! has it; a second of it counts two thirds, since it is less certain, and some of those others would have waited anyway. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
 use rand::{Rng, RngExt};
+use roundhouse_types::RouterPlace;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -30,7 +32,6 @@ use super::{Candidate, Choice, Policy, precedence};
 use crate::ledger::Sent;
 use crate::reports::LoadReport;
 use crate::request::{PromptUse, RequestView};
-use crate::unseen::Unseen;
 
 /// A second that others wait against a second of its own.
 const OTHERS_WORTH: f64 = 2.0 / 3.0;
@@ -57,7 +58,12 @@ const UNFELT_STEP: f64 = 2.0 / 3.0;
 /// in a fleet with little to do one of them would get all that is new.
 const EVEN_SHARE: f64 = 0.5;
 
-/// Routers of which one may decide in the same moment as this one; of more, some see what the others did.
+/// How many requests each router is taken to place among its own workers in a moment, for each that this one has picked since the oldest report on
+/// average: twice that is what comes in a moment, since on average half of it has come already, and one more keeps them apart better.
+const OTHERS_PICKS: f64 = 3.0;
+/// What each of those owes, in times the mean of all requests: some find much of their prompt cached.
+const OTHERS_SERVICE: f64 = 0.5;
+/// Where no router has workers of its own: those of which one may decide in the same moment as this one; of more, some see what the others did.
 const OTHERS_AT_ONCE: f64 = 8.0;
 /// The best of so many is as good as the best of thousands; each costs some 20 ns, in which nobody else can pick.
 const MOST_WORKERS: u32 = 256;
@@ -131,6 +137,10 @@ struct Sums {
     /// Workers that somebody waits at.
     busy: f64,
     context_tokens: f64,
+    /// This router's requests, now and of late.
+    own: f64,
+    /// Those of others.
+    others: f64,
 }
 
 impl Sums {
@@ -141,14 +151,21 @@ impl Sums {
                 waiting: choice.prefilling as f64,
                 busy: choice.busy as f64,
                 context_tokens: choice.context_tokens as f64,
+                own: 0.0,
+                others: 0.0,
             };
         }
-        let none = Self { running: 0.0, waiting: 0.0, busy: 0.0, context_tokens: 0.0 };
-        works(choice).fold(none, |sums, work| Self {
-            running: sums.running + work.running,
-            waiting: sums.waiting + work.waiting,
-            busy: sums.busy + f64::from(u8::from(work.waiting > 0.0)),
-            context_tokens: sums.context_tokens + work.context_tokens,
+        let none = Self { running: 0.0, waiting: 0.0, busy: 0.0, context_tokens: 0.0, own: 0.0, others: 0.0 };
+        choice.candidates.iter().zip(works(choice)).fold(none, |sums, (candidate, work)| {
+            let own = f64::from(candidate.load.requests) + f64::from(candidate.usual_requests);
+            Self {
+                running: sums.running + work.running,
+                waiting: sums.waiting + work.waiting,
+                busy: sums.busy + f64::from(u8::from(work.waiting > 0.0)),
+                context_tokens: sums.context_tokens + work.context_tokens,
+                own: sums.own + own,
+                others: sums.others + work.running + work.usual - own,
+            }
         })
     }
 }
@@ -173,10 +190,9 @@ struct Fleet {
 
 impl Fleet {
     fn of(request: &RequestView<'_>, choice: &Choice<'_>) -> Self {
-        let own = choice.requests as f64;
-        let Sums { running, waiting, busy, context_tokens } = Sums::of(choice);
+        let Sums { running, waiting, busy, context_tokens, own, others } = Sums::of(choice);
         // What other routers send is seen in what runs.
-        let routers = if own > 0.0 { running / own } else { 1.0 };
+        let routers = if own > 0.0 { 1.0 + others / own } else { f64::from(choice.place.count) };
         let arrivals_per_s = choice.arrivals_per_s * choice.share * routers;
         let count = choice.candidates.len() as f64;
         Self {
@@ -207,29 +223,54 @@ impl Fleet {
         queued_s + own_s + self.memory_wait_s(candidate, held_tokens) + OTHERS_WORTH * others_s
     }
 
-    /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with
-    /// nothing cached, would cost least.
-    fn place_unseen(&self, candidates: &[Candidate], works: &mut [Work], unseen: Unseen, rng: &mut dyn Rng) {
+    /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with nothing cached,
+    /// would cost least.
+    fn place_unseen(&self, choice: &Choice<'_>, works: &mut [Work], rng: &mut dyn Rng) {
+        let RouterPlace { rank, count: routers } = choice.place;
         let others = self.routers - 1.0;
-        let mut at_most = |mean: f64| 2.0 * mean * rng.random::<f64>();
-        let drawn = self.share * (at_most(others.min(OTHERS_AT_ONCE)) + at_most(others * unseen.picks));
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
-        let count = drawn.round().clamp(0.0, MOST_UNSEEN) as usize;
-        if count == 0 {
+        if routers < 2 || routers >= choice.workers {
+            // Nobody has a worker of his own: a random number, so that not all stop at the same one.
+            let mut at_most = |mean: f64| 2.0 * mean * rng.random::<f64>();
+            let drawn = at_most(others.min(OTHERS_AT_ONCE)) + at_most(others * choice.unseen.picks);
+            self.place(choice, works, (whole(self.share * drawn + 0.5), 0.0), |_| true);
             return;
         }
+        let mean = self.share * others * choice.unseen.picks * OTHERS_PICKS;
+        let first = rng.random_range(1..routers);
+        let turn = |number: u32| (rank + 1 + (first + number) % (routers - 1)) % routers;
+        let mut turns: SmallVec<[u32; 32]> = (0..whole(mean + rng.random::<f64>())).map(turn).collect();
+        turns.sort_unstable();
+        let owes_s = OTHERS_SERVICE * choice.unseen.service_s;
+        for router in turns.chunk_by(u32::eq) {
+            let count = u32::try_from(router.len()).unwrap_or(0);
+            let is_own = |candidate: &Candidate| candidate.by_address % routers == router[0];
+            self.place(choice, works, (count, owes_s), is_own);
+        }
+    }
+
+    /// Adds `count` of the usual size, of which each owes `owes_s`, to the cheapest of those that they may go to.
+    fn place(
+        &self,
+        choice: &Choice<'_>,
+        works: &mut [Work],
+        (count, owes_s): (u32, f64),
+        may: impl Fn(&Candidate) -> bool,
+    ) {
+        let cost = |at: usize, work: &Work| self.cost(&choice.candidates[at], choice.unseen.service_s, work);
+        let those = choice.candidates.iter().enumerate().filter(|(_, candidate)| count > 0 && may(candidate));
+        let mut cheapest: Vec<(f64, usize)> = those.map(|(at, _)| (cost(at, &works[at]), at)).collect();
         // Each makes its worker dearer, so all of them go to those that are the cheapest at first.
-        let cost = |at: usize, work: &Work| self.cost(&candidates[at], unseen.service_s, work);
-        let mut cheapest: Vec<(f64, usize)> = (0..works.len()).map(|at| (cost(at, &works[at]), at)).collect();
-        if count + 1 < cheapest.len() {
-            cheapest.select_nth_unstable_by(count, |one, other| one.0.total_cmp(&other.0));
-            cheapest.truncate(count + 1);
+        let most = count as usize + 1;
+        if most < cheapest.len() {
+            cheapest.select_nth_unstable_by(most - 1, |one, other| one.0.total_cmp(&other.0));
+            cheapest.truncate(most);
         }
         for _ in 0..count {
             let least = cheapest.iter_mut().min_by(|one, other| one.0.total_cmp(&other.0));
             let Some((known, at)) = least else { return };
             works[*at].waiting += 1.0;
             works[*at].running += 1.0;
+            works[*at].queued_s += owes_s;
             *known = cost(*at, &works[*at]);
         }
     }
@@ -271,7 +312,7 @@ impl Policy for PrefixAware {
         let fleet = Fleet::of(request, choice);
         if fleet.routers > 1.0 {
             let mut works: Vec<_> = works(choice).collect();
-            fleet.place_unseen(choice.candidates, &mut works, choice.unseen, rng);
+            fleet.place_unseen(choice, &mut works, rng);
             fleet.cheapest(request, choice, works.into_iter())
         } else {
             fleet.cheapest(request, choice, works(choice))
@@ -321,6 +362,12 @@ impl Fleet {
         };
         homes.max_by_key(|home| rank(home)).map_or_else(in_turn, |(_, at)| *at)
     }
+}
+
+/// So many requests of others, and no more than are placed in thought.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
+fn whole(count: f64) -> u32 {
+    count.clamp(0.0, MOST_UNSEEN) as u32
 }
 
 fn works<'a>(choice: &'a Choice<'_>) -> impl Iterator<Item = Work> + 'a {

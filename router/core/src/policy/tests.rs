@@ -37,6 +37,8 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         busy: candidates.iter().filter(|one| one.load.prefilling > 0).count() as u64,
         context_tokens: sum(|load| load.context_tokens),
         share: 1.0,
+        workers: candidates.len() as u32,
+        place: RouterPlace::ALONE,
         ring,
         arrivals_per_s: 0.0,
         unseen: Unseen::default(),
