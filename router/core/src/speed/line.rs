@@ -13,6 +13,9 @@ use super::queue::Waiting;
 const LATER_BY_OWN: f64 = 16.0;
 /// The same where memory is short: prompts are long there because they waited long, and what they came back for was evicted.
 const LATER_WHERE_SHORT: f64 = 4.0;
+/// And no later than this in all, in seconds, which is for slow workers: a prompt that takes two minutes there would be passed until its client
+/// gives up.
+const LATEST_S: f64 = 600.0;
 /// Who adds at most such a part of what one does that does not fit goes before it.
 const LITTLE: usize = 4;
 /// Of those in line so many are looked at by each pick; whoever has more before it knows enough.
@@ -25,7 +28,7 @@ pub(super) fn due_s(arrived_s: f64, own_s: f64, memory: Memory) -> f64 {
         Memory::Enough => LATER_BY_OWN,
         Memory::Short => LATER_WHERE_SHORT,
     };
-    arrived_s + later * own_s
+    arrived_s + (later * own_s).min(LATEST_S)
 }
 
 /// How much memory a worker has, beside what its requests come back for.
@@ -166,6 +169,7 @@ mod tests {
             "it has waited long enough"
         );
         assert!(due_s(0.0, 2.0, Memory::Enough) > due_s(10.0, 0.1, Memory::Enough));
+        assert_eq!(due_s(5.0, 100.0, Memory::Enough), 605.0, "nobody is passed for longer");
     }
 
     #[test]
