@@ -4,7 +4,7 @@ use half::bf16;
 use rand::RngExt;
 use worker_kernels::Span;
 use worker_kernels::cuda::params::{DecodeChunk, Merge, Visibility};
-use worker_kernels::cuda::plan::AttentionPlan;
+use worker_kernels::cuda::plan::{AttentionPlan, CHUNK_TOKENS};
 
 use crate::machine::{POISON, Run, on_a_real_gpu, rng};
 
@@ -398,5 +398,22 @@ fn huge_scores_do_not_overflow() {
         let out = compute(&case, &data, Run::number(0));
         let mut rows = out.chunks(data.out_stride);
         assert!(rows.all(|row| row[..case.head_dim].iter().all(|number| number.is_finite())));
+    }
+}
+
+/// Parts whose logarithms lie further apart than the exponents of a float reach, the heaviest first, last and between.
+#[test]
+fn decode_adds_up_parts_that_are_hundreds_apart() {
+    for levels in [[0.0, 25.0, 50.0], [50.0, 25.0, 0.0], [0.0, 50.0, 0.0]] {
+        let case = Case::new(64, 1, 1, &[(2 * CHUNK_TOKENS as usize + 40, 1)]);
+        let mut data = Data::new(&case, 5);
+        // The first number of query and key adds 64 · level / √64 to a score.
+        data.q[0] = bf16::from_f32(64.0);
+        for position in 0..=case.sequences[0].0 {
+            let at = data.offset(&case, 0, 0, position);
+            data.keys[at] = bf16::from_f32(levels[position / CHUNK_TOKENS as usize]);
+        }
+        let run = Run::number(0);
+        check_out(&case, &data, run, &compute(&case, &data, run));
     }
 }
