@@ -43,6 +43,9 @@ const MIXED: ByHeadDim = [
 const ROPE_STORE: ByHeadDim =
     [(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
 
+/// A search's sums of each lane and over them, a list of 2048 keys, what was found, and two numbers for each of 16 warps.
+const SAMPLE_SHARED_BYTES: u32 = (256 * 32 + 256 + 2048 + 2 + 16) * 8 + 16 * 4 + 8;
+
 /// Kernels that need more shared memory than `plain_bytes`, and how much.
 pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'static str, u32)> {
     PREFILL
@@ -50,7 +53,7 @@ pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'s
         .chain(DECODE)
         .chain(MIXED)
         .map(|(_, kernel, _, bytes)| (kernel, bytes))
-        .chain([("moe_gemm", super::moe::MULTIPLY_SHARED_BYTES)])
+        .chain([("moe_gemm", super::moe::MULTIPLY_SHARED_BYTES), ("sample", SAMPLE_SHARED_BYTES)])
         .filter(move |(_, bytes)| *bytes > plain_bytes)
 }
 
@@ -172,8 +175,7 @@ pub fn sample(rows: usize, vocab: usize) -> Result<Launch, KernelError> {
             found: vocab.to_string(),
         });
     }
-    // 512 sums, what a search found, and two numbers for each warp.
-    launch("sample", rows as u64, 512, (512 + 2 + 2 * 32) * 8)
+    launch("sample", rows as u64, 512, SAMPLE_SHARED_BYTES)
 }
 
 fn by_head_dim(
