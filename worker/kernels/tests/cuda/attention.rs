@@ -283,6 +283,9 @@ fn prefill_sees_windows_and_sinks() {
         Case::new(64, 2, 1, &[(300, 10)]).with_window(20, 64),
         Case::new(64, 2, 1, &[(300, 10)]).with_window(20, 65),
         Case::new(64, 2, 1, &[(130, 10)]).with_window(20, 120),
+        Case::new(64, 2, 1, &[(130, 10)]).with_window(u32::MAX, 0),
+        Case::new(64, 2, 1, &[(130, 10)]).with_window(u32::MAX - 100, 0),
+        Case::new(64, 2, 1, &[(130, 10)]).with_window(20, u32::MAX),
         Case::new(128, 2, 2, &[(90, 40)]).with_window(31, 1).with_learned_sinks(),
         Case::new(256, 2, 1, &[(90, 20)]).with_window(33, 33),
         Case::new(64, 4, 2, &[(0, 20), (3, 2)]).with_learned_sinks(),
@@ -319,6 +322,8 @@ fn decode_takes_ragged_batches_and_groups_of_any_size() {
         Case::new(64, 17, 1, &[(40, 1)]),
         Case::new(128, 40, 2, &[(33, 1), (520, 1)]),
         Case::new(64, 4, 4, &[(20, 1), (31, 1)]).with_blocks_of(1),
+        // Nothing comes after the table, where the tile goes on.
+        Case::new(64, 4, 4, &[(20, 1)]).with_blocks_of(1),
         Case::new(64, 4, 1, &[(200, 1), (31, 1)]).with_blocks_of(128),
     ]);
 }
@@ -348,6 +353,9 @@ fn decode_sees_windows_and_sinks() {
         Case::new(64, 2, 1, &[(700, 1)]).with_window(17, 0),
         Case::new(64, 2, 1, &[(700, 1)]).with_window(188, 0),
         Case::new(64, 2, 1, &[(700, 1)]).with_window(189, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(u32::MAX, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(u32::MAX - 300, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(20, u32::MAX),
         Case::new(64, 2, 1, &[(700, 1), (20, 1)]).with_window(200, 3),
         Case::new(128, 2, 1, &[(1300, 1)]).with_window(30, 5).with_learned_sinks(),
         Case::new(256, 4, 2, &[(90, 1), (600, 1)]).with_learned_sinks(),

@@ -5,8 +5,11 @@ use super::Mutant;
 #[rustfmt::skip]
 pub(super) const OTHERS: &[Mutant] = &[
     Mutant { file: "paged.cuh", what: "a window one longer",
-        from: "key + v.window > position",
-        to: "key + v.window >= position" },
+        from: "position - key < v.window",
+        to: "position - key <= v.window" },
+    Mutant { file: "paged.cuh", what: "a window whose sum is beyond 32 bits",
+        from: "position - key < v.window",
+        to: "key + v.window > position" },
     Mutant { file: "paged.cuh", what: "a query does not see itself",
         from: "return key <= position &&",
         to: "return key < position &&" },
