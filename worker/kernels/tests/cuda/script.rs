@@ -196,6 +196,9 @@ fn goals_are_held_against(rates: &Path) {
     assert!(!line("| decode_128, of the copy's").contains("not measured"), "{table}");
     assert!(line("| decode_64, of the copy's").contains("| not measured | 0.8 | no |"), "{table}");
     assert!(line("| prefill_128_long, TFLOP/s").ends_with("| 300 | no |"), "{table}");
+    // What has no goal is shown all the same.
+    assert!(line("sample of 40 x 40, plain").contains(" µs, no goal; "), "{table}");
+    assert!(!line("sample of 40 x 40, top-k").contains("not measured"), "{table}");
 }
 
 #[test]
