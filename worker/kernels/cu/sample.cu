@@ -123,7 +123,7 @@ DEVICE u32 find_token(const Row& row, Shared* shared, u64 target) {
     Range range = row.all();
     while (range.end - range.begin > 32) {
         u32 warp = 0;
-        for (u64 sum; (sum = load_shared(&shared->of_warps[warp])) <= target; warp++) target -= sum;
+        for (u64 sum; warp + 1 < WARPS && (sum = load_shared(&shared->of_warps[warp])) <= target; warp++) target -= sum;
         range = range.of_warp(warp);
         totals(row, shared, range);
     }
