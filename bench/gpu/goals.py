@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Holds the rates that bench/gpu/run.sh measured against their goals, and against the ceilings of the same run.
 
-    python3 bench/gpu/goals.py rates.json     prints a table in Markdown; exit status 1 when a goal is missed or was not measured
+    python3 bench/gpu/goals.py rates.json     prints a table in Markdown, and what sampling takes, which has no goal; exit status 1 when
+                                              a goal is missed or was not measured
 """
 import json
 import sys
@@ -11,6 +12,8 @@ BY_COPY = {"decode_64": 0.8, "decode_128": 0.8, "decode_256": 0.8, "rms_norm": 0
 # TFLOP/s by mma.sync on an H200, head_dim 128, 8k and 16k rows; and of PyTorch's flash attention.
 PREFILL = {"prefill_128": 8192, "prefill_128_long": 16384}
 PREFILL_TFLOPS, PREFILL_OF_FLASH = 300, 0.9
+# Of a model of 8e9 parameters in bf16, which every step of decoding reads; at the copy's rate at best.
+WEIGHTS_GBYTES = 16
 
 
 def rows(results):
@@ -26,6 +29,15 @@ def rows(results):
         measured, flash = rate(name, "tflops"), rate(f"PyTorch SDPA flash head_dim 128, {length} rows", "tflops")
         yield against(f"{name}, TFLOP/s", measured, PREFILL_TFLOPS)
         yield against(f"{name}, of PyTorch's flash at {show(flash)} TFLOP/s", ratio(measured, flash), PREFILL_OF_FLASH)
+
+
+def sampling(results):
+    """A line for each rate of `sample`, for which there is no goal: its time, beside the least that a step of decoding takes."""
+    copy = next((result.get("gbytes_per_second") for result in results if result["name"] == "copy"), None)
+    for result in results:
+        if result["name"] == "sample" and "microseconds" in result:
+            part = ratio(result["microseconds"], WEIGHTS_GBYTES / copy * 1e6 if copy else None)
+            yield f"{result['what']}: {result['microseconds']:.0f} µs, no goal; {show(part)} of the time that reading {WEIGHTS_GBYTES} GB of weights takes"
 
 
 def ratio(a, b):
@@ -50,6 +62,8 @@ def main():
     found = list(rows(run["results"]))
     for what, measured, goal, met in found:
         print(f"| {what} | {show(measured)} | {show(goal)} | {'yes' if met else 'no'} |")
+    for line in sampling(run["results"]):
+        print(f"\n{line}")
     sys.exit(0 if all(met for *_, met in found) else 1)
 
 

@@ -212,13 +212,16 @@ take_lines() {
 
 # PyTorch in the same run. Where there is none, that is said and is no failure.
 beside_pytorch() {
-    local reason
-    if ! reason=$(timeout 60 python3 -c 'import torch; torch.zeros(1, device="cuda")' 2>&1); then
-        results+=("{\"name\": \"pytorch\", \"verdict\": \"not here\", \"reason\": \"$(tail -1 <<<"$reason" | json_text)\"}")
-        echo "PyTorch was not asked: $(tail -1 <<<"$reason")" | tee -a "$out/$part.log"
+    local libraries=${LD_LIBRARY_PATH:-} reason
+    one_seconds=60 attempt python3 -c 'import torch; torch.zeros(1, device="cuda")'
+    if [ "$verdict" != ok ]; then
+        reason=$(tail -1 "$log")
+        reason=$(json_text <<<"${reason:-$verdict}")
+        results+=("{\"name\": \"pytorch\", \"verdict\": \"not here\", \"reason\": \"$reason\"}")
+        echo "PyTorch was not asked: $reason" | tee -a "$out/$part.log"
         return
     fi
-    one_seconds=200 libraries=${LD_LIBRARY_PATH:-} attempt python3 bench/gpu/beside.py
+    one_seconds=200 attempt python3 bench/gpu/beside.py
     take_lines
     [ "$verdict" = ok ] || note '"name": "pytorch"' pytorch
 }

@@ -4,7 +4,7 @@
     python3 worker/kernels/build_cubins.py           writes worker/kernels/cubins: machine code, PTX, and RESOURCES.md
     python3 worker/kernels/build_cubins.py --check   writes nothing; fails when what is committed there is not what the sources give
 
-Both fail on a file that does not open with algorithm, shapes and costs, on a compiler warning, on a spilled register, on local memory, and
+Both fail on a file that does not open with algorithm, source, shapes and costs, on a compiler warning, on a spilled register, on local memory, and
 on a kernel of tensor-core products whose machine code has none; that they do is tried first, on three bad kernels. NVRTC and nvdisasm come
 from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
 """
@@ -148,8 +148,9 @@ BAD_KERNELS = {
 }
 
 
-# What every kernel's opening comment says.
+# What every kernel's opening comment says; where its algorithm is from is a paper with its year, or stands behind "Source:".
 OPENING = ("Algorithm:", "Shapes:", "Grid:", "Bytes", "FLOPs")
+SOURCE = re.compile(r"\b(19[5-9]\d|20[0-3]\d)\b|Source:")
 
 
 def check_openings():
@@ -158,6 +159,8 @@ def check_openings():
         opening = path.read_text().split("\n#", 1)[0]
         if missing := [word for word in OPENING if word not in opening]:
             raise Failed(f"{path.name} begins without {', '.join(missing)}")
+        if not SOURCE.search(opening):
+            raise Failed(f"{path.name} begins without a source: a paper with its year, or what follows \"Source:\"")
 
 
 def check_refusals():

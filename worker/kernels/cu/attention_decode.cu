@@ -42,24 +42,29 @@ template <int HEAD_DIM_, int WARPS_, int STAGES_> struct DecodeShape {
     static constexpr int TILE = KEYS * HEAD_DIM;      // numbers of a tile of keys or of values
     static constexpr int RING = STAGES * 2 * TILE;    // numbers of a warp's ring
     static constexpr int SHARED_BYTES = WARPS * RING * 2;
-    // At the end the rings hold, for each warp, 16 rows of sums and their highest scores and totals.
-    static constexpr int PARTS = 16 * HEAD_DIM + 32;  // in f32
+    // At the end the rings hold, for each warp, 16 rows of sums and their highest scores and totals. Rows are eight numbers apart in the
+    // banks, so that the pairs which half a warp stores, of four rows, lie in different ones.
+    static constexpr int PART_ROW = HEAD_DIM + 8, HIGHEST = 16 * PART_ROW, TOTALS = HIGHEST + 16, PARTS = TOTALS + 16; // in f32
     static_assert(PARTS * 4 <= RING * 2, "the parts lie in the ring");
 };
 
 // Copies the keys and values of positions [first, first + KEYS) to a stage of the warp's ring, in one group; zeros from `end` on.
 template <class S>
 DEVICE void copy_tile(bf16* stage, const DecodeParams& p, const u32* table, u32 kv_head, u32 first, u32 end) {
-    const u32 lane = thread_index() & 31;
-    UNROLL
-    for (int i = 0; i < S::KEYS * S::CHUNKS / 32; i++) {
-        u32 index = i * 32 + lane, row = index / S::CHUNKS, chunk = index % S::CHUNKS;
-        bool valid = first + row < end;
-        if (first >= end) continue;
-        u64 offset = kv_offset<S::HEAD_DIM>(p.paging, table, kv_head, valid ? first + row : first) + chunk * 8;
-        u32 place = swizzled<S::HEAD_DIM>(row, chunk);
-        cp_async_16(stage + place, p.keys + offset, valid);
-        cp_async_16(stage + S::TILE + place, p.values + offset, valid);
+    if (first < end) {
+        const u32 lane = thread_index() & 31, own = first + lane % S::KEYS;
+        // Each lane looks one position up, before any copy: the table's entries do not wait for each other.
+        const u32 blocks = table[(own < end ? own : first) >> p.paging.block_shift];
+        UNROLL
+        for (int i = 0; i < S::KEYS * S::CHUNKS / 32; i++) {
+            const u32 index = i * 32 + lane, row = index / S::CHUNKS, chunk = index % S::CHUNKS;
+            const u32 slot = (first + row) & ((1u << p.paging.block_shift) - 1);
+            const u64 offset = slot_offset<S::HEAD_DIM>(p.paging, shuffle(blocks, row), kv_head, slot) + chunk * 8;
+            const u32 place = swizzled<S::HEAD_DIM>(row, chunk);
+            const bool valid = first + row < end;
+            cp_async_16(stage + place, p.keys + offset, valid);
+            cp_async_16(stage + S::TILE + place, p.values + offset, valid);
+        }
     }
     cp_async_commit();
 }
@@ -124,6 +129,8 @@ template <class S> DEVICE void add_tile(Sums<S>& s, const u32 (&q)[S::HEAD_DIM /
     }
 }
 
+struct alignas(8) Pair { float low, high; };
+
 // Writes a warp's sums to shared memory: 16 rows, then their highest scores (base 2, scaled), then their totals.
 template <class S> DEVICE void put_parts(Sums<S>& s, float* parts, float scale_log2) {
     const u32 lane = thread_index() & 31;
@@ -135,12 +142,10 @@ template <class S> DEVICE void put_parts(Sums<S>& s, float* parts, float scale_l
         total += shuffle_xor(total, 2);
         UNROLL
         for (int d = 0; d < S::HEAD_DIM / 8; d++)
-            UNROLL
-            for (int e = 0; e < 2; e++)
-                store_shared(parts + row * S::HEAD_DIM + d * 8 + (lane & 3) * 2 + e, s.sums[d][2 * r + e]);
+            store_shared((Pair*)(parts + row * S::PART_ROW + d * 8 + (lane & 3) * 2), Pair{s.sums[d][2 * r], s.sums[d][2 * r + 1]});
         if ((lane & 3) == 0) {
-            store_shared(parts + 16 * S::HEAD_DIM + row, s.highest[r] * scale_log2);
-            store_shared(parts + 16 * S::HEAD_DIM + 16 + row, total);
+            store_shared(parts + S::HIGHEST + row, s.highest[r] * scale_log2);
+            store_shared(parts + S::TOTALS + row, total);
         }
     }
 }
@@ -151,15 +156,16 @@ template <class S> DEVICE void write_pair(const float* parts, const DecodeParams
     float highest = -infinity(), total = 0.f, low = 0.f, high = 0.f;
     UNROLL
     for (int warp = 0; warp < S::WARPS; warp++)
-        highest = maximum(highest, load_shared(parts + warp * (S::RING / 2) + 16 * S::HEAD_DIM + tile_row));
+        highest = maximum(highest, load_shared(parts + warp * (S::RING / 2) + S::HIGHEST + tile_row));
     UNROLL
     for (int warp = 0; warp < S::WARPS; warp++) {
         const float* part = parts + warp * (S::RING / 2);
         // Every chunk has a position that the row sees (plan.rs), so that `highest` is a number.
-        float scale = exp2_approx(load_shared(part + 16 * S::HEAD_DIM + tile_row) - highest);
-        total += scale * load_shared(part + 16 * S::HEAD_DIM + 16 + tile_row);
-        low += scale * load_shared(part + tile_row * S::HEAD_DIM + column);
-        high += scale * load_shared(part + tile_row * S::HEAD_DIM + column + 1);
+        float scale = exp2_approx(load_shared(part + S::HIGHEST + tile_row) - highest);
+        const Pair sums = load_shared((const Pair*)(part + tile_row * S::PART_ROW + column));
+        total += scale * load_shared(part + S::TOTALS + tile_row);
+        low += scale * sums.low;
+        high += scale * sums.high;
     }
     if (chunk.slot == WHOLE) {
         if (p.sink_logits) total += exp2_approx(p.sink_logits[head] * LOG2_E - highest);

@@ -64,7 +64,7 @@ struct KeyTiles {
 template <int TILE_KEYS> DEVICE KeyTiles key_tiles(const Visibility& v, u32 first_position, u32 end) {
     u32 from = v.window && first_position + 1 > v.window ? first_position + 1 - v.window : 0;
     u32 first = from / TILE_KEYS, last = (end + TILE_KEYS - 1) / TILE_KEYS;
-    u32 sinks = (v.sink_tokens + TILE_KEYS - 1) / TILE_KEYS;
+    u32 sinks = v.sink_tokens / TILE_KEYS + (v.sink_tokens % TILE_KEYS ? 1 : 0); // a sum may be beyond 32 bits
     u32 sink_tiles = sinks < first ? sinks : first;
     return {sink_tiles, first, sink_tiles + last - first};
 }
@@ -123,6 +123,7 @@ template <class S> DEVICE void score(Scores<S>& scores, const bf16* queries, con
 template <class S>
 DEVICE void mask(Scores<S>& scores, const Visibility& v, u32 first_key, u32 warp_position, u32 lane) {
     bool all_before = first_key + S::TILE_KEYS <= warp_position + 1;
+    // A window of which this sum is beyond 32 bits is masked key by key.
     bool all_in_window = v.window == 0 || first_key + v.window > warp_position + S::BANDS * 16 - 1;
     if (all_before && all_in_window) return;
     UNROLL

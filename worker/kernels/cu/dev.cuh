@@ -41,8 +41,8 @@ DEVICE unsigned char* shared_memory() {
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 template <class T> DEVICE T load_shared(const T* from) { return *from; }
 template <class T> DEVICE void store_shared(T* to, T value) { *to = value; }
-DEVICE void add_shared(u32* to, u32 value) { atomicAdd(to, value); }
-DEVICE void add_shared(u64* to, u64 value) { atomicAdd(to, value); }
+// What was there before. 32 bits only: of 64 the machine makes a loop of compare-and-swap.
+DEVICE u32 add_shared(u32* to, u32 value) { return atomicAdd(to, value); }
 
 // Four 8x8 matrices of 16-bit numbers: lane l names row l % 8 of matrix l / 8, and gets two numbers of row l / 4 of each.
 DEVICE void ldmatrix_x4(u32 (&to)[4], const bf16* row) {
@@ -87,6 +87,7 @@ DEVICE float shuffle_xor(float value, u32 mask) { return __shfl_xor_sync(0xfffff
 DEVICE u32 shuffle_xor(u32 value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE u64 shuffle_xor(u64 value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE u32 ballot(bool value) { return __ballot_sync(0xffffffffu, value); } // bit l is lane l's
+DEVICE u32 shuffle(u32 value, u32 lane) { return __shfl_sync(0xffffffffu, value, lane); } // that lane's
 DEVICE u64 shuffle_up(u64 value, u32 lanes) { return __shfl_up_sync(0xffffffffu, value, lanes); }
 
 // --- numbers

@@ -1,6 +1,7 @@
 // Rows picked by number: tokens from the embedding table (bf16, widened to the f32 stream), and the rows of the stream that sample.
 //
-// Algorithm: a block copies a row, 16 bytes a thread at a time.
+// Algorithm: a block copies a row, 16 bytes a thread at a time. Source: the definition, out[i] = table[indices[i]], as `read_row` of
+// worker/kernels/src/cpu/matrix.rs has it.
 //
 // Shapes: table [.., width] bf16 or x [.., width] f32; indices [rows]; out [rows, width] f32; width a multiple of 8.
 // Grid: one block for each row. Bytes: 6 a number for embed, 8 for select_rows. FLOPs: none. The host has checked the indices.

@@ -28,7 +28,8 @@ template <int HEAD_DIM> DEVICE u64 kv_offset(const Paging& paging, const u32* ta
 struct Visibility { u32 window, sink_tokens; };
 
 DEVICE bool sees(const Visibility& v, u32 position, u32 key) {
-    return key <= position && (v.window == 0 || key + v.window > position || key < v.sink_tokens);
+    // A difference, since key + window may be beyond 32 bits.
+    return key <= position && (v.window == 0 || position - key < v.window || key < v.sink_tokens);
 }
 
 // Tiles of shared memory hold rows of HEAD_DIM numbers whose 16-byte chunks are swapped by the row, so that the eight rows which one

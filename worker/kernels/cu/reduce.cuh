@@ -5,9 +5,10 @@
 struct Sum { DEVICE static float of(float a, float b) { return a + b; } };
 struct Highest { DEVICE static float of(float a, float b) { return maximum(a, b); } };
 
-template <class Operation> DEVICE float over_warp(float value) {
+// Over each LANES neighbours, a power of two. All lanes of the warp take part.
+template <class Operation, u32 LANES = 32> DEVICE float over_warp(float value) {
     UNROLL
-    for (u32 mask = 16; mask; mask /= 2) value = Operation::of(value, shuffle_xor(value, mask));
+    for (u32 mask = LANES / 2; mask; mask /= 2) value = Operation::of(value, shuffle_xor(value, mask));
     return value;
 }
 

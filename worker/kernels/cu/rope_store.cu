@@ -7,7 +7,10 @@
 //
 // Shapes: qkv [rows, qkv_stride] bf16, a row being heads queries, kv_heads keys, kv_heads values, each head_dim; angles [..,
 // head_dim] f32, half cosines and then half sines, row positions[row] of it (or row itself); pool as in paged.cuh; slot = block ·
-// block_tokens + place. Grid: one warp for each (row, head of all three kinds). Bytes: 4 a number of qkv. FLOPs: up to 10 a number.
+// block_tokens + place. Rows begin at multiples of 16 bytes. Grid: head_dim / 16 lanes for each (row, head of all three kinds), so that
+// a lane moves 16 bytes at once, and a warp has several heads. Bytes: 4 a number of qkv, and 4 · head_dim for each row's angles.
+// FLOPs: up to 10 a number. A warp has some 160 instructions (280 with QK-norm) for 2 KiB read and written, 40 (70) for 512 bytes, where
+// a multiprocessor of an H200 can issue some 96 while memory moves as many.
 #include "paged.cuh"
 #include "reduce.cuh"
 
@@ -24,56 +27,80 @@ struct RopeStoreParams {
     float eps;
 };
 
-template <int HEAD_DIM> DEVICE void rope_store(const RopeStoreParams& p) {
-    constexpr int PAIRS = HEAD_DIM / 64; // of a lane: numbers i and i + head_dim / 2
-    struct alignas(2 * PAIRS) Numbers { bf16 at[PAIRS]; };
-    const u32 lane = thread_index() & 31, all_heads = p.heads + 2 * p.paging.kv_heads;
-    const u64 warp = (u64)block_index() * (block_threads() / 32) + (thread_index() >> 5);
-    const u64 row = warp / all_heads;
-    const u32 head = (u32)(warp % all_heads), column = lane * PAIRS;
-    if (row >= p.rows) return;
-    bf16* from = p.qkv + row * p.qkv_stride + (u64)head * HEAD_DIM;
-    const bool is_query = head < p.heads, is_value = head >= p.heads + p.paging.kv_heads;
-    Numbers low = *(const Numbers*)(from + column), high = *(const Numbers*)(from + HEAD_DIM / 2 + column);
+// What a lane has of a head: eight numbers of its first half, and their partners of the second.
+struct Pairs {
+    float low[8], high[8];
 
-    if (!is_value) {
-        float x[PAIRS], y[PAIRS], squares = 0.f;
+    DEVICE Pairs(const Chunk16& from_low, const Chunk16& from_high) {
         UNROLL
-        for (int i = 0; i < PAIRS; i++) {
-            x[i] = bf16_to_float(low.at[i]), y[i] = bf16_to_float(high.at[i]);
-            squares += x[i] * x[i] + y[i] * y[i];
+        for (int i = 0; i < 8; i += 2) {
+            low[i] = bf16_low(from_low.words[i / 2]), low[i + 1] = bf16_high(from_low.words[i / 2]);
+            high[i] = bf16_low(from_high.words[i / 2]), high[i + 1] = bf16_high(from_high.words[i / 2]);
         }
-        const float* weight = is_query ? p.query_norm : p.key_norm;
-        if (weight) {
-            const float scale = divide(1.f, square_root(over_warp<Sum>(squares) / HEAD_DIM + p.eps));
-            UNROLL
-            for (int i = 0; i < PAIRS; i++) {
-                x[i] = x[i] * scale * weight[column + i];
-                y[i] = y[i] * scale * weight[HEAD_DIM / 2 + column + i];
-            }
-        }
-        if (p.angles) {
-            const float* angles = p.angles + (u64)(p.positions ? p.positions[row] : row) * HEAD_DIM;
-            UNROLL
-            for (int i = 0; i < PAIRS; i++) {
-                const float cosine = angles[column + i], sine = angles[HEAD_DIM / 2 + column + i], a = x[i], b = y[i];
-                x[i] = a * cosine - b * sine;
-                y[i] = b * cosine + a * sine;
-            }
-        }
-        UNROLL
-        for (int i = 0; i < PAIRS; i++) low.at[i] = float_to_bf16(x[i]), high.at[i] = float_to_bf16(y[i]);
     }
+    DEVICE float squares() const {
+        float of_low = 0.f, of_high = 0.f;
+        UNROLL
+        for (int i = 0; i < 8; i++) of_low += low[i] * low[i], of_high += high[i] * high[i];
+        return of_low + of_high;
+    }
+    // Calls change(low, high, f, s) with the numbers of two rows of f32, which begin at the lane's column and `half` further.
+    template <class Change> DEVICE void each(const float* row, u32 half, Change change) {
+        UNROLL
+        for (int first = 0; first < 8; first += 4) {
+            const Chunk16 f = *(const Chunk16*)(row + first), s = *(const Chunk16*)(row + half + first);
+            UNROLL
+            for (int i = 0; i < 4; i++) change(low[first + i], high[first + i], bits_to_float(f.words[i]), bits_to_float(s.words[i]));
+        }
+    }
+};
+
+DEVICE Chunk16 pack_eight(const float (&x)[8]) {
+    return {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
+}
+
+template <int HEAD_DIM> DEVICE void rope_store(const RopeStoreParams& p) {
+    constexpr u32 LANES = HEAD_DIM / 16; // of a head
+    const u32 all_heads = p.heads + 2 * p.paging.kv_heads, column = thread_index() % LANES * 8;
+    const u32 index = block_index() * (block_threads() / LANES) + thread_index() / LANES; // 32 bits: launch.rs sees to it
+    const u32 row = index / all_heads, head = index % all_heads;
+    const bool is_there = row < p.rows, is_query = head < p.heads, is_value = head >= p.heads + p.paging.kv_heads;
+    bf16* from = p.qkv + (u64)row * p.qkv_stride + head * HEAD_DIM + column;
+    Chunk16 low = {}, high = {};
+    if (is_there) low = *(const Chunk16*)from, high = *(const Chunk16*)(from + HEAD_DIM / 2);
+
+    Pairs x(low, high);
+    if (p.query_norm || p.key_norm) { // heads that have none take part as well: the sums are the warp's
+        const float squares = over_warp<Sum, LANES>(x.squares());
+        const float scale = divide(1.f, square_root(squares / HEAD_DIM + p.eps));
+        const float* weight = is_query ? p.query_norm : p.key_norm;
+        if (weight)
+            x.each(weight + column, HEAD_DIM / 2, [&](float& a, float& b, float of_a, float of_b) {
+                a = a * scale * of_a;
+                b = b * scale * of_b;
+            });
+    }
+    if (!is_there) return;
+    if (p.angles) {
+        const float* angles = p.angles + (u64)(p.positions ? p.positions[row] : row) * HEAD_DIM;
+        x.each(angles + column, HEAD_DIM / 2, [&](float& a, float& b, float cosine, float sine) {
+            const float before = a;
+            a = before * cosine - b * sine;
+            b = b * cosine + before * sine;
+        });
+    }
+    if (!is_value) low = pack_eight(x.low), high = pack_eight(x.high);
 
     bf16* to = from;
     if (!is_query && p.slots) {
         const u32 slot = p.slots[row], mask = (1u << p.paging.block_shift) - 1;
         if (slot == NO_SLOT) return;
         const u32 kv_head = head - p.heads - (is_value ? p.paging.kv_heads : 0);
-        to = (is_value ? p.values : p.keys) + slot_offset<HEAD_DIM>(p.paging, slot >> p.paging.block_shift, kv_head, slot & mask);
+        to = (is_value ? p.values : p.keys) + column;
+        to += slot_offset<HEAD_DIM>(p.paging, slot >> p.paging.block_shift, kv_head, slot & mask);
     }
-    *(Numbers*)(to + column) = low;
-    *(Numbers*)(to + HEAD_DIM / 2 + column) = high;
+    *(Chunk16*)to = low;
+    *(Chunk16*)(to + HEAD_DIM / 2) = high;
 }
 
 KERNEL(rope_store_64, RopeStoreParams, 128, 8, 0) { rope_store<64>(p); }

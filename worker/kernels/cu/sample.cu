@@ -5,17 +5,26 @@
 // candidates, which is the first one whose running sum (or count) passes a target? Top-k: the count, k - 1. Top-p (Holtzman et al.
 // 2020): the sum, p of the total. The draw: the sum, a uniform number's part of the total. The order is that of weights (the
 // lower token among equals) where top-k or top-p cut, and that of tokens elsewhere, as in worker/src/backend/sample.rs, whose seeding
-// (SplitMix64 of seed and position) this shares too. The question is answered by radix search: a key of 54 bits, 9 at a time, with a
-// histogram of sums over the 512 values of the digit.
+// (SplitMix64 of seed and position) this shares too.
+//
+// In the order of tokens each warp sums a part of the row; the part in which the target is passed is divided again, until 32 tokens are
+// left. In the order of weights a radix search takes a key of 54 bits, 8 at a time, with sums over the 256 values of the digit. As
+// soon as at most 2048 candidates are left, of a search or of a cut, they lie in a list in shared memory, and the rest is done there.
 //
 // Shapes: logits [rows, vocab] f32, vocab below 2^24; draws [rows]; tokens [rows], NO_TOKEN where a logit is NaN or +inf (-inf is a
-// token withheld). Grid: one block for each row. Bytes: 4 · vocab from memory, and up to 21 times more from the cache. FLOPs: 4 a
-// logit and pass, an exponential among them.
+// token withheld). Grid: one block for each row. Bytes: 4 · vocab from memory; from the cache as much again for a draw in the order of
+// tokens (and a sixteenth), some four times for one with a cut, and at most 16 times for each of three searches, where logits are equal
+// by the thousand. FLOPs: 4 a logit and reading, an exponential among them; 21 instructions for 32 logits to find the best, 37 for each
+// other reading. Atomic additions: none in the order of tokens; elsewhere at most two a candidate and digit, of 32 bits, and no two lanes
+// of a warp meet in a bank, whatever the logits: a lane has sums of its own. A warp that lists candidates adds once for all its lanes.
 #include "dev.cuh"
 
 static constexpr u32 NO_TOKEN = 0xffffffffu;
-static constexpr int DIGIT_BITS = 9, BINS = 1 << DIGIT_BITS, TOKEN_BITS = 24;
-static constexpr u64 TOKEN_MASK = (1u << TOKEN_BITS) - 1;
+static constexpr int THREADS = 512, WARPS = THREADS / 32;
+static constexpr int DIGIT_BITS = 8, BINS = 1 << DIGIT_BITS, TOKEN_BITS = 24, LAST_SHIFT = 48; // of a key's 54 bits
+static constexpr int LISTED = 2048;
+static constexpr int EACH = 8; // loads of a lane under way at once
+static constexpr u64 TOKEN_MASK = (1u << TOKEN_BITS) - 1, NO_KEY = ~0ull, LAST_KEY = NO_KEY - 1;
 
 struct Draw {
     u64 seed, position;
@@ -30,50 +39,147 @@ struct SampleParams {
     u32 vocab;
 };
 
-struct Histogram { u64 bins[BINS], chosen_bin, sum_before, scratch[32][2]; };
+struct Shared {
+    u32 low[BINS][32], high[BINS][32]; // halves of each lane's sums
+    u64 sums[BINS], list[LISTED];
+    u64 chosen_bin, sum_before, of_warps[WARPS];
+    u32 counts[WARPS], listed;
+};
 
-struct Row {
-    const float* logits;
-    u32 vocab;
-    float highest, temperature, min_p;
-    u64 last_key; // candidates beyond it are cut off
+// Tokens, or places in the list: [begin, end).
+struct Range {
+    u32 begin, end;
+    // Of the block's warps each has neighbours, 32 or a multiple of that.
+    DEVICE Range of_warp(u32 warp) const {
+        const u32 part = (end - begin + THREADS - 1) / THREADS * 32;
+        const u32 from = begin + warp * part, to = from + part;
+        return {from < end ? from : end, to < end ? to : end};
+    }
 };
 
 // Ascending in the order of weights: the heavier first, then the lower token. Weights are at most 1: their top two bits say nothing.
 DEVICE u64 key_by_weight(float weight, u32 token) { return (u64)(~float_to_bits(weight) & 0x3fffffffu) << TOKEN_BITS | token; }
+DEVICE float weight_of(u64 key) { return bits_to_float(~(u32)(key >> TOKEN_BITS) & 0x3fffffffu); }
 DEVICE u64 fixed_point(float weight) { return (u64)(weight * 1099511627776.f); }
 
-template <class Visit> DEVICE void each_candidate(const Row& row, Visit visit) {
-    for (u32 token = thread_index(); token < row.vocab; token += block_threads()) {
-        const float weight = exp2_approx(divide(row.logits[token] - row.highest, row.temperature) * LOG2_E);
-        const u64 key = key_by_weight(weight, token);
-        if (weight >= row.min_p && key <= row.last_key) visit(weight, key, token);
+struct Row {
+    const float* logits;
+    u32 vocab;
+    float highest, scale, min_p;
+    u64 first_key, last_key; // candidates elsewhere are cut off
+    u32 listed;              // how many keys the list has, all candidates among them; 0 while they are to be found in the logits
+
+    DEVICE u64 key(float logit, u32 token) const {
+        const float weight = exp2_approx((logit - highest) * scale);
+        return weight >= min_p ? key_by_weight(weight, token) : NO_KEY;
+    }
+    DEVICE bool has(u64 key) const { return key >= first_key && key <= last_key; }
+    DEVICE Range all() const { return {0, listed ? listed : vocab}; }
+};
+
+// Calls visit(key) in whole warps, with keys of a range that need not be the row's: it asks `has`.
+template <class Visit> DEVICE void each_key(const Row& row, const Shared* shared, Range range, Visit visit) {
+    const Range own = range.of_warp(thread_index() >> 5);
+    for (u32 first = own.begin + (thread_index() & 31), left = own.end - own.begin; left; first += 32 * EACH) {
+        u64 keys[EACH];
+        if (row.listed) {
+            UNROLL
+            for (int e = 0; e < EACH; e++) keys[e] = first + e * 32 < own.end ? load_shared(&shared->list[first + e * 32]) : NO_KEY;
+        } else {
+            float logits[EACH];
+            UNROLL
+            for (int e = 0; e < EACH; e++) logits[e] = first + e * 32 < own.end ? row.logits[first + e * 32] : 0.f;
+            UNROLL
+            for (int e = 0; e < EACH; e++) keys[e] = first + e * 32 < own.end ? row.key(logits[e], first + e * 32) : NO_KEY;
+        }
+        UNROLL
+        for (int e = 0; e < EACH; e++) visit(keys[e]);
+        left -= left < 32 * EACH ? left : 32 * EACH;
     }
 }
 
-struct Totals { u64 count, sum; };
+struct Totals { u32 count; u64 sum; };
 
-DEVICE Totals totals(const Row& row, Histogram* shared) {
-    Totals t = {0, 0};
-    each_candidate(row, [&](float weight, u64, u32) { t.count++, t.sum += fixed_point(weight); });
-    for (u32 mask = 16; mask; mask /= 2) t.count += shuffle_xor(t.count, mask), t.sum += shuffle_xor(t.sum, mask);
+// Of the row's candidates in a range; what each warp has of them stays in `of_warps`.
+DEVICE Totals totals(const Row& row, Shared* shared, Range range) {
+    u64 count = 0, sum = 0;
+    each_key(row, shared, range, [&](u64 key) {
+        if (row.has(key)) count++, sum += fixed_point(weight_of(key));
+    });
+    for (u32 mask = 16; mask; mask /= 2) count += shuffle_xor(count, mask), sum += shuffle_xor(sum, mask);
+    barrier(); // all have read what the totals before left
     if ((thread_index() & 31) == 0) {
-        store_shared(&shared->scratch[thread_index() >> 5][0], t.count);
-        store_shared(&shared->scratch[thread_index() >> 5][1], t.sum);
+        store_shared(&shared->counts[thread_index() >> 5], (u32)count);
+        store_shared(&shared->of_warps[thread_index() >> 5], sum);
     }
     barrier();
-    t = {0, 0};
-    for (u32 warp = 0; warp < block_threads() / 32; warp++)
-        t.count += load_shared(&shared->scratch[warp][0]), t.sum += load_shared(&shared->scratch[warp][1]);
-    return t; // a search, with barriers of its own, comes before the next totals
+    Totals t = {0, 0};
+    for (u32 warp = 0; warp < WARPS; warp++) t.count += load_shared(&shared->counts[warp]), t.sum += load_shared(&shared->of_warps[warp]);
+    return t;
 }
 
-// One warp: the first bin at which the running sum passes the target, and the sum before it.
-DEVICE void choose_bin(Histogram* shared, u64 sum_before, u64 target) {
-    constexpr int EACH = BINS / 32;
+// The first token at which the running sum passes the target, which is below the total: that of the totals before, over all tokens.
+DEVICE u32 find_token(const Row& row, Shared* shared, u64 target) {
+    Range range = row.all();
+    while (range.end - range.begin > 32) {
+        u32 warp = 0;
+        for (u64 sum; warp + 1 < WARPS && (sum = load_shared(&shared->of_warps[warp])) <= target; warp++) target -= sum;
+        range = range.of_warp(warp);
+        totals(row, shared, range);
+    }
+    const u32 lane = thread_index() & 31, token = range.begin + lane;
+    const u64 key = token < range.end ? row.key(row.logits[token], token) : NO_KEY;
+    u64 running = row.has(key) ? fixed_point(weight_of(key)) : 0;
+    for (u32 by = 1; by < 32; by *= 2) {
+        const u64 below = shuffle_up(running, by);
+        if (lane >= by) running += below;
+    }
+    return range.begin + count_bits(ballot(running <= target));
+}
+
+// Puts the row's candidates into the list, where they find room.
+DEVICE void list(Row& row, Shared* shared) {
+    const u32 lane = thread_index() & 31;
+    if (row.listed) return;
+    if (thread_index() == 0) store_shared(&shared->listed, 0u);
+    barrier();
+    each_key(row, shared, row.all(), [&](u64 key) {
+        const u32 lanes = ballot(row.has(key));
+        if (!lanes) return;
+        u32 at = lane == 0 ? add_shared(&shared->listed, count_bits(lanes)) : 0;
+        at = shuffle(at, 0) + count_bits(lanes & ((1u << lane) - 1));
+        if (row.has(key) && at < LISTED) store_shared(&shared->list[at], key);
+    });
+    barrier();
+    const u32 listed = load_shared(&shared->listed);
+    row.listed = listed <= LISTED ? listed : 0;
+}
+
+// Exact and in any order: the low halves wrap, and who sees one wrap carries.
+DEVICE void add(Shared* shared, u32 bin, u64 value) {
+    const u32 lane = thread_index() & 31, low = (u32)value;
+    if (value == 0) return;
+    const u32 before = add_shared(&shared->low[bin][lane], low);
+    const u32 high = (u32)(value >> 32) + (before + low < before ? 1 : 0);
+    if (high) add_shared(&shared->high[bin][lane], high);
+}
+
+// The first bin at which the running sum passes the target, and the sum before it.
+DEVICE void choose_bin(Shared* shared, u64 sum_before, u64 target) {
+    constexpr int OF_LANE = BINS / 32;
     const u32 lane = thread_index();
+    if (thread_index() < BINS) {
+        u64 sum = 0;
+        for (u32 i = 0; i < 32; i++) {
+            const u32 of = (thread_index() + i) & 31; // each lane of a warp another bank
+            sum += load_shared(&shared->low[thread_index()][of]) + ((u64)load_shared(&shared->high[thread_index()][of]) << 32);
+        }
+        store_shared(&shared->sums[thread_index()], sum);
+    }
+    barrier();
+    if (lane >= 32) return;
     u64 own = 0;
-    for (int i = 0; i < EACH; i++) own += load_shared(&shared->bins[lane * EACH + i]);
+    for (int i = 0; i < OF_LANE; i++) own += load_shared(&shared->sums[lane * OF_LANE + i]);
     u64 running = own;
     for (u32 by = 1; by < 32; by *= 2) {
         const u64 below = shuffle_up(running, by);
@@ -82,10 +188,10 @@ DEVICE void choose_bin(Histogram* shared, u64 sum_before, u64 target) {
     running += sum_before;
     if (running <= target || running - own > target) return;
     running -= own;
-    for (int i = 0; i < EACH; i++) {
-        const u64 next = running + load_shared(&shared->bins[lane * EACH + i]);
+    for (int i = 0; i < OF_LANE; i++) {
+        const u64 next = running + load_shared(&shared->sums[lane * OF_LANE + i]);
         if (next > target) {
-            store_shared(&shared->chosen_bin, (u64)(lane * EACH + i));
+            store_shared(&shared->chosen_bin, (u64)(lane * OF_LANE + i));
             store_shared(&shared->sum_before, running);
             return;
         }
@@ -93,52 +199,56 @@ DEVICE void choose_bin(Histogram* shared, u64 sum_before, u64 target) {
     }
 }
 
-enum class Order { Weights, Tokens };
 enum class Measure { Count, Sum };
 
-// The key of the first candidate at which the running measure passes the target, which is below the total.
-template <Order ORDER, Measure MEASURE> DEVICE u64 find(const Row& row, Histogram* shared, u64 target) {
-    u64 prefix = 0, sum_before = 0;
-    for (int shift = (ORDER == Order::Weights ? 5 : 2) * DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
-        for (u32 bin = thread_index(); bin < BINS; bin += block_threads()) store_shared(&shared->bins[bin], (u64)0);
+// The key of the first candidate, in the order of weights, at which the running measure passes the target, which is below the total.
+DEVICE u64 find(Row row, Shared* shared, Measure measure, u64 target) {
+    u64 sum_before = 0;
+    for (int shift = LAST_SHIFT; shift >= 0; shift -= DIGIT_BITS) {
+        for (u32 i = thread_index(); i < 2 * BINS * 32 / 4; i += THREADS) store_shared((Chunk16*)shared->low + i, Chunk16{});
         barrier();
-        each_candidate(row, [&](float weight, u64 by_weight, u32 token) {
-            const u64 key = ORDER == Order::Weights ? by_weight : token;
-            if (key >> shift >> DIGIT_BITS == prefix)
-                add_shared(&shared->bins[key >> shift & (BINS - 1)], MEASURE == Measure::Count ? 1 : fixed_point(weight));
+        each_key(row, shared, row.all(), [&](u64 key) {
+            if (row.has(key)) add(shared, key >> shift & (BINS - 1), measure == Measure::Count ? 1 : fixed_point(weight_of(key)));
         });
         barrier();
-        if (thread_index() < 32) choose_bin(shared, sum_before, target);
+        choose_bin(shared, sum_before, target);
         barrier();
-        prefix = prefix << DIGIT_BITS | load_shared(&shared->chosen_bin);
+        row.first_key |= load_shared(&shared->chosen_bin) << shift;
+        row.last_key = row.first_key | ((1ull << shift) - 1); // what a cut left out comes after what is looked for
         sum_before = load_shared(&shared->sum_before);
+        if (shift) list(row, shared);
     }
-    return prefix;
+    return row.first_key;
 }
 
 // The highest logit and the lowest token that has it, as one number that is higher for what is better; all ones for a logit that is
 // NaN or +inf.
-DEVICE u64 best_of(const float* logits, u32 vocab, Histogram* shared) {
+DEVICE u64 best_of(const float* logits, u32 vocab, Shared* shared) {
     u64 best = 0;
-    for (u32 token = thread_index(); token < vocab; token += block_threads()) {
-        const u32 bits = float_to_bits(logits[token] + 0.f); // -0 becomes 0
-        const u32 ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
-        const bool number = logits[token] < infinity();
-        const u64 key = number ? (u64)ascending << 32 | (0xffffffffu - token) : ~0ull;
-        best = key > best ? key : best;
+    for (u32 first = thread_index(); first < vocab; first += EACH * THREADS) {
+        float numbers[EACH];
+        UNROLL
+        for (int e = 0; e < EACH; e++) numbers[e] = first + e * THREADS < vocab ? logits[first + e * THREADS] : -infinity();
+        UNROLL
+        for (int e = 0; e < EACH; e++) {
+            const u32 bits = float_to_bits(numbers[e] + 0.f); // -0 becomes 0
+            const u32 ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
+            const bool number = numbers[e] < infinity();
+            const u64 key = number ? (u64)ascending << 32 | (0xffffffffu - (first + e * THREADS)) : ~0ull;
+            best = key > best ? key : best;
+        }
     }
     for (u32 mask = 16; mask; mask /= 2) {
         const u64 other = shuffle_xor(best, mask);
         best = other > best ? other : best;
     }
-    if ((thread_index() & 31) == 0) store_shared(&shared->scratch[thread_index() >> 5][0], best);
+    if ((thread_index() & 31) == 0) store_shared(&shared->of_warps[thread_index() >> 5], best);
     barrier();
-    for (u32 warp = 0; warp < block_threads() / 32; warp++) {
-        const u64 other = load_shared(&shared->scratch[warp][0]);
+    for (u32 warp = 0; warp < WARPS; warp++) {
+        const u64 other = load_shared(&shared->of_warps[warp]);
         best = other > best ? other : best;
     }
-    barrier();
-    return best;
+    return best; // totals, with a barrier before they write, come next
 }
 
 // SplitMix64 (Steele, Lea & Flood 2014).
@@ -154,26 +264,34 @@ DEVICE u64 uniform_part(u64 total, u64 seed, u64 position) {
     return multiply_high(total, u) << 11 | total * u >> 53;
 }
 
-DEVICE u32 draw_from(Row& row, const Draw& draw, Histogram* shared) {
-    Totals t = totals(row, shared);
-    bool sorted = false;
-    if (draw.top_k != 0 && draw.top_k < t.count) {
-        row.last_key = find<Order::Weights, Measure::Count>(row, shared, draw.top_k - 1);
-        sorted = true;
-        t = totals(row, shared);
-    }
-    if (draw.top_p < 1.f) {
-        row.last_key = find<Order::Weights, Measure::Sum>(row, shared, ceiling((double)draw.top_p * (double)t.sum) - 1);
-        sorted = true;
-        t = totals(row, shared);
-    }
-    const u64 target = uniform_part(t.sum, draw.seed, draw.position);
-    if (sorted) return (u32)(find<Order::Weights, Measure::Sum>(row, shared, target) & TOKEN_MASK);
-    return (u32)find<Order::Tokens, Measure::Sum>(row, shared, target);
+// Cuts off what comes after a key, and counts again.
+DEVICE Totals cut(Row& row, Shared* shared, u64 last_key) {
+    row.last_key = last_key;
+    list(row, shared);
+    return totals(row, shared, row.all());
 }
 
-KERNEL(sample, SampleParams, 512, 1, sizeof(Histogram)) {
-    Histogram* shared = (Histogram*)shared_memory();
+// Top-k, top-p and the draw are one loop, so that the search is there once: a multiprocessor keeps 128 KiB of instructions.
+DEVICE u32 draw_from(Row& row, const Draw& draw, Shared* shared) {
+    Totals t = totals(row, shared, row.all());
+    const bool by_count = draw.top_k != 0 && draw.top_k < t.count, by_sum = draw.top_p < 1.f;
+    if (!by_count && !by_sum) return find_token(row, shared, uniform_part(t.sum, draw.seed, draw.position));
+    for (u32 question = by_count ? 0 : 1;; question++) {
+        u64 target = draw.top_k - 1;
+        if (question == 1) {
+            if (!by_sum) continue;
+            const u64 kept = ceiling((double)maximum(draw.top_p, 0.f) * (double)t.sum);
+            target = kept ? kept - 1 : 0;
+        }
+        if (question == 2) target = uniform_part(t.sum, draw.seed, draw.position);
+        const u64 key = find(row, shared, question == 0 ? Measure::Count : Measure::Sum, target);
+        if (question == 2) return (u32)(key & TOKEN_MASK);
+        t = cut(row, shared, key);
+    }
+}
+
+KERNEL(sample, SampleParams, THREADS, 1, sizeof(Shared)) {
+    Shared* shared = (Shared*)shared_memory();
     const float* logits = p.logits + (u64)block_index() * p.vocab;
     const Draw draw = p.draws[block_index()];
     const u64 best = best_of(logits, p.vocab, shared);
@@ -181,7 +299,9 @@ KERNEL(sample, SampleParams, 512, 1, sizeof(Histogram)) {
     u32 token = best == ~0ull ? NO_TOKEN : best_token;
     const float highest = token == NO_TOKEN ? 0.f : logits[token];
     if (token != NO_TOKEN && draw.temperature > 0.f && draw.top_k != 1 && highest > -infinity()) {
-        Row row = {logits, p.vocab, highest, draw.temperature, draw.min_p, ~0ull};
+        // A scale of infinity would make a number of none of the highest's 0, and a min-p beyond 1 leave no candidate.
+        const float scale = divide(LOG2_E, maximum(draw.temperature, 1e-30f)), min_p = draw.min_p < 1.f ? draw.min_p : 1.f;
+        Row row = {logits, p.vocab, highest, scale, min_p, 0, LAST_KEY, 0};
         token = draw_from(row, draw, shared);
     }
     if (thread_index() == 0) p.tokens[block_index()] = token;

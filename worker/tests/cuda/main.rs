@@ -10,7 +10,7 @@ mod program;
 use std::path::{Path, PathBuf};
 
 use fake::FakeMachine;
-use model::with_heads_of_64;
+use model::{Architecture, with_heads_of_64};
 use program::{Program, refusal};
 
 /// The crate that has the kernels and the fake driver.
@@ -81,31 +81,37 @@ fn answers_of_cuda_are_those_of_the_cpu_token_for_token() {
     let real = std::env::var_os("ROUNDHOUSE_GPU").is_some();
     let machine = if real { FakeMachine::default() } else { machine().with_kernels(&kernels()) };
     let gpu = if real { "cuda, " } else { "cuda, Fake GPU (compute capability 9.0)" };
-    let model = with_heads_of_64();
-    let answers = |backend: &str, described: &str| {
-        let arguments = [
-            "--model",
-            model.to_str().unwrap(),
-            "--backend",
-            backend,
-            "--context-length",
-            "1024",
-            "--kv-blocks",
-            "64",
-        ];
-        let mut program = Program::start(&machine, &arguments);
-        assert!(program.described().contains(described), "{}", program.described());
-        // The second prompt finds the first one's blocks in the prefix cache; the third is longer than a prefill tile.
-        let long = "The small cat sat on the mat and looked at the dog. ".repeat(12);
-        let answers = ["Once upon a time there was a", "Once upon a time there was a little", &long]
-            .map(|prompt| program.complete(prompt, 24));
-        program.stop();
-        answers
-    };
-    let want = answers("cpu", "cpu, 1 threads");
-    assert!(want.iter().all(|tokens| tokens.len() > 3), "{want:?}");
-    for backend in ["cuda", "auto"] {
-        assert_eq!(answers(backend, gpu), want, "{backend}");
+    // Llama over both backends; the others for what only they have, between the projections and the rotation.
+    let models = [
+        (Architecture::Llama, &["cuda", "auto"][..]),
+        (Architecture::Qwen2, &["cuda"]),
+        (Architecture::Qwen3, &["cuda"]),
+    ];
+    let mut before = Vec::new();
+    for (architecture, backends) in models {
+        let model = with_heads_of_64(architecture);
+        let want = answers(&machine, &model, "cpu", "cpu, 1 threads");
+        assert!(want.iter().all(|tokens| tokens.len() > 3), "{architecture:?}: {want:?}");
+        for backend in backends {
+            assert_eq!(answers(&machine, &model, backend, gpu), want, "{architecture:?}, {backend}");
+        }
+        // Where it were left out on CUDA, the answers would be Llama's.
+        assert!(!before.contains(&want), "{architecture:?} shows nothing of its own");
+        before.push(want);
+        std::fs::remove_dir_all(model).unwrap();
     }
-    std::fs::remove_dir_all(model).unwrap();
+}
+
+/// What the model answers to three prompts: the second finds the first one's blocks in the prefix cache, the third is longer than a
+/// prefill tile.
+fn answers(machine: &FakeMachine, model: &Path, backend: &str, described: &str) -> [Vec<String>; 3] {
+    let model = model.to_str().unwrap();
+    let arguments = ["--model", model, "--backend", backend, "--context-length", "1024", "--kv-blocks", "64"];
+    let mut program = Program::start(machine, &arguments);
+    assert!(program.described().contains(described), "{}", program.described());
+    let long = "The small cat sat on the mat and looked at the dog. ".repeat(12);
+    let answers = ["Once upon a time there was a", "Once upon a time there was a little", &long]
+        .map(|prompt| program.complete(prompt, 24));
+    program.stop();
+    answers
 }

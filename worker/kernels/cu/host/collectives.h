@@ -75,12 +75,14 @@ static void multiply(Lane* warp) {
     }
 }
 
-static void shuffle(Lane* warp, bool up) {
+static void shuffle(Lane* warp, Op op) {
     u64 values[32];
     for (int lane = 0; lane < 32; lane++) values[lane] = ((const u64*)warp[lane].operands)[0];
     for (int lane = 0; lane < 32; lane++) {
         const int by = (int)((const u64*)warp[lane].operands)[1];
-        const int from = up ? (lane >= by ? lane - by : lane) : lane ^ by;
+        int from = by; // of Op::Shuffle
+        if (op == Op::ShuffleXor) from = lane ^ by;
+        if (op == Op::ShuffleUp) from = lane >= by ? lane - by : lane;
         *(u64*)warp[lane].result = values[from % 32];
     }
 }
@@ -101,8 +103,9 @@ void run_collective(Lane* warp) {
     case Op::LoadMatrix: load_matrix(warp, false); break;
     case Op::LoadMatrixTransposed: load_matrix(warp, true); break;
     case Op::Multiply: multiply(warp); break;
-    case Op::ShuffleXor: shuffle(warp, false); break;
-    case Op::ShuffleUp: shuffle(warp, true); break;
+    case Op::Shuffle:
+    case Op::ShuffleXor:
+    case Op::ShuffleUp: shuffle(warp, warp[0].op); break;
     case Op::Ballot: ballot_of(warp); break;
     case Op::None: break;
     }

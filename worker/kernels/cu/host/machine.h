@@ -5,7 +5,7 @@
 namespace host {
 
 enum class State { Running, AtCollective, AtBarrier, Done };
-enum class Op { None, Barrier, LoadMatrix, LoadMatrixTransposed, Multiply, ShuffleXor, ShuffleUp, Ballot };
+enum class Op { None, Barrier, LoadMatrix, LoadMatrixTransposed, Multiply, Shuffle, ShuffleXor, ShuffleUp, Ballot };
 enum CopyMode : u32 { LATE, EARLY, RANDOM };
 
 struct Copy { void* to; const void* from; bool valid, landed; };

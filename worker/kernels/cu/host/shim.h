@@ -55,10 +55,12 @@ template <class T> DEVICE void store_shared(T* to, T value) {
     host::machine.shadow.write(host::machine.place(to), sizeof(T), host::machine.who());
     *to = value;
 }
-template <class T> DEVICE void add_shared(T* to, T value) {
-    host::machine.check(to, sizeof(T), alignof(T), "an atomic addition");
-    host::machine.shadow.add(host::machine.place(to), sizeof(T), host::machine.who());
+DEVICE u32 add_shared(u32* to, u32 value) {
+    host::machine.check(to, 4, 4, "an atomic addition");
+    host::machine.shadow.add(host::machine.place(to), 4, host::machine.who());
+    const u32 before = *to;
     *to += value;
+    return before;
 }
 DEVICE void ldmatrix_x4(u32 (&to)[4], const bf16* row) {
     host::read_matrix_row(row);
@@ -111,6 +113,12 @@ DEVICE u32 ballot(bool value) {
     u32 result;
     host::collective(host::Op::Ballot, &value, &result);
     return result;
+}
+DEVICE u32 shuffle(u32 value, u32 lane) {
+    const u64 operands[2] = {value, lane};
+    u64 result;
+    host::collective(host::Op::Shuffle, operands, &result);
+    return (u32)result;
 }
 DEVICE u64 shuffle_up(u64 value, u32 lanes) {
     const u64 operands[2] = {value, lanes};

@@ -43,6 +43,9 @@ const MIXED: ByHeadDim = [
 const ROPE_STORE: ByHeadDim =
     [(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
 
+/// A search's sums of each lane and over them, a list of 2048 keys, what was found, and two numbers for each of 16 warps.
+const SAMPLE_SHARED_BYTES: u32 = (256 * 32 + 256 + 2048 + 2 + 16) * 8 + 16 * 4 + 8;
+
 /// Kernels that need more shared memory than `plain_bytes`, and how much.
 pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'static str, u32)> {
     PREFILL
@@ -50,7 +53,7 @@ pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'s
         .chain(DECODE)
         .chain(MIXED)
         .map(|(_, kernel, _, bytes)| (kernel, bytes))
-        .chain([("moe_gemm", super::moe::MULTIPLY_SHARED_BYTES)])
+        .chain([("moe_gemm", super::moe::MULTIPLY_SHARED_BYTES), ("sample", SAMPLE_SHARED_BYTES)])
         .filter(move |(_, bytes)| *bytes > plain_bytes)
 }
 
@@ -115,8 +118,17 @@ pub fn combine(head_dim: usize, merges: usize, heads: usize) -> Result<Launch, K
 /// # Errors
 /// As [`prefill`].
 pub fn rope_store(head_dim: usize, rows: usize, heads: usize) -> Result<Launch, KernelError> {
-    let warps = rows as u64 * heads as u64;
-    by_head_dim("rope", &ROPE_STORE, head_dim, warps.div_ceil(4))
+    let all_heads = rows as u64 * heads as u64;
+    // The kernel counts them in 32 bits, those of the last block that are not there among them.
+    if all_heads > MAX_GRID {
+        return Err(KernelError::Shape {
+            operation: "rope",
+            expected: format!("at most {MAX_GRID} heads of all rows"),
+            found: all_heads.to_string(),
+        });
+    }
+    // A lane has 16 numbers.
+    by_head_dim("rope", &ROPE_STORE, head_dim, (all_heads * head_dim as u64).div_ceil(128 * 16))
 }
 
 /// RMSNorm of `rows` rows.
@@ -172,8 +184,7 @@ pub fn sample(rows: usize, vocab: usize) -> Result<Launch, KernelError> {
             found: vocab.to_string(),
         });
     }
-    // 512 sums, what a search found, and two numbers for each warp.
-    launch("sample", rows as u64, 512, (512 + 2 + 2 * 32) * 8)
+    launch("sample", rows as u64, 512, SAMPLE_SHARED_BYTES)
 }
 
 fn by_head_dim(
@@ -219,11 +230,13 @@ mod tests {
     fn real_sizes_fit_a_launch_and_what_does_not_is_refused() {
         // 128k tokens at 64 heads; 500k blocks of context in chunks.
         assert_eq!(prefill(128, 131_072 / 128, 64).unwrap().grid, 65_536);
-        assert_eq!(rope_store(128, 131_072, 64 + 16).unwrap().grid, 2_621_440);
+        assert_eq!(rope_store(128, 131_072, 64 + 16).unwrap().grid, 655_360);
         assert_eq!(silu_mul(131_072, 28_672).unwrap().grid, 1_835_008);
         assert_eq!(decode(128, 15_625, 64, 8).unwrap().grid, 125_000);
         let error = prefill(128, 1 << 26, 64).unwrap_err().to_string();
         assert!(error.contains("at most 2147483647 blocks"), "{error}");
+        let error = rope_store(128, 1 << 25, 64).unwrap_err().to_string();
+        assert!(error.contains("at most 2147483647 heads of all rows"), "{error}");
         let error = prefill(96, 1, 1).unwrap_err().to_string();
         assert!(error.contains("64, 128 or 256"), "{error}");
         let error = sample(1, 1 << 24).unwrap_err().to_string();

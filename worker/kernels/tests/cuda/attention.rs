@@ -4,7 +4,7 @@ use half::bf16;
 use rand::RngExt;
 use worker_kernels::Span;
 use worker_kernels::cuda::params::{DecodeChunk, Merge, Visibility};
-use worker_kernels::cuda::plan::AttentionPlan;
+use worker_kernels::cuda::plan::{AttentionPlan, CHUNK_TOKENS};
 
 use crate::machine::{POISON, Run, on_a_real_gpu, rng};
 
@@ -283,6 +283,9 @@ fn prefill_sees_windows_and_sinks() {
         Case::new(64, 2, 1, &[(300, 10)]).with_window(20, 64),
         Case::new(64, 2, 1, &[(300, 10)]).with_window(20, 65),
         Case::new(64, 2, 1, &[(130, 10)]).with_window(20, 120),
+        Case::new(64, 2, 1, &[(130, 10)]).with_window(u32::MAX, 0),
+        Case::new(64, 2, 1, &[(130, 10)]).with_window(u32::MAX - 100, 0),
+        Case::new(64, 2, 1, &[(130, 10)]).with_window(20, u32::MAX),
         Case::new(128, 2, 2, &[(90, 40)]).with_window(31, 1).with_learned_sinks(),
         Case::new(256, 2, 1, &[(90, 20)]).with_window(33, 33),
         Case::new(64, 4, 2, &[(0, 20), (3, 2)]).with_learned_sinks(),
@@ -319,6 +322,8 @@ fn decode_takes_ragged_batches_and_groups_of_any_size() {
         Case::new(64, 17, 1, &[(40, 1)]),
         Case::new(128, 40, 2, &[(33, 1), (520, 1)]),
         Case::new(64, 4, 4, &[(20, 1), (31, 1)]).with_blocks_of(1),
+        // Nothing comes after the table, where the tile goes on.
+        Case::new(64, 4, 4, &[(20, 1)]).with_blocks_of(1),
         Case::new(64, 4, 1, &[(200, 1), (31, 1)]).with_blocks_of(128),
     ]);
 }
@@ -348,6 +353,9 @@ fn decode_sees_windows_and_sinks() {
         Case::new(64, 2, 1, &[(700, 1)]).with_window(17, 0),
         Case::new(64, 2, 1, &[(700, 1)]).with_window(188, 0),
         Case::new(64, 2, 1, &[(700, 1)]).with_window(189, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(u32::MAX, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(u32::MAX - 300, 0),
+        Case::new(64, 2, 1, &[(700, 1)]).with_window(20, u32::MAX),
         Case::new(64, 2, 1, &[(700, 1), (20, 1)]).with_window(200, 3),
         Case::new(128, 2, 1, &[(1300, 1)]).with_window(30, 5).with_learned_sinks(),
         Case::new(256, 4, 2, &[(90, 1), (600, 1)]).with_learned_sinks(),
@@ -398,5 +406,22 @@ fn huge_scores_do_not_overflow() {
         let out = compute(&case, &data, Run::number(0));
         let mut rows = out.chunks(data.out_stride);
         assert!(rows.all(|row| row[..case.head_dim].iter().all(|number| number.is_finite())));
+    }
+}
+
+/// Parts whose logarithms lie further apart than the exponents of a float reach, the heaviest first, last and between.
+#[test]
+fn decode_adds_up_parts_that_are_hundreds_apart() {
+    for levels in [[0.0, 25.0, 50.0], [50.0, 25.0, 0.0], [0.0, 50.0, 0.0]] {
+        let case = Case::new(64, 1, 1, &[(2 * CHUNK_TOKENS as usize + 40, 1)]);
+        let mut data = Data::new(&case, 5);
+        // The first number of query and key adds 64 · level / √64 to a score.
+        data.q[0] = bf16::from_f32(64.0);
+        for position in 0..=case.sequences[0].0 {
+            let at = data.offset(&case, 0, 0, position);
+            data.keys[at] = bf16::from_f32(levels[position / CHUNK_TOKENS as usize]);
+        }
+        let run = Run::number(0);
+        check_out(&case, &data, run, &compute(&case, &data, run));
     }
 }

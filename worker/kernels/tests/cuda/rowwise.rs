@@ -98,6 +98,7 @@ fn rope_store_does_each_of_its_steps_alone_and_together() {
         RopeCase { head_dim: 128, ..EVERYTHING },
         RopeCase { head_dim: 256, ..EVERYTHING },
         RopeCase { head_dim: 128, norm: false, ..EVERYTHING },
+        RopeCase { head_dim: 128, heads: 16, kv_heads: 8, rows: 3, ..EVERYTHING },
         RopeCase { turn: false, ..EVERYTHING },
         RopeCase { store: false, ..EVERYTHING },
         RopeCase { positions: false, rows: 1, ..EVERYTHING },

@@ -82,6 +82,7 @@ fn draws() -> Vec<Draw> {
         Draw { top_k: 1, ..PLAIN },
         Draw { top_k: 2, ..PLAIN },
         Draw { top_k: 7, temperature: 3.0, ..PLAIN },
+        Draw { top_k: 2500, ..PLAIN },
         Draw { top_k: 1_000_000, ..PLAIN },
         Draw { top_p: 0.9, ..PLAIN },
         Draw { top_p: 0.05, ..PLAIN },
@@ -94,7 +95,7 @@ fn draws() -> Vec<Draw> {
 
 #[test]
 fn tokens_are_those_that_f64_draws() {
-    for (number, vocab) in [1, 2, 31, 511, 512, 513, 3000].into_iter().enumerate() {
+    for (number, vocab) in [1, 2, 31, 511, 512, 513, 3000, 9001].into_iter().enumerate() {
         let mut rng = rng(number as u64);
         let draws = draws();
         let logits: Vec<f32> = (0..vocab * draws.len()).map(|_| rng.random_range(-4.0f32..4.0)).collect();
@@ -106,21 +107,45 @@ fn tokens_are_those_that_f64_draws() {
     }
 }
 
-/// Equal weights: the lower token first, in every cut.
+/// Equal weights: the lower token first, in every cut; few, and more than the kernel's list holds.
 #[test]
 fn equal_logits_are_told_apart_by_token() {
-    let logits: Vec<f32> = (0..700).map(|token| if token % 3 == 0 { 2.0 } else { -1.0 }).collect();
-    for seed in 0..4 {
+    for (seed, vocab) in [700, 9000, 700, 9000].into_iter().enumerate() {
+        let logits: Vec<f32> = (0..vocab).map(|token| if token % 3 == 0 { 2.0 } else { -1.0 }).collect();
+        let seed = seed as u64;
         for draw in [
             Draw { seed, top_k: 5, ..PLAIN },
+            Draw { seed, top_k: 2700, ..PLAIN },
+            Draw { seed, top_p: 0.6, ..PLAIN },
             Draw { seed, top_p: 0.02, ..PLAIN },
             Draw { seed, temperature: 0.0, ..PLAIN },
             Draw { seed, min_p: 0.5, ..PLAIN },
         ] {
             let token = sample(&logits, &[draw], Run::number(seed as usize))[0];
             let want = reference(&logits, &draw);
-            assert!(want.contains(&token), "{draw:?}: drew {token}, not one of {want:?}");
+            assert!(want.contains(&token), "{vocab} tokens, {draw:?}: drew {token}, not one of {want:?}");
         }
+    }
+}
+
+/// The API refuses some of these; a kernel that looked for what is not there would return whatever lies there.
+#[test]
+fn parameters_at_and_beyond_their_ends_draw_the_most_probable_token() {
+    for vocab in [3, 600, 5000] {
+        let mut rng = rng(vocab as u64);
+        let mut logits: Vec<f32> = (0..vocab).map(|_| rng.random_range(-4.0f32..4.0)).collect();
+        logits[vocab * 2 / 3] = 5.0;
+        let draws = [
+            Draw { top_p: 0.0, ..PLAIN },
+            Draw { top_p: -1.0, ..PLAIN },
+            Draw { top_p: f32::MIN_POSITIVE, top_k: 2, ..PLAIN },
+            Draw { min_p: 1.5, ..PLAIN },
+            Draw { min_p: f32::NAN, top_p: 0.5, ..PLAIN },
+            Draw { temperature: 1e-40, ..PLAIN },
+            Draw { temperature: 1e-40, top_k: 2, ..PLAIN },
+        ];
+        let rows: Vec<f32> = draws.iter().flat_map(|_| logits.clone()).collect();
+        assert_eq!(sample(&rows, &draws, Run::number(vocab)), [vocab as u32 * 2 / 3; 7], "{vocab} tokens");
     }
 }
 

@@ -135,6 +135,13 @@ fn what_there_was_no_time_for_is_reported_as_not_run() {
         verdicts.len() > 3 && verdicts.iter().all(|(_, verdict)| verdict.starts_with("not run")),
         "{json}"
     );
+
+    // Whether PyTorch is there is not looked up either: importing it may take a minute.
+    carried.run(&machine_with_kernels(), &["rates", "copy"], &[("PART_SECONDS", "0")]);
+    let json = carried.json("rates");
+    let reasons: Vec<&str> =
+        json["results"].as_array().unwrap().iter().map(|result| result["reason"].as_str().unwrap()).collect();
+    assert_eq!(reasons, ["", "not run: the part's time is over"], "{json}");
 }
 
 #[test]
@@ -189,6 +196,9 @@ fn goals_are_held_against(rates: &Path) {
     assert!(!line("| decode_128, of the copy's").contains("not measured"), "{table}");
     assert!(line("| decode_64, of the copy's").contains("| not measured | 0.8 | no |"), "{table}");
     assert!(line("| prefill_128_long, TFLOP/s").ends_with("| 300 | no |"), "{table}");
+    // What has no goal is shown all the same.
+    assert!(line("sample of 40 x 40, plain").contains(" µs, no goal; "), "{table}");
+    assert!(!line("sample of 40 x 40, top-k").contains("not measured"), "{table}");
 }
 
 #[test]
