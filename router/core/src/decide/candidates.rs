@@ -282,7 +282,7 @@ impl Candidates {
             context_tokens: self.context_tokens,
             share: self.share,
             workers: self.workers,
-            place: self.router_place(),
+            router_place: self.router_place(),
             ring,
             arrivals_per_s,
             unseen,

@@ -139,7 +139,7 @@ pub struct Choice<'a> {
     /// Workers of the fleet.
     pub workers: u32,
     /// This router's place among those that follow the workers' load.
-    pub place: RouterPlace,
+    pub router_place: RouterPlace,
     /// The ring over the whole fleet, made on first use.
     pub ring: &'a dyn Fn() -> &'a Ring,
     /// Requests a second of late, over the whole fleet.

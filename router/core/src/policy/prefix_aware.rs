@@ -191,8 +191,8 @@ struct Fleet {
 impl Fleet {
     fn of(request: &RequestView<'_>, choice: &Choice<'_>) -> Self {
         let Sums { running, waiting, busy, context_tokens, own, others } = Sums::of(choice);
-        // What other routers send is seen in what runs.
-        let routers = if own > 0.0 { 1.0 + others / own } else { f64::from(choice.place.count) };
+        // What other routers send is seen in what runs. This request is one of this router's, if it has no other.
+        let routers = 1.0 + others / own.max(1.0);
         let arrivals_per_s = choice.arrivals_per_s * choice.share * routers;
         let count = choice.candidates.len() as f64;
         Self {
@@ -226,7 +226,7 @@ impl Fleet {
     /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with nothing cached,
     /// would cost least.
     fn place_unseen(&self, choice: &Choice<'_>, works: &mut [Work], rng: &mut dyn Rng) {
-        let RouterPlace { rank, count: routers } = choice.place;
+        let RouterPlace { rank, count: routers } = choice.router_place;
         let others = self.routers - 1.0;
         if routers < 2 || routers >= choice.workers {
             // Nobody has a worker of his own: a random number, so that not all stop at the same one.

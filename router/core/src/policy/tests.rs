@@ -38,7 +38,7 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         context_tokens: sum(|load| load.context_tokens),
         share: 1.0,
         workers: candidates.len() as u32,
-        place: RouterPlace::ALONE,
+        router_place: RouterPlace::ALONE,
         ring,
         arrivals_per_s: 0.0,
         unseen: Unseen::default(),
