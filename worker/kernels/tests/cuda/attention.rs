@@ -6,7 +6,7 @@ use worker_kernels::Span;
 use worker_kernels::cuda::params::{DecodeChunk, Merge, Visibility};
 use worker_kernels::cuda::plan::{AttentionPlan, CHUNK_TOKENS};
 
-use crate::machine::{POISON, Run, on_a_real_gpu, rng};
+use crate::machine::{COPY_MODES, POISON, Run, on_a_real_gpu, rng};
 
 mod launches;
 
@@ -238,9 +238,12 @@ fn check_rows(case: &Case, data: &Data, run: Run, out: &[bf16], each: usize) {
     }
 }
 
+/// Each case with the copies of every mode, and numbers of its own for each.
 fn check_all(cases: impl IntoIterator<Item = Case>) {
     for (number, case) in cases.into_iter().enumerate() {
-        check(&case, number as u64, Run::number(number));
+        for run in (number * COPY_MODES.len()..).take(COPY_MODES.len()) {
+            check(&case, run as u64, Run::number(run));
+        }
     }
 }
 
