@@ -148,17 +148,23 @@ async fn run(args: &SoakArgs) -> anyhow::Result<SoakReport> {
     let (mut tasks, mut sent, mut readings) = (JoinSet::new(), 0, Vec::new());
     let mut ticker = Ticker::start(TICK, TICK)?;
     let start = Instant::now();
-    while start.elapsed().as_secs() < args.duration {
+    let whole = Duration::from_secs(args.duration);
+    loop {
         ticker.tick().await?;
-        let due = (start.elapsed().as_secs_f64() * f64::from(args.rate)) as u64;
+        let now = start.elapsed().min(whole); // what is due, and no more, also when the machine stood still
+        let due = (now.as_secs_f64() * f64::from(args.rate)) as u64;
         for _ in sent..due {
             tasks.spawn(Arc::clone(&shared).ask(shared.workload.draft(&mut rng)));
         }
         sent = due.max(sent);
         while tasks.try_join_next().is_some() {}
-        mocks.keep(start.elapsed(), Duration::from_secs(args.kill_every), Duration::from_secs(args.down))?;
-        if start.elapsed().as_secs() >= readings.len() as u64 * args.read_every {
+        let all_killed =
+            mocks.keep(now, Duration::from_secs(args.kill_every), Duration::from_secs(args.down))?;
+        if now.as_secs() >= readings.len() as u64 * args.read_every {
             readings.push(shared.read(&router, launched.pid(), start)?);
+        }
+        if now == whole && all_killed {
+            break;
         }
     }
     let all = async { while tasks.join_next().await.is_some() {} };

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use bench::overhead::measure;
 use bench::overhead::mocks::{Mocks, Pace, Pacing, Plan};
 use bench::overhead::process::ProcessTree;
 use bench::overhead::rig::{Rig, Timing};
+use bench::overhead::streams;
 use bench::overhead::tally::{Counts, Tally};
 use bench::overhead::workload::{Delivery, Workload};
 use clap::Parser;
@@ -27,6 +28,20 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 async fn four_mocks() -> Mocks {
     Mocks::listen(&[0, 0, 0, 0]).await.unwrap()
+}
+
+/// This process stands in place of a router, which is not there.
+fn rig(mocks: &Mocks, addresses: &[SocketAddr], connections: usize, [warmup, duration]: [u64; 2]) -> Rig {
+    Rig {
+        addresses: addresses.to_vec(),
+        mocks: mocks.clone(),
+        authority: "mocks".to_owned(),
+        path_prefix: String::new(),
+        process: Some(ProcessTree::of_this_process()),
+        idle: None,
+        connections,
+        timing: Timing { warmup: Duration::from_millis(warmup), duration: Duration::from_millis(duration) },
+    }
 }
 
 fn workload(kilobytes: usize, delivery: Delivery) -> Arc<Workload> {
@@ -145,16 +160,7 @@ fn parse(line: &str) -> OverheadArgs {
 #[tokio::test]
 async fn routers_side_by_side_are_compared_turn_by_turn() {
     let mocks = four_mocks().await;
-    let rig = |number: usize| Rig {
-        addresses: vec![mocks.addresses()[number]],
-        mocks: mocks.clone(),
-        authority: "mocks".to_owned(),
-        path_prefix: String::new(),
-        process: Some(ProcessTree::of_this_process()),
-        idle: None,
-        connections: 4,
-        timing: Timing { warmup: Duration::from_millis(10), duration: Duration::from_millis(100) },
-    };
+    let rig = |number: usize| rig(&mocks, &mocks.addresses()[number..=number], 4, [10, 100]);
     let rigs = [("one".to_owned(), rig(0)), ("two".to_owned(), rig(1))];
     let beside = beside::measure(&rigs, 1, 3).await.unwrap();
     let [one, two] = &beside.routers[..] else { panic!("{beside:?}") };
@@ -175,16 +181,7 @@ async fn every_part_gives_its_figures() {
     let args =
         parse("--rss-requests 640 --idle-streams 60 --streams 8 --flood-chunks 50 --chunk-interval-ms 5");
     let mocks = four_mocks().await;
-    let rig = Rig {
-        addresses: mocks.addresses().to_vec(),
-        mocks,
-        authority: "mocks".to_owned(),
-        path_prefix: String::new(),
-        process: Some(ProcessTree::of_this_process()), // in place of a router, which is not there
-        idle: None,
-        connections: 32,
-        timing: Timing { warmup: Duration::from_millis(50), duration: Duration::from_millis(500) },
-    };
+    let rig = rig(&mocks, mocks.addresses(), 32, [50, 500]);
     let figures = measure(&rig, &args.load).await.unwrap();
     let json = serde_json::to_value(&figures).unwrap();
     let after = figures.after_requests.unwrap();
@@ -203,6 +200,15 @@ async fn every_part_gives_its_figures() {
     assert_eq!((idle.streams, idle.ended_early, idle.usage.chunks), (60, 0, 60));
     assert!(figures.rss_idle_mb.unwrap() > 0.0 && figures.rss_end_mb.unwrap() > 0.0);
     assert!(json["rates"][2]["requests_per_s"].as_f64().unwrap() > 0.0, "{json}");
+}
+
+#[tokio::test]
+async fn a_window_goes_on_until_something_has_come() {
+    let mocks = four_mocks().await;
+    let rig = rig(&mocks, mocks.addresses(), 2, [0, 1]);
+    let pace = Pace { streams: 2, interval: Duration::from_millis(100), pacing: Pacing::Steps };
+    let paced = streams::paced(&rig, pace).await.unwrap();
+    assert!(paced.usage.chunks > 0 && paced.cpu_us_per_chunk.unwrap() > 0.0, "{paced:?}");
 }
 
 #[test]

@@ -29,11 +29,11 @@ fn counts_every_request_and_every_kill() {
     std::fs::remove_file(&lines).expect("it can be removed");
     let report: Value = serde_json::from_str(line.trim()).expect("it is JSON");
     let answered = report["answered"].as_u64().expect("a count");
-    assert!((1..=300).contains(&answered), "at most 100 a second for 3 s: {answered}");
     assert_eq!(report["failures"], serde_json::json!({}));
-    assert!(report["kills"].as_u64().expect("a count") >= 2);
+    assert_eq!(answered, 300, "100 a second for 3 s");
+    assert_eq!(report["kills"], 3);
     let readings = report["readings"].as_array().expect("readings");
-    assert!(readings.len() >= 3 && readings.iter().all(|reading| reading["rss_mb"].as_f64() > Some(0.0)));
+    assert!(readings.len() >= 2 && readings.iter().all(|reading| reading["rss_mb"].as_f64() > Some(0.0)));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains(&format!("{answered} answered")), "{text}");
 }

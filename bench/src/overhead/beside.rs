@@ -119,7 +119,7 @@ async fn one_turn(rig: &Rig, kilobytes: usize, turn: usize) -> anyhow::Result<Tu
     rig.mocks.answer_with(Plan::Whole);
     let mut load = Load::seeded(&tally, turn as u64 * SEEDS_A_TURN);
     load.spawn(rig.connections, &rig.addresses, &workload, |lane, rng| lane.closed_loop(u64::MAX, rng));
-    let usage = rig.watch(&tally).await?;
+    let usage = rig.watch(&tally, |usage| usage.requests).await?;
     load.stop().await;
     let cpu_us = usage.cpu_us_each(usage.requests);
     Ok(Turn { cpu_us, requests: usage.requests, errors: tally.errors().values().sum() })

@@ -2,7 +2,8 @@
 //!
 //! A router may be a launcher with the real one beneath it, so a tree of processes is read, never one. CPU time comes
 //! from the scheduler's nanoseconds of each task; where those are missing, or a task has ended since and taken its share
-//! along, from the ticks of `stat`, which remember ended threads. Knows nothing of routers. Next: [`super::rig`].
+//! along, from the ticks of `stat`, which remember ended threads, if they tell of more than the tasks that are left. Knows
+//! nothing of routers. Next: [`super::rig`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -131,14 +132,19 @@ impl CpuReading {
     /// CPU time between an earlier reading and this one.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Duration {
+        let of_tasks = Duration::from_nanos(
+            self.task_ns
+                .iter()
+                .map(|(task, ns)| ns.saturating_sub(earlier.task_ns.get(task).copied().unwrap_or(0)))
+                .sum(),
+        );
         let is_whole =
             !earlier.task_ns.is_empty() && earlier.task_ns.keys().all(|task| self.task_ns.contains_key(task));
         if is_whole {
-            let sum = |reading: &Self| reading.task_ns.values().sum::<u64>();
-            return Duration::from_nanos(sum(self).saturating_sub(sum(earlier)));
+            return of_tasks;
         }
         let ticks = self.ticks.saturating_sub(earlier.ticks);
-        Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+        of_tasks.max(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
     }
 }
 
@@ -200,6 +206,8 @@ mod tests {
         assert_eq!(reading(&[(1, 4_000), (2, 500), (3, 7)], 100).since(&before), Duration::from_nanos(3_007));
         let per_tick = 1.0 / rustix::param::clock_ticks_per_second() as f64;
         assert_eq!(reading(&[(1, 4_000)], 103).since(&before), Duration::from_secs_f64(3.0 * per_tick));
+        // Ticks are coarse: less than one has passed, and yet it has worked.
+        assert_eq!(reading(&[(1, 4_000), (3, 7)], 100).since(&before), Duration::from_nanos(3_007));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub async fn measure(rig: &Rig, kilobytes: usize) -> anyhow::Result<Rate> {
     rig.mocks.answer_with(Plan::Whole);
     let mut load = Load::new(&tally);
     load.spawn(rig.connections, &rig.addresses, &workload, |lane, rng| lane.closed_loop(u64::MAX, rng));
-    let usage = rig.watch(&tally).await?;
+    let usage = rig.watch(&tally, |usage| usage.requests).await?;
     load.stop().await;
     let usage = Usage { errors: tally.errors(), ..usage };
     Ok(Rate {

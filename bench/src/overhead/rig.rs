@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::Serialize;
 
+use super::load::LAST_ANSWER;
 use super::mocks::{MockCounts, Mocks};
 use super::process::{CpuReading, ProcessTree};
 use super::spin::Idle;
@@ -122,15 +123,23 @@ impl Rig {
         })
     }
 
-    /// Lets the load that runs warm up, then watches it for the window's length.
+    /// Lets the load that runs warm up, then watches it for the window's length. A window in which nothing of what is
+    /// `counted` has come gives no figure, so it goes on for another length, as long as nothing fails and answers may
+    /// take.
     ///
     /// # Errors
     /// The router is gone.
-    pub async fn watch(&self, tally: &Arc<Tally>) -> anyhow::Result<Usage> {
+    pub async fn watch(&self, tally: &Arc<Tally>, counted: fn(&Usage) -> u64) -> anyhow::Result<Usage> {
         tokio::time::sleep(self.timing.warmup).await;
         let before = self.snapshot(tally)?;
-        tokio::time::sleep(self.timing.duration).await;
-        Ok(self.snapshot(tally)?.since(&before, tally))
+        loop {
+            tokio::time::sleep(self.timing.duration).await;
+            let usage = self.snapshot(tally)?.since(&before, tally);
+            let is_over = usage.error_count() > 0 || usage.seconds > LAST_ANSWER.as_secs_f64();
+            if counted(&usage) > 0 || is_over {
+                return Ok(usage);
+            }
+        }
     }
 }
 

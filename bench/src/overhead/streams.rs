@@ -65,7 +65,7 @@ async fn measure(
     rig.mocks.answer_with(plan);
     let mut load = Load::new(&tally);
     load.spawn(streams, &rig.addresses, &workload, |lane, rng| lane.read_streams(streams_each, chunks, rng));
-    let usage = rig.watch(&tally).await?;
+    let usage = rig.watch(&tally, |usage| usage.chunks).await?;
     match streams_each {
         1 => load.finish(LAST_ANSWER).await,
         _ => load.stop().await,

@@ -47,11 +47,12 @@ impl MockProcesses {
         self.kills
     }
 
-    /// Kills the next one when it is time, and brings back who has been away for `down`.
+    /// Kills the next one when it is time, and brings back who has been away for `down`. Whether all are killed whose time
+    /// has come: at most one is at once.
     ///
     /// # Errors
     /// A process cannot be started or killed.
-    pub fn keep(&mut self, now: Duration, kill_every: Duration, down: Duration) -> anyhow::Result<()> {
+    pub fn keep(&mut self, now: Duration, kill_every: Duration, down: Duration) -> anyhow::Result<bool> {
         for mock in &mut self.mocks {
             if mock.child.is_none() && now >= mock.back_at {
                 mock.child = Some(spawn(mock.port, self.core)?);
@@ -68,7 +69,7 @@ impl MockProcesses {
             mock.back_at = now + down;
             self.kills += 1;
         }
-        Ok(())
+        Ok(self.kills == due)
     }
 }
 
