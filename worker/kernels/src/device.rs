@@ -102,34 +102,16 @@ pub trait Kernels: Device {
         out: &mut Self::Buffer,
     ) -> Result<(), KernelError>;
 
-    /// RMSNorm of each head on its own, in place (Qwen3's QK-norm).
+    /// What comes between the projection of queries, keys and values and attention, in one pass: queries and keys are normalised head
+    /// by head where there are norms, and turned (rotary embedding, in Hugging Face's `rotate_half` order); keys and values are written
+    /// into their blocks. Of `qkv` only the queries are of use afterwards.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] when the heads do not lie in `x` or `weight` is not as long as a head.
-    fn head_norm(
+    /// [`KernelError::Shape`] when heads, norms, angles, spans, blocks and rows do not fit together.
+    fn rope_store(
         &self,
-        x: &mut Self::Buffer,
-        heads: HeadSpan,
-        weight: &Self::Vector,
-        eps: f32,
-    ) -> Result<(), KernelError>;
-
-    /// Rotary embedding in place, in Hugging Face's `rotate_half` order. Row i of `angles` holds `head_dim / 2` cosines
-    /// and then as many sines.
-    ///
-    /// # Errors
-    /// [`KernelError::Shape`] when heads or angles do not fit `x`.
-    fn rope(&self, x: &mut Self::Buffer, angles: &Self::Buffer, heads: HeadSpan) -> Result<(), KernelError>;
-
-    /// Writes keys and values of the rows of `qkv` into their blocks.
-    ///
-    /// # Errors
-    /// [`KernelError::Shape`] when spans, blocks and rows do not fit together.
-    fn store_kv(
-        &self,
-        qkv: &Self::Buffer,
-        spans: &[Span<'_>],
-        layer: usize,
+        qkv: &mut Self::Buffer,
+        shape: RopeShape<'_, Self>,
         pool: &mut Self::KvPool,
     ) -> Result<(), KernelError>;
 
@@ -164,17 +146,6 @@ pub trait Kernels: Device {
     ) -> Result<(), KernelError>;
 }
 
-/// Neighbouring heads in the rows of a buffer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HeadSpan {
-    /// Column where the first head begins.
-    pub first_column: usize,
-    /// How many heads.
-    pub heads: usize,
-    /// Numbers in a head.
-    pub head_dim: usize,
-}
-
 /// Rows of one sequence: row `first_row + i` has position `context_tokens + i`.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
@@ -194,6 +165,35 @@ impl Span<'_> {
     pub fn end(&self) -> usize {
         self.context_tokens + self.rows
     }
+
+    /// The position after the last of all spans.
+    pub(crate) fn last_end(spans: &[Span<'_>]) -> usize {
+        spans.iter().map(Span::end).max().unwrap_or(0)
+    }
+}
+
+/// What [`Kernels::rope_store`] does to rows of queries, keys and values, which lie in this order.
+pub struct RopeShape<'a, D: Device + ?Sized> {
+    /// Layer of the pool.
+    pub layer: usize,
+    /// Query heads; there are as many heads of keys, and of values, as the pool has.
+    pub heads: usize,
+    /// Row p has the `head_dim / 2` cosines and then as many sines of position p; there is one for every position of the spans.
+    pub angles: &'a D::Buffer,
+    /// Of queries and keys, where the model has them.
+    pub norm: Option<QkNorm<'a, D>>,
+    /// The rows of each sequence.
+    pub spans: &'a [Span<'a>],
+}
+
+/// RMSNorm of each head of queries and keys (Qwen3's QK-norm).
+pub struct QkNorm<'a, D: Device + ?Sized> {
+    /// Weight of the queries, `[head_dim]`.
+    pub query: &'a D::Vector,
+    /// Weight of the keys.
+    pub key: &'a D::Vector,
+    /// Added to the mean of squares.
+    pub eps: f32,
 }
 
 /// What [`Kernels::attention`] computes.
@@ -276,4 +276,27 @@ pub enum KernelError {
     /// The device or its driver failed.
     #[error("device failed: {0}")]
     Device(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_that_do_not_fit_are_refused() {
+        let layout = KvLayout { layers: 2, kv_heads: 1, head_dim: 8, block_tokens: 4, blocks: 3 };
+        let span = |first_row, rows, context_tokens, blocks| Span { first_row, rows, context_tokens, blocks };
+        assert_eq!(layout.check(&[span(0, 2, 3, &[0, 2])], 2, 1), Ok(()));
+        let wrong: [(&[Span<'_>], usize, &str); 5] = [
+            (&[span(0, 2, 3, &[0])], 0, "2 blocks"),
+            (&[span(0, 2, 3, &[0, 3])], 0, "blocks below 3"),
+            (&[span(1, 1, 0, &[0])], 0, "from row 0"),
+            (&[span(0, 1, 0, &[0])], 0, "over 2 rows"),
+            (&[span(0, 2, 0, &[0])], 2, "layer below 2"),
+        ];
+        for (spans, layer, reason) in wrong {
+            let error = layout.check(spans, 2, layer).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error} should say {reason}");
+        }
+    }
 }

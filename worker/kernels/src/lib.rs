@@ -10,6 +10,6 @@ mod mapped;
 mod weight;
 
 pub use cpu::CpuKernels;
-pub use device::{AttentionShape, Device, HeadSpan, KernelError, Kernels, KvLayout, Span};
+pub use device::{AttentionShape, Device, KernelError, Kernels, KvLayout, QkNorm, RopeShape, Span};
 pub use mapped::MappedFile;
 pub use weight::{Dtype, WeightView};

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use worker_kernels::cpu::{Activations, CpuKvPool, Isa};
-use worker_kernels::{AttentionShape, CpuKernels, Device, Kernels, KvLayout, Span};
+use worker_kernels::{AttentionShape, CpuKernels, Device, Kernels, KvLayout, RopeShape, Span};
 
 /// Heads and blocks of a case.
 #[derive(Clone, Copy, Debug)]
@@ -80,9 +80,13 @@ impl Machine {
     }
 
     fn store(&mut self, qkv: &[f32], spans: &[Span<'_>]) -> Activations {
-        let mut rows = Activations::default();
+        let (mut rows, mut angles) = (Activations::default(), Activations::default());
         self.kernels.write(qkv, self.shape.width(), &mut rows).unwrap();
-        self.kernels.store_kv(&rows, spans, 1, &mut self.pool).unwrap();
+        let (half, end) = (self.shape.head_dim / 2, spans.iter().map(Span::end).max().unwrap());
+        let unturned = [vec![1.0; half], vec![0.0; half]].concat().repeat(end);
+        self.kernels.write(&unturned, self.shape.head_dim, &mut angles).unwrap();
+        let shape = RopeShape { layer: 1, heads: self.shape.heads(), angles: &angles, norm: None, spans };
+        self.kernels.rope_store(&mut rows, shape, &mut self.pool).unwrap();
         rows
     }
 

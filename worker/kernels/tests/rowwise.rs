@@ -1,4 +1,4 @@
-//! Norms, rotary embedding, SiLU and row copies against f64, on every kind of instructions this machine has.
+//! Norms, SiLU and row copies against f64, on every kind of instructions this machine has.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use worker_kernels::cpu::{Activations, Isa};
-use worker_kernels::{CpuKernels, Device, Dtype, HeadSpan, Kernels, WeightView};
+use worker_kernels::{CpuKernels, Device, Dtype, Kernels, WeightView};
 
 fn numbers(seed: u64, n: usize) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(seed);
@@ -63,39 +63,6 @@ proptest! {
             assert_near(out.numbers(), &want);
         }
     }
-}
-
-#[test]
-fn heads_are_normed_each_on_its_own_and_the_rest_is_left() {
-    let (width, heads) = (50, HeadSpan { first_column: 8, heads: 3, head_dim: 12 });
-    let (x, weight) = (numbers(1, 4 * width), numbers(2, 12));
-    for kernels in every_isa() {
-        let mut out = buffer(&kernels, &x, width);
-        kernels.head_norm(&mut out, heads, &weight, 1e-6).unwrap();
-        for (row, got) in x.chunks_exact(width).zip(out.numbers().chunks_exact(width)) {
-            let mut want: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
-            for head in 0..3 {
-                let columns = 8 + head * 12..8 + (head + 1) * 12;
-                want[columns.clone()].copy_from_slice(&normed(&row[columns], &weight, 1e-6));
-            }
-            assert_near(got, &want);
-        }
-        assert!(kernels.head_norm(&mut out, HeadSpan { heads: 4, ..heads }, &weight, 1e-6).is_err());
-    }
-}
-
-#[test]
-fn rope_turns_pairs_half_a_head_apart() {
-    let kernels = CpuKernels::new("test", 1).unwrap();
-    let angle = 0.7f32;
-    // One head of 4 after one column that is none: pairs (1, 3) and (2, 4), the second one unturned.
-    let mut x = buffer(&kernels, &[9.0, 1.0, 2.0, 3.0, 4.0], 5);
-    let angles = buffer(&kernels, &[angle.cos(), 1.0, angle.sin(), 0.0], 4);
-    kernels.rope(&mut x, &angles, HeadSpan { first_column: 1, heads: 1, head_dim: 4 }).unwrap();
-    let (sin, cos) = f64::from(angle).sin_cos();
-    assert_near(x.numbers(), &[9.0, cos - 3.0 * sin, 2.0, 3.0 * cos + sin, 4.0]);
-    let two_heads = HeadSpan { first_column: 1, heads: 2, head_dim: 4 };
-    assert!(kernels.rope(&mut x, &angles, two_heads).is_err());
 }
 
 #[test]

@@ -1,65 +1,84 @@
-//! Changes to logits before a token is drawn: bias, tokens withheld, penalties.
+//! Changes to logits before a token is drawn: bias, penalties, tokens withheld.
 //!
-//! Pure, like [`sample`](super::sample::sample), its only caller.
+//! Pure. Each token that changes is named once, with all that happens to it: [`adjust`] does it here, for
+//! [`sample`](super::sample::sample), and a GPU does it for [`super::draws`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use roundhouse_types::TokenId;
-use worker_core::sampling::{History, SamplingParams};
+use worker_core::sampling::SamplingParams;
 use worker_core::step::SampleRequest;
+
+/// All that happens to the logit of one token.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Change {
+    /// Added first.
+    pub(super) bias: f32,
+    /// How often it is in the answer: 0 is in the prompt only; `None` where it is in neither, or penalties do not ask.
+    pub(super) seen: Option<u32>,
+    /// It may not be drawn.
+    pub(super) is_withheld: bool,
+}
+
+/// What the parameters change, by token; tokens may be beyond the vocabulary.
+pub(super) fn changes(request: &SampleRequest) -> HashMap<TokenId, Change> {
+    let params = &request.params;
+    let mut changes: HashMap<TokenId, Change> = HashMap::new();
+    for (token, bias) in &params.logit_bias {
+        let change = changes.entry(*token).or_default();
+        change.bias = finite(change.bias + bias);
+    }
+    if let Some(history) = request.history.as_ref().filter(|_| params.reads_history()) {
+        let (prompt, answer) = history.tokens.split_at(history.prompt_tokens.min(history.tokens.len()));
+        // A count of nothing still stands for a token that was seen.
+        let prompt = if params.repetition_penalty == 1.0 { &[] } else { prompt };
+        for (token, count) in
+            prompt.iter().map(|token| (token, 0)).chain(answer.iter().map(|token| (token, 1)))
+        {
+            *changes.entry(*token).or_default().seen.get_or_insert(0) += count;
+        }
+    }
+    if request.generated_tokens < params.min_tokens {
+        for token in &params.withheld_tokens {
+            changes.entry(*token).or_default().is_withheld = true;
+        }
+    }
+    changes
+}
 
 /// The logits as the parameters change them; the same ones, not copied, where they change nothing.
 pub(super) fn adjust<'a>(logits: &'a [f32], request: &SampleRequest) -> Cow<'a, [f32]> {
-    let params = &request.params;
-    let withheld: &[TokenId] =
-        if request.generated_tokens < params.min_tokens { &params.withheld_tokens } else { &[] };
-    let history = request.history.as_ref().filter(|_| params.reads_history());
-    if params.logit_bias.is_empty() && withheld.is_empty() && history.is_none() {
+    let changes = changes(request);
+    if changes.is_empty() {
         return Cow::Borrowed(logits);
     }
     let mut adjusted = logits.to_vec();
-    for (token, bias) in &params.logit_bias {
-        change(&mut adjusted, *token, |logit| logit + bias);
-    }
-    if let Some(history) = history {
-        penalize(&mut adjusted, params, history);
-    }
-    // Last, and not by a bias: neither a bias nor a penalty brings them back.
-    for token in withheld {
-        change(&mut adjusted, *token, |_| f32::NEG_INFINITY);
+    for (token, change) in changes {
+        if let Some(logit) = adjusted.get_mut(token as usize) {
+            *logit = changed(*logit, change, &request.params);
+        }
     }
     Cow::Owned(adjusted)
 }
 
-/// Each token once, whatever its count: the repetition penalty (Keskar et al. 2019, "CTRL") for what is in prompt or answer,
-/// then OpenAI's two for what is in the answer.
-fn penalize(logits: &mut [f32], params: &SamplingParams, history: &History) {
-    let (prompt, answer) = history.tokens.split_at(history.prompt_tokens.min(history.tokens.len()));
-    let mut in_answer: HashMap<TokenId, u32> = HashMap::new();
-    if params.repetition_penalty != 1.0 {
-        // A count of nothing still stands for a token that was seen.
-        in_answer.extend(prompt.iter().map(|token| (*token, 0)));
+/// The bias, then the repetition penalty (Keskar et al. 2019, "CTRL") for what is in prompt or answer, then OpenAI's two for what is in
+/// the answer. Withheld last, and not by a bias: neither a bias nor a penalty brings a token back.
+fn changed(logit: f32, change: Change, params: &SamplingParams) -> f32 {
+    let Change { bias, seen, is_withheld } = change;
+    let mut logit = finite(logit + bias);
+    if let Some(count) = seen {
+        let penalty = params.repetition_penalty;
+        let repeated = if logit > 0.0 { logit / penalty } else { logit * penalty };
+        let present = if count > 0 { params.presence_penalty } else { 0.0 };
+        logit = finite(repeated - params.frequency_penalty * count as f32 - present);
     }
-    for token in answer {
-        *in_answer.entry(*token).or_insert(0) += 1;
-    }
-    for (token, count) in in_answer {
-        change(logits, token, |logit| {
-            let penalty = params.repetition_penalty;
-            let repeated = if logit > 0.0 { logit / penalty } else { logit * penalty };
-            let present = if count > 0 { params.presence_penalty } else { 0.0 };
-            repeated - params.frequency_penalty * count as f32 - present
-        });
-    }
+    if is_withheld { f32::NEG_INFINITY } else { logit }
 }
 
-/// Changes one logit, and keeps it a number: extreme parameters stop at what f32 holds.
-fn change(logits: &mut [f32], token: TokenId, to: impl FnOnce(f32) -> f32) {
-    if let Some(logit) = logits.get_mut(token as usize) {
-        let changed = to(*logit);
-        *logit = if changed == f32::NEG_INFINITY { changed } else { changed.clamp(f32::MIN, f32::MAX) };
-    }
+/// Keeps a logit a number: extreme parameters stop at what f32 holds.
+fn finite(number: f32) -> f32 {
+    if number == f32::NEG_INFINITY { number } else { number.clamp(f32::MIN, f32::MAX) }
 }
 
 #[cfg(test)]
@@ -67,6 +86,7 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
+    use worker_core::sampling::History;
 
     use super::*;
 

@@ -1,15 +1,17 @@
 //! The CUDA backend: one model, one KV pool, one GPU. The same forward pass as the CPU's, over other kernels.
 //!
-//! Correct first: a step launches every operation, waits once for the logits, and draws on the CPU with the same sampler, so that
-//! tokens are those of the CPU backend as far as bf16 activations allow. Next: `worker_kernels::cuda`.
+//! Correct first: a step launches every operation, the draw among them, and waits once, for its tokens; where log-probabilities are
+//! asked for, once more, for those rows' logits. Tokens are those of the CPU backend as far as bf16 activations allow.
+//! Next: `worker_kernels::cuda`.
 
-use worker_core::step::{Backend, BackendError, Batch, KvCapacity, NextToken};
+use worker_core::step::{Backend, BackendError, Batch, KvCapacity, NextToken, SampleRequest};
 use worker_kernels::cuda::{CudaKernels, CudaKvPool};
 use worker_kernels::{Device, KernelError};
 
 use super::batch::FlatBatch;
 use super::capacity::kv_layout;
-use super::sample::{Drawn, sample};
+use super::draws::draws;
+use super::sample::{Drawn, SampleError, logprobs};
 use crate::model::transformer::Rows;
 use crate::model::{ModelConfig, ModelError, ModelFiles, Transformer, Weights, Workspace};
 
@@ -78,13 +80,34 @@ impl CudaBackend {
         Ok(Self { model, capacity, pool, work })
     }
 
-    /// The forward pass; returns the logits, `[sampling sequences, vocab]`.
-    fn run(&mut self, flat: &FlatBatch) -> Result<Vec<f32>, BackendError> {
+    /// The forward pass, up to the logits of the sequences that sample.
+    fn run(&mut self, flat: &FlatBatch) -> Result<(), KernelError> {
         let Self { model: CudaModel { kernels, config, weights }, pool, work, .. } = self;
         let spans = flat.spans();
         let rows = Rows { tokens: &flat.tokens, spans: &spans, sampling: &flat.sampling };
-        Transformer::new(kernels, config, weights).forward(rows, pool, work).map_err(device)?;
-        Ok(kernels.read(work.logits()).map_err(device)?.into_owned())
+        Transformer::new(kernels, config, weights).forward(rows, pool, work)
+    }
+
+    /// The tokens that these requests draw, each from its row of the logits.
+    fn draw(&mut self, requests: &[&SampleRequest]) -> Result<Vec<Drawn>, BackendError> {
+        let (kernels, vocab) = (&self.model.kernels, self.model.config.vocab);
+        let top = |row: usize| requests[row].params.logprobs;
+        let rows: Vec<usize> = (0..requests.len()).filter(|&row| top(row).is_some()).collect();
+        let logits = self.work.logits_mut();
+        // Before they are changed; and without a wait where nobody asks.
+        let told =
+            if rows.is_empty() { Vec::new() } else { kernels.read_rows(logits, &rows).map_err(device)? };
+        let mut told = told.chunks_exact(vocab);
+        let tokens = kernels.draw(logits, &draws(requests, vocab)).map_err(device)?;
+        let drawn = |(row, token): (usize, Option<u32>)| {
+            let token = token.ok_or_else(|| BackendError::Device(SampleError::NotFinite.to_string()))?;
+            let logprobs = match top(row) {
+                Some(top) => told.next().map(|logits| Box::new(logprobs(logits, token, top as usize))),
+                None => None,
+            };
+            Ok(Drawn { token, logprobs })
+        };
+        tokens.into_iter().enumerate().map(drawn).collect()
     }
 }
 
@@ -98,15 +121,12 @@ impl Backend for CudaBackend {
         if flat.tokens.is_empty() {
             return Ok(Vec::new());
         }
-        let logits = self.run(&flat)?;
+        self.run(&flat).map_err(device)?;
         let wanted = batch.sequences.iter().filter_map(|step| Some((step.id, step.sample.as_ref()?)));
-        wanted
-            .zip(logits.chunks_exact(self.model.config.vocab))
-            .map(|((id, request), row)| match sample(row, request) {
-                Ok(Drawn { token, logprobs }) => Ok(NextToken { id, token, logprobs }),
-                Err(error) => Err(BackendError::Device(error.to_string())),
-            })
-            .collect()
+        let (ids, requests): (Vec<_>, Vec<_>) = wanted.unzip();
+        let drawn = self.draw(&requests)?;
+        let token = |(id, Drawn { token, logprobs })| NextToken { id, token, logprobs };
+        Ok(ids.into_iter().zip(drawn).map(token).collect())
     }
 }
 

@@ -7,6 +7,7 @@ mod batch;
 pub mod capacity;
 pub mod cpu;
 pub mod cuda;
+mod draws;
 pub mod sample;
 pub mod timing;
 

@@ -84,7 +84,7 @@ fn greedy(logits: &[f32]) -> Option<TokenId> {
 }
 
 /// Log-probabilities of the drawn token and of the `top` most probable ones.
-fn logprobs(logits: &[f32], drawn: TokenId, top: usize) -> Logprobs {
+pub(super) fn logprobs(logits: &[f32], drawn: TokenId, top: usize) -> Logprobs {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - highest).exp()).sum();
     let log_sum = f64::from(highest) + sum.ln();

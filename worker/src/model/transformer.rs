@@ -2,11 +2,14 @@
 //!
 //! A step's rows go through as one ragged batch; logits are computed only for the rows that sample. Caller: a backend.
 
-use worker_kernels::{AttentionShape, Device, HeadSpan, KernelError, Kernels, Span};
+use worker_kernels::{AttentionShape, Device, KernelError, Kernels, QkNorm, RopeShape, Span};
 
 use super::rope::push_angles;
-use super::weights::LayerWeights;
+use super::weights::{LayerWeights, QkWeights};
 use super::{ModelConfig, Weights};
+
+/// Positions whose angles are computed at first.
+const FIRST_POSITIONS: usize = 1024;
 
 /// A decoder: configuration and weights, run with `kernels`.
 pub struct Transformer<'a, K: Kernels> {
@@ -24,7 +27,9 @@ pub struct Workspace<D: Device> {
     attended: D::Buffer,
     gate_up: D::Buffer,
     mlp: D::Buffer,
+    /// Of positions `0..positions`: as many as the longest sequence had, and up to twice that.
     angles: D::Buffer,
+    positions: usize,
     logits: D::Buffer,
     /// Radians per position of each pair of a head.
     frequencies: Vec<f32>,
@@ -42,6 +47,7 @@ impl<D: Device> Workspace<D> {
             gate_up: device.buffer(),
             mlp: device.buffer(),
             angles: device.buffer(),
+            positions: 0,
             logits: device.buffer(),
             frequencies: config.rope.frequencies(config.head_dim),
         }
@@ -51,6 +57,11 @@ impl<D: Device> Workspace<D> {
     #[must_use]
     pub fn logits(&self) -> &D::Buffer {
         &self.logits
+    }
+
+    /// The same, to draw from and change.
+    pub fn logits_mut(&mut self) -> &mut D::Buffer {
+        &mut self.logits
     }
 }
 
@@ -91,15 +102,18 @@ impl<'a, K: Kernels> Transformer<'a, K> {
         self.project(rows.sampling, work)
     }
 
-    /// Computes the rows' angles, once for all layers.
+    /// Sees to it that the angles of all positions are there.
     fn place(&self, spans: &[Span<'_>], work: &mut Workspace<K>) -> Result<(), KernelError> {
-        let mut angles = Vec::new();
-        for span in spans {
-            for position in span.context_tokens..span.end() {
+        let end = spans.iter().map(Span::end).max().unwrap_or(0);
+        if end > work.positions {
+            let (positions, mut angles) = (end.next_power_of_two().max(FIRST_POSITIONS), Vec::new());
+            for position in 0..positions {
                 push_angles(&work.frequencies, position, &mut angles);
             }
+            self.kernels.write(&angles, self.config.head_dim, &mut work.angles)?;
+            work.positions = positions;
         }
-        self.kernels.write(&angles, self.config.head_dim, &mut work.angles)
+        Ok(())
     }
 
     /// Attention, added to the residual stream.
@@ -112,17 +126,15 @@ impl<'a, K: Kernels> Transformer<'a, K> {
         work: &mut Workspace<K>,
     ) -> Result<(), KernelError> {
         let (kernels, config) = (self.kernels, self.config);
-        let heads = |first_column, heads| HeadSpan { first_column, heads, head_dim: config.head_dim };
         kernels.rms_norm(&work.x, &layer.input_norm, config.rms_norm_eps, &mut work.normed)?;
         kernels.linear_into(&work.normed, &layer.qkv, &mut work.qkv)?;
-        if let Some(norm) = &layer.qk_norm {
-            let (query, key) = (heads(0, config.heads), heads(config.query_width(), config.kv_heads));
-            kernels.head_norm(&mut work.qkv, query, &norm.query, config.rms_norm_eps)?;
-            kernels.head_norm(&mut work.qkv, key, &norm.key, config.rms_norm_eps)?;
-        }
-        // Queries and keys are neighbours, so that one call turns both.
-        kernels.rope(&mut work.qkv, &work.angles, heads(0, config.heads + config.kv_heads))?;
-        kernels.store_kv(&work.qkv, spans, index, pool)?;
+        let norm = layer.qk_norm.as_ref().map(|QkWeights { query, key }| QkNorm {
+            query,
+            key,
+            eps: config.rms_norm_eps,
+        });
+        let shape = RopeShape { layer: index, heads: config.heads, angles: &work.angles, norm, spans };
+        kernels.rope_store(&mut work.qkv, shape, pool)?;
         let scale = 1.0 / (config.head_dim as f32).sqrt();
         let shape = AttentionShape { layer: index, heads: config.heads, scale, spans };
         kernels.attention(&work.qkv, pool, shape, &mut work.attended)?;

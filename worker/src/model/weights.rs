@@ -22,7 +22,7 @@ pub(super) struct LayerWeights<D: Device> {
     pub(super) input_norm: D::Vector,
     /// `[(heads + 2 · kv_heads) · head_dim, hidden]`
     pub(super) qkv: D::Linear,
-    pub(super) qk_norm: Option<QkNorm<D>>,
+    pub(super) qk_norm: Option<QkWeights<D>>,
     pub(super) output: D::Linear,
     pub(super) mlp_norm: D::Vector,
     /// `[2 · intermediate, hidden]`
@@ -30,8 +30,8 @@ pub(super) struct LayerWeights<D: Device> {
     pub(super) down: D::Linear,
 }
 
-/// Norms of queries and keys, `[head_dim]` each.
-pub(super) struct QkNorm<D: Device> {
+/// Of the norms of queries and keys, `[head_dim]` each.
+pub(super) struct QkWeights<D: Device> {
     pub(super) query: D::Vector,
     pub(super) key: D::Vector,
 }
@@ -92,7 +92,7 @@ impl<D: Device> Loader<'_, D> {
         let norm = |name: &str, len: usize| self.vector(&at(name), len);
         let qk_norm = match config.qk_norm() {
             false => None,
-            true => Some(QkNorm {
+            true => Some(QkWeights {
                 query: norm("self_attn.q_norm.weight", config.head_dim)?,
                 key: norm("self_attn.k_norm.weight", config.head_dim)?,
             }),

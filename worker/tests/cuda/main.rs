@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use fake::FakeMachine;
 use model::{Architecture, with_heads_of_64};
-use program::{Program, refusal};
+use program::{Completion, Program, refusal};
+use serde_json::json;
 
 /// The crate that has the kernels and the fake driver.
 fn kernels() -> PathBuf {
@@ -91,27 +92,84 @@ fn answers_of_cuda_are_those_of_the_cpu_token_for_token() {
     for (architecture, backends) in models {
         let model = with_heads_of_64(architecture);
         let want = answers(&machine, &model, "cpu", "cpu, 1 threads");
-        assert!(want.iter().all(|tokens| tokens.len() > 3), "{architecture:?}: {want:?}");
+        assert!(want.iter().all(|answer| answer.tokens.len() > 3), "{architecture:?}: {want:?}");
         for backend in backends {
-            assert_eq!(answers(&machine, &model, backend, gpu), want, "{architecture:?}, {backend}");
+            for (want, got) in want.iter().zip(&answers(&machine, &model, backend, gpu)) {
+                // The norms that Qwen3 is given here make near ties of tokens, and a real GPU sums in other orders.
+                let may_part = real || architecture == Architecture::Qwen3;
+                let same =
+                    got.tokens == want.tokens || may_part && (0.0..NEAR_TIE).contains(&want.parting(got));
+                assert!(same, "{architecture:?}, {backend}: {:?}, not {:?}", got.tokens, want.tokens);
+            }
         }
         // Where it were left out on CUDA, the answers would be Llama's.
-        assert!(!before.contains(&want), "{architecture:?} shows nothing of its own");
-        before.push(want);
+        let tokens = want.map(|answer| answer.tokens);
+        assert!(!before.contains(&tokens), "{architecture:?} shows nothing of its own");
+        before.push(tokens);
         std::fs::remove_dir_all(model).unwrap();
     }
 }
 
+/// Log-probabilities so far apart may change places by what bf16 rounds.
+const NEAR_TIE: f64 = 0.05;
+
 /// What the model answers to three prompts: the second finds the first one's blocks in the prefix cache, the third is longer than a
 /// prefill tile.
-fn answers(machine: &FakeMachine, model: &Path, backend: &str, described: &str) -> [Vec<String>; 3] {
+fn answers(machine: &FakeMachine, model: &Path, backend: &str, described: &str) -> [Completion; 3] {
     let model = model.to_str().unwrap();
     let arguments = ["--model", model, "--backend", backend, "--context-length", "1024", "--kv-blocks", "64"];
     let mut program = Program::start(machine, &arguments);
     assert!(program.described().contains(described), "{}", program.described());
     let long = "The small cat sat on the mat and looked at the dog. ".repeat(12);
     let answers = ["Once upon a time there was a", "Once upon a time there was a little", &long]
-        .map(|prompt| program.complete(prompt, 24));
+        .map(|prompt| program.complete_with(prompt, &json!({"max_tokens": 24, "temperature": 0})));
     program.stop();
     answers
+}
+
+/// The draw on a GPU takes every parameter that the CPU's takes. Where a draw falls near a border between two tokens, what bf16 rounds may
+/// decide it, so that only the greedy ones are compared token for token.
+#[test]
+fn tokens_are_drawn_on_cuda_as_the_request_says() {
+    let real = std::env::var_os("ROUNDHOUSE_GPU").is_some();
+    let machine = if real { FakeMachine::default() } else { machine().with_kernels(&kernels()) };
+    let model = with_heads_of_64(Architecture::Llama);
+    let start = |backend| {
+        let model = model.to_str().unwrap();
+        let arguments =
+            ["--model", model, "--backend", backend, "--context-length", "256", "--kv-blocks", "32"];
+        Program::start(&machine, &arguments)
+    };
+    let (mut cpu, mut gpu) = (start("cpu"), start("cuda"));
+    let prompt = "Once upon a time there was a";
+    let greedy = json!({"max_tokens": 16, "temperature": 0});
+    let plain = cpu.complete_with(prompt, &greedy).tokens;
+    // Each leads elsewhere, in the same way on both.
+    for change in [
+        json!({"frequency_penalty": 1.5, "presence_penalty": 1.0}),
+        json!({"repetition_penalty": 1.8}),
+        json!({"logit_bias": {"300": 100}}),
+    ] {
+        let mut parameters = greedy.clone();
+        parameters.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let want = cpu.complete_with(prompt, &parameters);
+        let got = gpu.complete_with(prompt, &parameters);
+        assert_eq!(got.tokens, want.tokens, "{change}");
+        assert_ne!(got.tokens, plain, "{change} changes nothing");
+        // Of the logits as the model gave them, whatever was done to them then.
+        for (got, want) in got.logprobs.iter().zip(&want.logprobs) {
+            assert!((got - want).abs() < 0.1 + 0.02 * want.abs(), "{change}: {got}, not {want}");
+        }
+    }
+    let drawn = |seed: u64, top_k: i64| {
+        let parameters =
+            json!({"max_tokens": 16, "temperature": 1.5, "seed": seed, "top_k": top_k, "ignore_eos": true});
+        gpu.complete_with(prompt, &parameters).tokens
+    };
+    assert_eq!(drawn(1, -1), drawn(1, -1), "the same again");
+    assert!((2..6).any(|seed| drawn(seed, -1) != drawn(1, -1)), "seeds make a difference");
+    assert_eq!(drawn(1, 1), drawn(2, 1), "but not where one token is left");
+    cpu.stop();
+    gpu.stop();
+    std::fs::remove_dir_all(model).unwrap();
 }

@@ -2,6 +2,7 @@
 //! models of other architectures made of it, for what Llama does not have.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use half::bf16;
 use safetensors::tensor::TensorView;
@@ -23,13 +24,15 @@ pub(crate) enum Architecture {
 
 type Tensor = (String, Vec<usize>, Vec<bf16>);
 
-/// A directory with the model.
+/// A new directory with the model.
 pub(crate) fn with_heads_of_64(architecture: Architecture) -> PathBuf {
     // On another machine the crate is elsewhere: bench/gpu/run.sh says where.
     let crate_directory =
         std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let from = Path::new(&crate_directory).join("models/builtin");
-    let to = std::env::temp_dir().join(format!("roundhouse-{architecture:?}-of-64-{}", std::process::id()));
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let unique = [std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)];
+    let to = std::env::temp_dir().join(format!("roundhouse-{architecture:?}-of-64-{unique:?}"));
     std::fs::create_dir_all(&to).unwrap();
     for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(from.join(file), to.join(file)).unwrap();

@@ -29,6 +29,28 @@ pub(crate) fn refusal(machine: &FakeMachine, arguments: &[&str]) -> String {
     said
 }
 
+/// What a worker answers.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Completion {
+    pub(crate) tokens: Vec<String>,
+    /// Of the tokens.
+    pub(crate) logprobs: Vec<f64>,
+    /// At each place those of the most probable tokens, by token.
+    pub(crate) top: Vec<Value>,
+}
+
+impl Completion {
+    /// The difference of the log-probabilities, as this one has them, of its own token and the other's where they part first;
+    /// infinite where they do not.
+    pub(crate) fn parting(&self, other: &Self) -> f64 {
+        let parted = self.tokens.iter().zip(&other.tokens).position(|(own, other)| own != other);
+        parted.map_or(f64::INFINITY, |at| {
+            let others = self.top[at][&other.tokens[at]].as_f64().unwrap_or(f64::NEG_INFINITY);
+            self.logprobs[at] - others
+        })
+    }
+}
+
 /// A worker that serves until it is stopped or dropped.
 pub(crate) struct Program {
     child: Child,
@@ -68,11 +90,23 @@ impl Program {
 
     /// The tokens that greedily follow a prompt.
     pub(crate) fn complete(&self, prompt: &str, max_tokens: usize) -> Vec<String> {
-        let body = json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 1});
+        self.complete_with(prompt, &json!({"max_tokens": max_tokens, "temperature": 0})).tokens
+    }
+
+    /// What follows a prompt, drawn as `parameters` say.
+    pub(crate) fn complete_with(&self, prompt: &str, parameters: &Value) -> Completion {
+        let mut body = json!({"prompt": prompt, "logprobs": 5});
+        body.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
         let answer = self.post("/v1/completions", &body);
-        let tokens = answer["choices"][0]["logprobs"]["tokens"].as_array();
-        let tokens = tokens.unwrap_or_else(|| panic!("no tokens: {answer}"));
-        tokens.iter().map(|token| token.as_str().unwrap().to_owned()).collect()
+        let list = |name: &str| {
+            let list = answer["choices"][0]["logprobs"][name].as_array();
+            list.unwrap_or_else(|| panic!("no {name}: {answer}")).iter()
+        };
+        Completion {
+            tokens: list("tokens").map(|token| token.as_str().unwrap().to_owned()).collect(),
+            logprobs: list("token_logprobs").map(|logprob| logprob.as_f64().unwrap()).collect(),
+            top: list("top_logprobs").cloned().collect(),
+        }
     }
 
     fn post(&self, path: &str, body: &Value) -> Value {

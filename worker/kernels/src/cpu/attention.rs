@@ -30,7 +30,7 @@ pub(crate) fn attention(
     out: &mut Activations,
 ) -> Result<(), KernelError> {
     let layout = pool.layout();
-    pool.check(shape.spans, qkv.rows(), shape.layer)?;
+    pool.layout().check(shape.spans, qkv.rows(), shape.layer)?;
     if shape.heads == 0 || !shape.heads.is_multiple_of(layout.kv_heads) {
         return Err(KernelError::Shape {
             operation: "attention",

@@ -77,20 +77,17 @@ impl CpuKvPool {
         &self.values[index(self.layout, layer, block, head) * len..][..len]
     }
 
-    /// Writes keys and values of every row; they are the last `2 · kv_heads` heads of it.
+    /// Writes keys and values of every row, whose spans have been checked; they are the last `2 · kv_heads` heads of it.
     pub(crate) fn store(
         &mut self,
         kernels: &CpuKernels,
         qkv: &Activations,
         spans: &[Span<'_>],
         layer: usize,
-    ) -> Result<(), KernelError> {
-        self.check(spans, qkv.rows(), layer)?;
+    ) {
         let KvLayout { kv_heads, head_dim, .. } = self.layout;
         let kv_width = kv_heads * head_dim;
-        let Some(first_column) = qkv.width().checked_sub(2 * kv_width) else {
-            return Err(mismatch(format!("rows of at least {}", 2 * kv_width), format!("{}", qkv.width())));
-        };
+        let first_column = qkv.width() - 2 * kv_width;
         let (layout, key_len) = (self.layout, self.block_lanes() * head_dim);
         let (value_len, value_width) = (self.block_lanes() * self.value_width(), self.value_width());
         let (keys, values) = (SharedMut::new(&mut self.keys), SharedMut::new(&mut self.values));
@@ -114,35 +111,6 @@ impl CpuKvPool {
                 }
             }
         });
-        Ok(())
-    }
-
-    /// Refuses spans that do not cover `rows` one behind another, or name blocks that are not there.
-    pub(crate) fn check(&self, spans: &[Span<'_>], rows: usize, layer: usize) -> Result<(), KernelError> {
-        if layer >= self.layout.layers {
-            return Err(mismatch(format!("a layer below {}", self.layout.layers), format!("{layer}")));
-        }
-        let mut next_row = 0;
-        for span in spans {
-            if span.first_row != next_row {
-                return Err(mismatch(
-                    format!("a span from row {next_row}"),
-                    format!("row {}", span.first_row),
-                ));
-            }
-            next_row += span.rows;
-            let needed = span.end().div_ceil(self.layout.block_tokens);
-            if span.blocks.len() < needed {
-                return Err(mismatch(format!("{needed} blocks"), format!("{}", span.blocks.len())));
-            }
-            if let Some(block) = span.blocks.iter().find(|&&block| block as usize >= self.layout.blocks) {
-                return Err(mismatch(format!("blocks below {}", self.layout.blocks), format!("{block}")));
-            }
-        }
-        if next_row != rows {
-            return Err(mismatch(format!("spans over {rows} rows"), format!("{next_row}")));
-        }
-        Ok(())
     }
 }
 
@@ -165,34 +133,12 @@ fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(LANES)
 }
 
-fn mismatch(expected: String, found: String) -> KernelError {
-    KernelError::Shape { operation: "kv", expected, found }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn pool() -> CpuKvPool {
         CpuKvPool::new(KvLayout { layers: 2, kv_heads: 1, head_dim: 8, block_tokens: 4, blocks: 3 }).unwrap()
-    }
-
-    #[test]
-    fn spans_that_do_not_fit_are_refused() {
-        let pool = pool();
-        let span = |first_row, rows, context_tokens, blocks| Span { first_row, rows, context_tokens, blocks };
-        assert!(pool.check(&[span(0, 2, 3, &[0, 2])], 2, 1).is_ok());
-        let wrong: [(&[Span<'_>], usize, &str); 5] = [
-            (&[span(0, 2, 3, &[0])], 0, "2 blocks"),
-            (&[span(0, 2, 3, &[0, 3])], 0, "blocks below 3"),
-            (&[span(1, 1, 0, &[0])], 0, "from row 0"),
-            (&[span(0, 1, 0, &[0])], 0, "over 2 rows"),
-            (&[span(0, 2, 0, &[0])], 2, "layer below 2"),
-        ];
-        for (spans, layer, reason) in wrong {
-            let error = pool.check(spans, 2, layer).unwrap_err().to_string();
-            assert!(error.contains(reason), "{error} should say {reason}");
-        }
     }
 
     #[test]

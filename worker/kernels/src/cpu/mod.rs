@@ -11,6 +11,7 @@ mod isa;
 mod kv_pool;
 mod matrix;
 mod norm;
+mod rope_store;
 mod rowwise;
 mod shared;
 mod simd;
@@ -21,7 +22,7 @@ use std::borrow::Cow;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::{AttentionShape, Device, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView};
+use crate::{AttentionShape, Device, KernelError, Kernels, KvLayout, RopeShape, WeightView};
 
 pub use activations::Activations;
 pub use isa::Isa;
@@ -210,28 +211,13 @@ impl Kernels for CpuKernels {
         Ok(())
     }
 
-    fn head_norm(
+    fn rope_store(
         &self,
-        x: &mut Activations,
-        heads: HeadSpan,
-        weight: &Vec<f32>,
-        eps: f32,
-    ) -> Result<(), KernelError> {
-        norm::head_norm(self, x, heads, weight, eps)
-    }
-
-    fn rope(&self, x: &mut Activations, angles: &Activations, heads: HeadSpan) -> Result<(), KernelError> {
-        rowwise::rope(self, x, angles, heads)
-    }
-
-    fn store_kv(
-        &self,
-        qkv: &Activations,
-        spans: &[Span<'_>],
-        layer: usize,
+        qkv: &mut Activations,
+        shape: RopeShape<'_, Self>,
         pool: &mut CpuKvPool,
     ) -> Result<(), KernelError> {
-        pool.store(self, qkv, spans, layer)
+        rope_store::rope_store(self, qkv, shape, pool)
     }
 
     fn attention(

@@ -1,10 +1,12 @@
 //! RMSNorm of rows and of heads, in one fixed order of summation.
 
+use std::ops::Range;
+
 use super::CpuKernels;
 use super::activations::Activations;
 use super::isa::Job;
 use super::simd::{LANES, Simd};
-use crate::{HeadSpan, KernelError};
+use crate::KernelError;
 
 /// Numbers that are worth a task of their own.
 const TASK_NUMBERS: usize = 1 << 13;
@@ -27,29 +29,25 @@ pub(crate) fn rms_norm(
     Ok(())
 }
 
-/// The same for each head of `heads`, in place.
+/// The same, in place, for each of the heads that lie in these columns; a head is as long as the weight.
 pub(crate) fn head_norm(
     kernels: &CpuKernels,
     x: &mut Activations,
-    heads: HeadSpan,
+    columns: Range<usize>,
     weight: &[f32],
     eps: f32,
-) -> Result<(), KernelError> {
-    let (width, columns) = (x.width(), heads.heads * heads.head_dim);
-    if weight.len() != heads.head_dim || heads.first_column + columns > width {
-        return Err(KernelError::Shape {
-            operation: "head_norm",
-            expected: format!("a weight of {} and heads within {width} columns", heads.head_dim),
-            found: format!("a weight of {} and {heads:?}", weight.len()),
-        });
-    }
+) {
+    let width = x.width();
     kernels.for_rows(x.numbers_mut(), width, TASK_NUMBERS, |_, rows| {
         for row in rows.chunks_exact_mut(width.max(1)) {
-            let rows = &mut row[heads.first_column..][..columns];
-            kernels.isa().run(Normalise { rows, stride: heads.head_dim, weight, eps });
+            kernels.isa().run(Normalise {
+                rows: &mut row[columns.clone()],
+                stride: weight.len(),
+                weight,
+                eps,
+            });
         }
     });
-    Ok(())
 }
 
 /// Normalises rows of `stride` numbers in place.

@@ -1,11 +1,11 @@
-//! The operations that need no sums: embedding, rotary embedding, SiLU, selecting rows.
+//! The operations that need no sums: embedding, SiLU, selecting rows.
 
 use super::CpuKernels;
 use super::activations::Activations;
 use super::isa::Job;
 use super::matrix::PackedLinear;
 use super::simd::{LANES, Simd};
-use crate::{HeadSpan, KernelError};
+use crate::KernelError;
 
 /// Numbers that are worth a task of their own.
 const TASK_NUMBERS: usize = 1 << 13;
@@ -31,43 +31,6 @@ pub(crate) fn embed(
         }
     });
     Ok(())
-}
-
-/// Rotates pairs `(i, i + head_dim / 2)` of each head by the row's angles.
-pub(crate) fn rope(
-    kernels: &CpuKernels,
-    x: &mut Activations,
-    angles: &Activations,
-    heads: HeadSpan,
-) -> Result<(), KernelError> {
-    let (width, half, columns) = (x.width(), heads.head_dim / 2, heads.heads * heads.head_dim);
-    angles.expect_width("rope", heads.head_dim)?;
-    if angles.rows() != x.rows() || !heads.head_dim.is_multiple_of(2) || heads.first_column + columns > width
-    {
-        return Err(KernelError::Shape {
-            operation: "rope",
-            expected: format!("even heads within {width} columns, and {} rows of angles", x.rows()),
-            found: format!("{heads:?}, and {} rows", angles.rows()),
-        });
-    }
-    kernels.for_rows(x.numbers_mut(), width, TASK_NUMBERS, |first, rows| {
-        for (i, row) in rows.chunks_exact_mut(width.max(1)).enumerate() {
-            let (cosines, sines) = angles.row(first + i).split_at(half);
-            for head in row[heads.first_column..][..columns].chunks_exact_mut(heads.head_dim) {
-                rotate(head, cosines, sines);
-            }
-        }
-    });
-    Ok(())
-}
-
-fn rotate(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
-    let (low, high) = head.split_at_mut(cosines.len());
-    for ((a, b), (cosine, sine)) in low.iter_mut().zip(high).zip(cosines.iter().zip(sines)) {
-        let (x, y) = (*a, *b);
-        *a = x * cosine - y * sine;
-        *b = y * cosine + x * sine;
-    }
 }
 
 /// `out = silu(gate) · up`.

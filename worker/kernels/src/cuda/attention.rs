@@ -18,6 +18,8 @@ use crate::{KernelError, KvLayout, Span};
 pub(super) struct Step {
     layout: KvLayout,
     plan: AttentionPlan,
+    /// The position of each row.
+    pub(super) positions: Memory,
     /// Where each row's keys and values go.
     pub(super) slots: Memory,
     sequences: Memory,
@@ -46,12 +48,12 @@ impl Step {
         let layout = pool.layout();
         let again = kept.as_ref().is_some_and(|step| step.layout == layout && step.plan.is_of(spans, rows));
         if !again {
-            pool.check(spans, rows, layer)?;
+            pool.layout().check(spans, rows, layer)?;
             // The old lists go after the work that was started with them, and not at all when there are no new ones.
             *kept = Some(Self::new(gpu, spans, pool)?);
         } else if layer >= layout.layers {
             // Of what has been checked before, only the layer is new.
-            pool.check(spans, rows, layer)?;
+            pool.layout().check(spans, rows, layer)?;
         }
         Ok(kept.as_mut().expect("there is one now"))
     }
@@ -59,8 +61,11 @@ impl Step {
     fn new(gpu: &Arc<Gpu>, spans: &[Span<'_>], pool: &CudaKvPool) -> Result<Self, KernelError> {
         let layout = pool.layout();
         let plan = AttentionPlan::new(spans, layout.head_dim, Visibility::default())?;
+        let positions: Vec<u32> =
+            spans.iter().flat_map(|span| span.context_tokens as u32..span.end() as u32).collect();
         Ok(Self {
             layout,
+            positions: Memory::passing(gpu, &positions)?,
             slots: Memory::passing(gpu, &pool.slots(spans))?,
             sequences: Memory::passing(gpu, &plan.sequences)?,
             block_tables: Memory::passing(gpu, &plan.block_tables)?,

@@ -217,9 +217,4 @@ impl CudaKvPool {
             .flat_map(|span| (span.context_tokens..span.end()).map(move |at| slot(span, at)))
             .collect()
     }
-
-    /// Refuses spans that do not fit `rows` and the pool.
-    pub(super) fn check(&self, spans: &[Span<'_>], rows: usize, layer: usize) -> Result<(), KernelError> {
-        self.layout.check(spans, rows, layer)
-    }
 }

@@ -144,13 +144,13 @@ impl Gpu {
         unsafe { self.staging().upload(&self.stream, to, values) }
     }
 
-    /// Waits for all work, and copies values to the host.
+    /// Waits for all work, once, and copies values to the host: as many from each place, one behind another.
     ///
     /// # Safety
-    /// There are so many at `from`.
+    /// At each of `from` there are as many values as fall to it.
     pub(super) unsafe fn download<T: DeviceValue>(
         &self,
-        from: Address,
+        from: &[Address],
         values: &mut [T],
     ) -> Result<(), CudaError> {
         self.refuse_while_recording("a copy to the host")?;

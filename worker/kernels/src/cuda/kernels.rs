@@ -16,7 +16,7 @@ use super::gpu::Gpu;
 use super::launch;
 use super::memory::Memory;
 use super::params::{GatherParams, RmsNormParams, RopeStoreParams, SiluMulParams};
-use crate::{AttentionShape, Device, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView};
+use crate::{AttentionShape, Device, KernelError, Kernels, KvLayout, RopeShape, Span, WeightView};
 
 /// The kernels on one GPU.
 pub struct CudaKernels {
@@ -77,36 +77,6 @@ impl CudaKernels {
         };
         // SAFETY: the callers have compared widths and rows, and buffers are as large as these say.
         Ok(unsafe { self.blas.multiply(product) }?)
-    }
-
-    fn turn_or_norm(
-        &self,
-        x: &CudaBuffer,
-        heads: HeadSpan,
-        change: impl FnOnce(&mut RopeStoreParams),
-    ) -> Result<(), KernelError> {
-        x.expect("heads", Kind::Bf16)?;
-        expect_eights("heads", x.width())?;
-        if heads.first_column + heads.heads * heads.head_dim > x.width()
-            || !heads.first_column.is_multiple_of(8)
-        {
-            return Err(mismatch(
-                "heads",
-                format!("heads within {} columns", x.width()),
-                format!("{heads:?}"),
-            ));
-        }
-        let mut params = RopeStoreParams {
-            qkv: x.address() + 2 * heads.first_column as u64,
-            rows: x.rows() as u32,
-            heads: heads.heads as u32,
-            qkv_stride: x.width() as u32,
-            ..Default::default()
-        };
-        change(&mut params);
-        let launch = launch::rope_store(heads.head_dim, x.rows(), heads.heads)?;
-        // SAFETY: the heads lie in the buffer; without slots nothing else is written.
-        Ok(unsafe { self.gpu.launch(launch, &params) }?)
     }
 
     fn gather(
@@ -240,58 +210,51 @@ impl Kernels for CudaKernels {
         self.multiply(x, w, out, Output::AddToF32)
     }
 
-    fn head_norm(
+    fn rope_store(
         &self,
-        x: &mut CudaBuffer,
-        heads: HeadSpan,
-        weight: &Memory,
-        eps: f32,
-    ) -> Result<(), KernelError> {
-        if weight.bytes() != 4 * heads.head_dim {
-            let found = format!("{} numbers", weight.bytes() / 4);
-            return Err(mismatch("head_norm", format!("a weight of {}", heads.head_dim), found));
-        }
-        self.turn_or_norm(x, heads, |params| (params.query_norm, params.eps) = (weight.address(), eps))
-    }
-
-    fn rope(&self, x: &mut CudaBuffer, angles: &CudaBuffer, heads: HeadSpan) -> Result<(), KernelError> {
-        angles.expect("rope", Kind::F32)?;
-        expect_width("rope", angles, heads.head_dim)?;
-        if angles.rows() != x.rows() {
-            return Err(mismatch("rope", format!("{} rows of angles", x.rows()), angles.rows().to_string()));
-        }
-        self.turn_or_norm(x, heads, |params| params.angles = angles.address())
-    }
-
-    fn store_kv(
-        &self,
-        qkv: &CudaBuffer,
-        spans: &[Span<'_>],
-        layer: usize,
+        qkv: &mut CudaBuffer,
+        shape: RopeShape<'_, Self>,
         pool: &mut CudaKvPool,
     ) -> Result<(), KernelError> {
-        qkv.expect("store_kv", Kind::Bf16)?;
-        expect_eights("store_kv", qkv.width())?;
-        let layout = pool.layout();
-        let kv_width = layout.kv_heads * layout.head_dim;
-        let first_column = qkv.width().checked_sub(2 * kv_width).ok_or_else(|| {
-            mismatch("store_kv", format!("rows of at least {}", 2 * kv_width), qkv.width().to_string())
-        })?;
+        let KvLayout { kv_heads, head_dim, .. } = pool.layout();
+        let RopeShape { layer, heads, angles, norm, spans } = shape;
+        qkv.expect("rope_store", Kind::Bf16)?;
+        expect_width("rope_store", qkv, (heads + 2 * kv_heads) * head_dim)?;
+        angles.expect("rope_store", Kind::F32)?;
+        expect_width("rope_store", angles, head_dim)?;
+        let end = Span::last_end(spans);
+        if angles.rows() < end {
+            let expected = format!("angles of {end} positions");
+            return Err(mismatch("rope_store", expected, angles.rows().to_string()));
+        }
+        for weight in norm.iter().flat_map(|norm| [norm.query, norm.key]) {
+            if weight.bytes() != 4 * head_dim {
+                let found = format!("{} numbers", weight.bytes() / 4);
+                return Err(mismatch("rope_store", format!("norms of {head_dim}"), found));
+            }
+        }
         let mut step = self.step();
-        let slots = &Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool)?.slots;
+        let step = Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool)?;
         let (keys, values) = pool.layer(layer);
+        let (query_norm, key_norm, eps) =
+            norm.map_or((0, 0, 0.0), |norm| (norm.query.address(), norm.key.address(), norm.eps));
         let params = RopeStoreParams {
-            qkv: qkv.address() + 2 * first_column as u64,
+            qkv: qkv.address(),
             keys,
             values,
-            slots: slots.address(),
+            query_norm,
+            key_norm,
+            angles: angles.address(),
+            positions: step.positions.address(),
+            slots: step.slots.address(),
             paging: pool.paging(0),
             rows: qkv.rows() as u32,
+            heads: heads as u32,
             qkv_stride: qkv.width() as u32,
-            ..Default::default()
+            eps,
         };
-        let launch = launch::rope_store(layout.head_dim, qkv.rows(), 2 * layout.kv_heads)?;
-        // SAFETY: keys and values end each row; `slots` are within the pool.
+        let launch = launch::rope_store(head_dim, qkv.rows(), heads + 2 * kv_heads)?;
+        // SAFETY: a row is as wide as its heads, norms are as long as a head, angles are there for every position; `slots` are within the pool.
         Ok(unsafe { self.gpu.launch(launch, &params) }?)
     }
 

@@ -125,15 +125,32 @@ impl Memory {
     /// # Panics
     /// When there are not so many.
     pub fn read<T: DeviceValue + Default>(&self, count: usize) -> Result<Vec<T>, CudaError> {
-        let mut values = vec![T::default(); count];
-        let bytes = size_of_val(values.as_slice());
-        assert!(bytes <= self.bytes, "{bytes} bytes out of {}", self.bytes);
-        if bytes == 0 {
+        self.read_rows(&[0], count)
+    }
+
+    /// Waits for all work, and reads rows of `width` values, one behind another in this order.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    ///
+    /// # Panics
+    /// When a row is not there.
+    pub(super) fn read_rows<T: DeviceValue + Default>(
+        &self,
+        rows: &[usize],
+        width: usize,
+    ) -> Result<Vec<T>, CudaError> {
+        let mut values = vec![T::default(); rows.len() * width];
+        let row_bytes = width * size_of::<T>();
+        let end = rows.iter().max().map_or(0, |last| (last + 1) * row_bytes);
+        assert!(end <= self.bytes, "{end} bytes out of {}", self.bytes);
+        if values.is_empty() {
             self.gpu.synchronize()?;
             return Ok(values);
         }
-        // SAFETY: there are so many.
-        unsafe { self.gpu.download(self.address, &mut values) }?;
+        let from: Vec<Address> = rows.iter().map(|row| self.address + (row * row_bytes) as u64).collect();
+        // SAFETY: the rows are there.
+        unsafe { self.gpu.download(&from, &mut values) }?;
         Ok(values)
     }
 }

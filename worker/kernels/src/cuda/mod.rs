@@ -2,7 +2,7 @@
 //!
 //! Plain values, tested on any machine: [`params`] mirrors the kernels' parameters, [`plan`] cuts a batch into their work lists,
 //! [`launch`] says with how many blocks, threads and bytes each runs. Then what a GPU is needed for, through cudarc: [`driver`] looks whether
-//! there is one, [`gpu`] is one device and [`memory`] its memory, `blas` the dense products, [`kernels`] the operations (attention's in `attention`). A machine without
+//! there is one, [`gpu`] is one device and [`memory`] its memory, `blas` the dense products, [`kernels`] the operations (attention's in `attention`), `sampling` the draw. A machine without
 //! a GPU gets a [`CudaError`] that says what is missing; nothing here is linked.
 
 mod attention;
@@ -19,6 +19,7 @@ mod modules;
 pub mod moe;
 pub mod params;
 pub mod plan;
+mod sampling;
 mod staging;
 
 pub use buffer::{CudaBuffer, CudaKvPool, CudaLinear};
@@ -27,3 +28,4 @@ pub use gpu::Gpu;
 pub use graph::Graph;
 pub use kernels::CudaKernels;
 pub use memory::Memory;
+pub use sampling::Draws;

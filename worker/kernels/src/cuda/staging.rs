@@ -63,26 +63,28 @@ impl Staging {
         unsafe { result::memcpy_htod_async(to, copy, stream.cu_stream()) }.map_err(failed)
     }
 
-    /// Waits for all work, and copies values to the host.
+    /// Waits for all work, once, and copies values to the host: as many from each place, one behind another.
     ///
     /// # Safety
-    /// There are so many at `from`.
+    /// At each of `from` there are as many values as fall to it.
     pub(super) unsafe fn download<T: DeviceValue>(
         &mut self,
         stream: &CudaStream,
-        from: Address,
+        from: &[Address],
         values: &mut [T],
     ) -> Result<(), CudaError> {
         let bytes = size_of_val(values);
         let pinned = room(&mut self.downloads, &self.context, bytes)?;
         // SAFETY: so many bytes are there, and nobody else reads or writes them.
         let copy = unsafe { std::slice::from_raw_parts_mut(pinned.at.cast::<u8>(), bytes) };
-        // SAFETY: the caller vouches for `from`; the memory stays.
-        unsafe { result::memcpy_dtoh_async(copy, from, stream.cu_stream()) }
-            .map_err(during("cuMemcpyDtoHAsync"))?;
+        for (part, from) in copy.chunks_exact_mut(bytes / from.len().max(1)).zip(from) {
+            // SAFETY: the caller vouches for `from`; the memory stays.
+            unsafe { result::memcpy_dtoh_async(part, *from, stream.cu_stream()) }
+                .map_err(during("cuMemcpyDtoHAsync"))?;
+        }
         let copy = copy.as_ptr();
         self.wait(stream)?;
-        // SAFETY: the copy has arrived; every bit pattern is a value.
+        // SAFETY: the copies have arrived; every bit pattern is a value.
         unsafe { std::ptr::copy_nonoverlapping(copy, values.as_mut_ptr().cast(), bytes) };
         Ok(())
     }

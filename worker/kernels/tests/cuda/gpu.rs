@@ -11,7 +11,9 @@ use cudarc::driver::sys::culib;
 use worker_kernels::cuda::{
     CudaBuffer, CudaError, CudaKernels, CudaKvPool, CudaLinear, Gpu, Graph, Memory, blas, driver,
 };
-use worker_kernels::{AttentionShape, Device, Dtype, KernelError, Kernels, KvLayout, Span, WeightView};
+use worker_kernels::{
+    AttentionShape, Device, Dtype, KernelError, Kernels, KvLayout, RopeShape, Span, WeightView,
+};
 
 use crate::fake::FakeMachine;
 use crate::layer::{Layer, SECOND, weight_bytes};
@@ -137,6 +139,8 @@ struct Part {
     norm: Memory,
     projection: CudaLinear,
     x: CudaBuffer,
+    /// That turn nothing.
+    angles: CudaBuffer,
     normed: CudaBuffer,
     qkv: CudaBuffer,
     out: CudaBuffer,
@@ -154,7 +158,10 @@ impl Part {
         let outputs = (HEADS + 4) * 64;
         let numbers = weight_bytes(outputs * WIDTH, 3);
         let weight = |rows| WeightView::new(Dtype::Bf16, rows, WIDTH, &numbers[..2 * rows * WIDTH]).unwrap();
+        let mut angles = kernels.buffer();
+        kernels.write(&[[1.0; 32], [0.0; 32]].concat().repeat(16), 64, &mut angles).unwrap();
         Self {
+            angles,
             norm: kernels.vector(weight(1)).unwrap(),
             projection: kernels.linear(&[weight(outputs)], &[]).unwrap(),
             x: kernels.buffer(),
@@ -174,7 +181,8 @@ impl Part {
     fn run(&mut self, spans: &[Span<'_>], layer: usize) -> Result<(), KernelError> {
         self.kernels.rms_norm(&self.x, &self.norm, 1e-5, &mut self.normed)?;
         self.kernels.linear_into(&self.normed, &self.projection, &mut self.qkv)?;
-        self.kernels.store_kv(&self.qkv, spans, layer, &mut self.pool)?;
+        let shape = RopeShape { layer, heads: HEADS, angles: &self.angles, norm: None, spans };
+        self.kernels.rope_store(&mut self.qkv, shape, &mut self.pool)?;
         let shape = AttentionShape { layer, heads: HEADS, scale: 0.1, spans };
         self.kernels.attention(&self.qkv, &self.pool, shape, &mut self.out)
     }

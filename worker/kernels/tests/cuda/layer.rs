@@ -4,7 +4,7 @@ use half::bf16;
 use rand::RngExt;
 use worker_kernels::cuda::CudaKernels;
 use worker_kernels::{
-    AttentionShape, CpuKernels, Dtype, HeadSpan, KernelError, Kernels, KvLayout, Span, WeightView,
+    AttentionShape, CpuKernels, Dtype, KernelError, Kernels, KvLayout, QkNorm, RopeShape, Span, WeightView,
 };
 
 use crate::device::has_gpu;
@@ -59,8 +59,9 @@ impl Layer {
         let gate_up = kernels.linear(&[self.weight(13, 2 * mlp, hidden)], &[])?;
         let down = kernels.linear(&[self.weight(17, hidden, mlp)], &[])?;
         let head = kernels.linear(&[self.weight(19, vocab, hidden)], &[])?;
-        let (norm, head_norm) =
-            (kernels.vector(self.weight(23, 1, hidden))?, kernels.vector(self.weight(29, 1, head_dim))?);
+        let norm = kernels.vector(self.weight(23, 1, hidden))?;
+        let [query_norm, key_norm] = [31, 29].map(|offset| kernels.vector(self.weight(offset, 1, head_dim)));
+        let (query_norm, key_norm) = (query_norm?, key_norm?);
         let layout = KvLayout { layers: 2, kv_heads, head_dim, block_tokens: 4, blocks: 200 };
         let mut pool = kernels.kv_pool(layout)?;
         let (mut x, mut normed, mut wide, mut attended) =
@@ -79,15 +80,14 @@ impl Layer {
                 })
                 .collect();
             let tokens: Vec<u32> = (0..first_row as u32).map(|row| (row * 7 + 1) % vocab as u32).collect();
-            let turns: Vec<f32> = (0..first_row * head_dim).map(|i| ((i % 37) as f32 * 0.3).sin()).collect();
+            let turns: Vec<f32> = (0..END * head_dim).map(|i| ((i % 37) as f32 * 0.3).sin()).collect();
             kernels.write(&turns, head_dim, &mut angles)?;
             kernels.embed(&table, &tokens, &mut x)?;
             kernels.rms_norm(&x, &norm, 1e-5, &mut normed)?;
             kernels.linear_into(&normed, &qkv, &mut wide)?;
-            let span = |first, heads| HeadSpan { first_column: first * head_dim, heads, head_dim };
-            kernels.head_norm(&mut wide, span(heads, kv_heads), &head_norm, 1e-5)?;
-            kernels.rope(&mut wide, &angles, span(0, heads + kv_heads))?;
-            kernels.store_kv(&wide, &spans, 1, &mut pool)?;
+            let qk_norm = Some(QkNorm { query: &query_norm, key: &key_norm, eps: 1e-5 });
+            let shape = RopeShape { layer: 1, heads, angles: &angles, norm: qk_norm, spans: &spans };
+            kernels.rope_store(&mut wide, shape, &mut pool)?;
             let scale = 1.0 / (head_dim as f32).sqrt();
             kernels.attention(
                 &wide,
@@ -115,6 +115,8 @@ impl Layer {
 pub(crate) type Rows = [(usize, usize); 3];
 const FIRST: Rows = [(0, 5), (0, 3), (0, 600)];
 pub(crate) const SECOND: Rows = [(5, 1), (3, 6), (600, 1)];
+/// Positions of the longest.
+const END: usize = 601;
 
 fn compare_layers(kernels: &CudaKernels) {
     for head_dim in [64, 128, 256] {

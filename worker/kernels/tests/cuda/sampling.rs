@@ -1,10 +1,13 @@
 //! Adjusting logits and drawing tokens, against the rules of `worker_core::sampling` in f64.
 
 use rand::RngExt;
-use worker_kernels::cuda::launch;
+use worker_kernels::Device;
 use worker_kernels::cuda::params::{AdjustParams, Draw, LogitChange, Penalties, SampleParams};
+use worker_kernels::cuda::{CudaKernels, Draws, launch};
 
-use crate::machine::{Buffer, Run, launch as run_launch, rng};
+use crate::device::has_gpu;
+use crate::gpu::fake;
+use crate::machine::{Buffer, Run, launch as run_launch, rng, runs_on_gpu};
 
 /// SplitMix64 over seed and position, as `worker/src/backend/sample.rs` has it.
 fn uniform(draw: &Draw) -> f64 {
@@ -256,4 +259,55 @@ fn extreme_changes_leave_numbers() {
     run_launch(launch::adjust_logits(3).unwrap(), &params, Run::number(0)).unwrap();
     let adjusted = device_logits.read::<f32>();
     assert!(adjusted.iter().all(|logit| logit.is_finite()), "{adjusted:?}");
+}
+
+/// What serving calls: changes and draw of a step's rows, and the rows as they were for those who ask.
+#[test]
+fn a_steps_tokens_are_drawn_with_one_wait() {
+    if !has_gpu("sampling::a_steps_tokens_are_drawn_with_one_wait") {
+        return;
+    }
+    let waits = || if runs_on_gpu() { 0 } else { fake("waits") };
+    let kernels = CudaKernels::open(0).unwrap();
+    let vocab = 3001;
+    let mut rng = rng(17);
+    let mut rows: Vec<Vec<f32>> =
+        (0..4).map(|_| (0..vocab).map(|_| rng.random_range(-4.0f32..4.0)).collect()).collect();
+    rows[3][vocab - 1] = f32::NAN;
+    let mut buffer = kernels.buffer();
+    kernels.write(&rows.concat(), vocab, &mut buffer).unwrap();
+    // The first row would draw its best, were that not withheld; the second one's best comes by a bias; the third is changed by nothing.
+    let best =
+        (0..vocab as u32).max_by(|&a, &b| rows[0][a as usize].total_cmp(&rows[0][b as usize])).unwrap();
+    let change =
+        |row, token, bias, withheld| LogitChange { row, token, bias, seen: LogitChange::UNSEEN, withheld };
+    let draws = Draws {
+        draws: [0.0, 0.0, 1.0, 1.0].map(|temperature| Draw { temperature, top_p: 0.8, ..PLAIN }).to_vec(),
+        penalties: vec![Penalties { repetition: 1.0, frequency: 0.0, presence: 0.0 }; 4],
+        changes: vec![change(0, best, 0.0, 1), change(1, 2999, 9.0, 0)],
+    };
+    let before = waits();
+    let told = kernels.read_rows(&buffer, &[2, 0]).unwrap();
+    let (read, tokens) = (waits(), kernels.draw(&mut buffer, &draws).unwrap());
+    assert!(told == [&rows[2][..], &rows[0][..]].concat(), "as they were");
+    rows[0][best as usize] = f32::NEG_INFINITY;
+    assert_eq!(tokens[..2], [Some(reference(&rows[0], &draws.draws[0])[0]), Some(2999)]);
+    assert!(reference(&rows[2], &draws.draws[2]).contains(&tokens[2].unwrap()) && tokens[3].is_none());
+    if !runs_on_gpu() {
+        assert_eq!([read - before, waits() - read], [1, 1]);
+    }
+    kernels.write(&[], vocab, &mut buffer).unwrap();
+    assert_eq!(
+        kernels.draw(&mut buffer, &Draws::default()).unwrap(),
+        [],
+        "a step without a row that samples"
+    );
+    assert!(kernels.draw(&mut buffer, &draws).unwrap_err().to_string().contains("0 of each"));
+    kernels.write(&rows.concat(), vocab, &mut buffer).unwrap();
+    for outside in [change(4, 0, 0.0, 0), change(0, 3001, 0.0, 0)] {
+        let error =
+            kernels.draw(&mut buffer, &Draws { changes: vec![outside], ..draws.clone() }).unwrap_err();
+        assert!(error.to_string().contains("changes within [4, 3001]"), "{error}");
+    }
+    assert!(kernels.read_rows(&buffer, &[4]).unwrap_err().to_string().contains("rows below 4"));
 }
