@@ -1,11 +1,12 @@
 // Attention of single new rows over paged keys and values, split over the context.
 //
 // Algorithm: Flash-Decoding (Dao, Haziza, Massa & Sizov 2023) with packed groups: the query heads that share a KV head are the 16 rows
-// of one mma tile, so that keys and values are read once for each KV head. A block takes one chunk of a sequence's context; its warps
-// take every WARPS-th tile of KEYS positions, each with a ring of STAGES tiles of its own that cp.async fills, so that no warp waits
-// for another before the end. There the warps' sums are put together in shared memory. A chunk that is its sequence's only one writes
-// the row; others write a part, which attention_combine.cu adds up. Chunks are cut by position alone (plan.rs): a row's sums come in
-// one order, whatever else is in the batch.
+// of one mma tile, so that keys and values are read once for each KV head. (A group of more than 16 has a block for each 16. They are
+// neighbours in the grid, which starts in its order, so that those after the first find in the cache what it reads from memory.) A block
+// takes one chunk of a sequence's context; its warps take every WARPS-th tile of KEYS positions, each with a ring of STAGES tiles of its
+// own that cp.async fills, so that no warp waits for another before the end. There the warps' sums are put together in shared memory. A
+// chunk that is its sequence's only one writes the row; others write a part, which attention_combine.cu adds up. Chunks are cut by
+// position alone (plan.rs): a row's sums come in one order, whatever else is in the batch.
 //
 // Shapes: q [rows, q_stride] with head h at column h · head_dim; out likewise; partial_sums [slots, heads, head_dim] and partial_logs
 // [slots, heads] in f32 (of each part: its rows divided by their total, and the total's base-2 logarithm, scale included); pool as in

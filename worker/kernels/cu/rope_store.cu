@@ -9,8 +9,7 @@
 // head_dim] f32, half cosines and then half sines, row positions[row] of it (or row itself); pool as in paged.cuh; slot = block ·
 // block_tokens + place. Rows begin at multiples of 16 bytes. Grid: head_dim / 16 lanes for each (row, head of all three kinds), so that
 // a lane moves 16 bytes at once, and a warp has several heads. Bytes: 4 a number of qkv, and 4 · head_dim for each row's angles.
-// FLOPs: up to 10 a number. A warp has some 160 instructions (280 with QK-norm) for 2 KiB read and written, 40 (70) for 512 bytes, where
-// a multiprocessor of an H200 can issue some 96 while memory moves as many.
+// FLOPs: up to 10 a number.
 #include "paged.cuh"
 #include "reduce.cuh"
 

@@ -14,9 +14,9 @@
 // Shapes: logits [rows, vocab] f32, vocab below 2^24; draws [rows]; tokens [rows], NO_TOKEN where a logit is NaN or +inf (-inf is a
 // token withheld). Grid: one block for each row. Bytes: 4 · vocab from memory; from the cache as much again for a draw in the order of
 // tokens (and a sixteenth), some four times for one with a cut, and at most 16 times for each of three searches, where logits are equal
-// by the thousand. FLOPs: 4 a logit and reading, an exponential among them; 21 instructions for 32 logits to find the best, 37 for each
-// other reading. Atomic additions: none in the order of tokens; elsewhere at most two a candidate and digit, of 32 bits, and no two lanes
-// of a warp meet in a bank, whatever the logits: a lane has sums of its own. A warp that lists candidates adds once for all its lanes.
+// by the thousand. FLOPs: 4 a logit and reading, an exponential among them. Atomic additions: none in the order of tokens; elsewhere at
+// most two a candidate and digit, of 32 bits, and no two lanes of a warp meet in a bank, whatever the logits: a lane has sums of its
+// own. A warp that lists candidates adds once for all its lanes.
 #include "dev.cuh"
 
 static constexpr u32 NO_TOKEN = 0xffffffffu;
