@@ -189,7 +189,7 @@ impl Default for Metrics {
             )),
             line_seconds: maker.seconds(
                 "router_line_seconds",
-                "How long requests that had to wait for room at a worker waited in line.",
+                "How long requests that had to wait for room at a worker waited in line, also those that got none.",
             ),
             ttft_seconds: maker
                 .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply."),

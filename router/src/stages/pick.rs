@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use prometheus::Histogram;
 use router_core::{Among, Decided, PickError, RequestView};
 use tokio::time::{Instant, timeout_at};
 
@@ -55,7 +56,7 @@ pub async fn take_turn(
     (deadline, limit): (Instant, Duration),
 ) -> Result<Picked, RequestError> {
     let Some(mut turn) = picked.decided.lease.turn() else { return Ok(picked) };
-    let began = Instant::now();
+    let _in_line = InLine { seconds: &app.metrics.line_seconds, began: Instant::now() };
     let view = RequestView { may_wait_since, ..reading.view() };
     loop {
         let anew_at = Instant::now() + picked.decided.worker.load.reconsider_after();
@@ -76,6 +77,17 @@ pub async fn take_turn(
             None => break,
         }
     }
-    app.metrics.line_seconds.observe(began.elapsed().as_secs_f64());
     Ok(picked)
+}
+
+/// Observes a wait when it is over, however it ends: the request's turn, an error, a client that leaves.
+struct InLine<'a> {
+    seconds: &'a Histogram,
+    began: Instant,
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        self.seconds.observe(self.began.elapsed().as_secs_f64());
+    }
 }

@@ -127,6 +127,7 @@ async fn a_client_that_leaves_loses_its_place_in_line() {
     there.iter().for_each(tokio::task::JoinHandle::abort);
     until("nothing is in flight", || async { router.metric("router_requests_in_flight").await == 0.0 }).await;
     assert_eq!(worker.seen().len(), before + 2, "what nobody waits for is not sent");
+    assert_eq!(router.metric("router_line_seconds_count").await, 1.0, "but has waited");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,6 +144,7 @@ async fn a_wait_in_line_has_an_end() {
     let (message, code) = refused.error();
     assert!(message.contains("within 1 s (--request-timeout)") && code == "no_worker_available", "{message}");
     assert_eq!(worker.seen().len(), before + 2, "nothing was sent anywhere");
+    assert!(router.metric("router_line_seconds_sum").await >= 0.9, "a wait for nothing is one too");
     sent.iter().for_each(tokio::task::JoinHandle::abort);
 }
 

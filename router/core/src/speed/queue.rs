@@ -351,6 +351,9 @@ impl PrefillQueue {
         let waiting = self.waiting.remove(at)?;
         let is_last = self.waiting.is_empty();
         self.owed_s = if is_last { 0.0 } else { (self.owed_s - waiting.service_s).max(0.0) };
+        if waiting.sent >= self.since {
+            self.behind = self.behind.saturating_sub(1);
+        }
         if !waiting.is_past {
             self.passes(waiting.service_s);
         }

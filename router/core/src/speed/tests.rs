@@ -201,8 +201,12 @@ fn what_the_first_request_has_had_is_not_owed_any_more() {
     let left = |at: f64| queue.reading().left_s(at);
     assert!((left(11.0) - 4.5).abs() < 1e-6);
     assert!((left(30.0) - 3.0).abs() < 1e-6, "late as the first is, the second has not begun");
-    queue.remove(1);
+    queue.push(3, tokens(30), &speed, seconds(12.0));
     queue.remove(2);
+    assert!(queue.reading().joins_step, "the third is left");
+    queue.remove(3);
+    assert!(!queue.reading().joins_step, "nobody has come since the first began");
+    queue.remove(1);
     assert_eq!(queue.reading().left_s(30.0), 0.0);
 }
 
