@@ -8,6 +8,7 @@ pub mod args;
 pub mod comparison;
 pub mod contender;
 pub mod engine;
+pub mod floor;
 pub mod goals;
 pub mod grid;
 pub mod html;

@@ -42,6 +42,7 @@ fn cell(workload: &Workload, engine: EngineKind, seed: u64) -> Cell<'_> {
         routers: Routers::ONE,
         engine,
         saturated: OnceLock::new(),
+        floor: OnceLock::new(),
     }
 }
 

@@ -59,6 +59,9 @@ pub trait Engine {
     /// What request `number` would find, were it sent there at `now_ns` and nothing after it.
     fn foresee(&self, workload: &Workload, number: u32, now_ns: u64) -> Foreseen;
 
+    /// How long it would take from `now_ns` on to compute a prompt of which so much is cached, if it did nothing else; in seconds.
+    fn alone_s(&self, prompt_tokens: u32, cached_tokens: u32, now_ns: u64) -> f64;
+
     /// What it would say of itself now.
     fn reported(&self) -> WorkerLoad;
 

@@ -11,6 +11,7 @@ use super::args::{FleetKind, Routers};
 use super::contender::{Contender, named};
 use super::engine::plain::PlainEngine;
 use super::engine::scheduled::{Build, Pace, ScheduledEngine};
+use super::floor;
 use super::in_flight::InFlightOverTime;
 use super::outcome::{Figures, Objective, Outcome};
 use super::run::{Fault, Setup, run};
@@ -49,6 +50,8 @@ pub struct Cell<'a> {
     pub engine: EngineKind,
     /// R*; found when it is asked for.
     pub saturated: OnceLock<f64>,
+    /// See [`Cell::floor_ms`].
+    pub floor: OnceLock<f64>,
 }
 
 /// One simulation.
@@ -106,6 +109,15 @@ impl Cell<'_> {
             run(setup, self.engines(None), tick).rate()
         };
         Some(*self.saturated.get_or_init(measure))
+    }
+
+    /// What no policy's mean time to the first token can be below: nobody waits, and all that was ever asked for before is cached, here
+    /// and on the fastest worker. `None` for the plain engine, whose speed is set by the load.
+    pub fn floor_ms(&self) -> Option<f64> {
+        let EngineKind::Preset(..) = self.engine else { return None };
+        let floor =
+            || self.engines(None).first().map_or(0.0, |engine| floor::mean_s(self.workload, engine) * 1e3);
+        Some(*self.floor.get_or_init(floor))
     }
 
     fn setup<'b>(&'b self, contender: &'b Contender, time_scale: f64) -> Setup<'b> {

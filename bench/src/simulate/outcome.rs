@@ -41,6 +41,9 @@ pub struct Figures {
     pub p90_ttft_ms: f64,
     /// Its 99th percentile.
     pub p99_ttft_ms: f64,
+    /// Mean of what requests' own prefill took of it, at the hits that they had: the rest is waiting. No key of `--json`.
+    #[serde(skip)]
+    pub mean_own_ms: f64,
     /// Mean time per output token.
     pub mean_tpot_ms: f64,
     /// Its 99th percentile.
@@ -79,6 +82,7 @@ impl Outcome {
             p50_ttft_ms: ttft.percentile_ms(50.0),
             p90_ttft_ms: ttft.percentile_ms(90.0),
             p99_ttft_ms: ttft.percentile_ms(99.0),
+            mean_own_ms: of(self.records.iter().map(|record| ms(record.own_ns)).collect()).mean_ms(),
             mean_tpot_ms: tpot.mean_ms(),
             p99_tpot_ms: tpot.percentile_ms(99.0),
             mean_e2e_ms: e2e.mean_ms(),
@@ -149,6 +153,7 @@ mod tests {
             first_ns: 1_000_000_000 + first * 1_000_000,
             done_ns: 1_000_000_000 + done * 1_000_000,
             cached_tokens,
+            own_ns: first * 500_000,
             hit_tokens: 0,
             worker,
         };
@@ -157,6 +162,7 @@ mod tests {
         let figures = outcome.figures(&workload, Objective { ttft_ms: 200.0, tpot_ms: 50.0 });
         let close = |one: f64, two: f64| assert!((one - two).abs() < 1e-9, "{one} is not {two}");
         close(figures.mean_ttft_ms, 200.0);
+        close(figures.mean_own_ms, 100.0);
         close(figures.mean_tpot_ms, 50.0);
         close(figures.mean_e2e_ms, 450.0);
         close(figures.hit_rate, 0.25);

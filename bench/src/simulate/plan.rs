@@ -88,9 +88,19 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
                     let (count, front, reports_every_ms) = (args.replicas, args.front, args.reports_every);
                     let routers = Routers { count, front, reports_every_ms };
                     let name = format!("{}{}{}", workload.name, fleet.suffix(), routers.suffix());
-                    let saturated = OnceLock::new();
-                    let cell =
-                        Cell { workload, name, seed, fleet, workers, blocks, routers, engine, saturated };
+                    let (saturated, floor) = (OnceLock::new(), OnceLock::new());
+                    let cell = Cell {
+                        workload,
+                        name,
+                        seed,
+                        fleet,
+                        workers,
+                        blocks,
+                        routers,
+                        engine,
+                        saturated,
+                        floor,
+                    };
                     cell.check()?;
                     cells.push(cell);
                 }

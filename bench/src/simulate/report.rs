@@ -92,12 +92,14 @@ pub fn heading(job: &Job<'_>) -> String {
     let saturated = cell.saturated.get().map_or(String::new(), |rps| format!(", R* = {rps:.3} requests/s"));
     let count = cell.routers.count;
     let replicas = if count > 1 { format!(", {count} routers") } else { String::new() };
+    let floor = cell.floor_ms().map_or(String::new(), |ms| format!(", TTFT at least {ms:.0} ms"));
     let (name, workers, blocks, seed) = (&cell.name, cell.workers, cell.blocks, cell.seed);
     format!(
-        "\n{name}: {workers} workers of {blocks} blocks, load {load}{saturated}{replicas}, seed {seed}\n\
-         {:<25} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>6} {:>6} {:>8}",
+        "\n{name}: {workers} workers of {blocks} blocks, load {load}{saturated}{replicas}, seed {seed}{floor}\n\
+         {:<25} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>6} {:>6} {:>8}",
         "policy",
         "TTFT ms",
+        "own ms",
         "P50",
         "P90",
         "P99",
@@ -114,11 +116,12 @@ pub fn heading(job: &Job<'_>) -> String {
 /// One row of the table.
 #[must_use]
 pub fn line(row: &Row<'_>) -> String {
-    let Figures { mean_ttft_ms, p50_ttft_ms, p90_ttft_ms, p99_ttft_ms, mean_tpot_ms, .. } = row.figures;
+    let Figures { mean_ttft_ms, mean_own_ms, p50_ttft_ms, p90_ttft_ms, p99_ttft_ms, mean_tpot_ms, .. } =
+        row.figures;
     let Figures { p99_tpot_ms, mean_e2e_ms, goodput_rps, hit_rate, imbalance, retractions, .. } = row.figures;
     let hit_percent = hit_rate * 100.0;
     format!(
-        "{:<25} {mean_ttft_ms:>9.0} {p50_ttft_ms:>9.0} {p90_ttft_ms:>9.0} {p99_ttft_ms:>9.0} {mean_tpot_ms:>8.1} \
+        "{:<25} {mean_ttft_ms:>9.0} {mean_own_ms:>9.0} {p50_ttft_ms:>9.0} {p90_ttft_ms:>9.0} {p99_ttft_ms:>9.0} {mean_tpot_ms:>8.1} \
          {p99_tpot_ms:>8.1} {mean_e2e_ms:>9.0} {goodput_rps:>8.3} {hit_percent:>6.1} {imbalance:>6.2} {retractions:>8}",
         row.job.contender.name
     )

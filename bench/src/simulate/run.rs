@@ -22,7 +22,7 @@ use super::args::{Front, Routers};
 use super::contender::Contender;
 use super::engine::{Engine, Notice};
 use super::outcome::Outcome;
-use super::workload::{BLOCK_TOKENS, Workload};
+use super::workload::{BLOCK_TOKENS, Workload, nanoseconds};
 use fleet::Router;
 use knowledge::Knowledge;
 
@@ -67,6 +67,8 @@ pub struct Record {
     pub done_ns: u64,
     /// Tokens of its prompt that were in the cache.
     pub cached_tokens: u32,
+    /// What its prefill took of a worker that did nothing else.
+    pub own_ns: u64,
     /// Tokens that the router expected there.
     pub hit_tokens: u32,
     /// Who had it.
@@ -423,6 +425,10 @@ impl<'a, E: Engine> Simulation<'a, E> {
     fn begin(&mut self, number: u32, cached_tokens: u32, now_ns: u64) {
         let record = &mut self.records[number as usize];
         (record.first_ns, record.cached_tokens) = (now_ns, cached_tokens);
+        let input_tokens = self.setup.workload.requests[number as usize].input_tokens;
+        let own_s =
+            self.engines[record.worker as usize].alone_s(input_tokens, cached_tokens, record.arrived_ns);
+        record.own_ns = nanoseconds(own_s);
         if let Some(Placed { decided: Decided { lease, .. }, .. }) = &mut self.placed[number as usize] {
             let router = &self.routers[self.replicas[number as usize] as usize];
             let now = Duration::from_nanos(now_ns);

@@ -114,12 +114,15 @@ impl Engine for PlainEngine {
         let mut path = Vec::new();
         Self::cache_path(workload, number, &mut path);
         let cached_tokens = self.cached_blocks(&path) * BLOCK_TOKENS;
-        let prompt_tokens = workload.requests[number as usize].input_tokens as usize;
-        let new_tokens = prompt_tokens.saturating_sub(cached_tokens).max(1);
+        let prompt_tokens = workload.requests[number as usize].input_tokens;
         Foreseen {
             wait_s: self.free_ns.saturating_sub(now_ns) as f64 / 1e9,
-            own_s: new_tokens as f64 * self.prefill_token_s,
+            own_s: self.alone_s(prompt_tokens, u32::try_from(cached_tokens).unwrap_or(u32::MAX), now_ns),
         }
+    }
+
+    fn alone_s(&self, prompt_tokens: u32, cached_tokens: u32, _now_ns: u64) -> f64 {
+        f64::from(prompt_tokens.saturating_sub(cached_tokens).max(1)) * self.prefill_token_s
     }
 
     fn reported(&self) -> WorkerLoad {

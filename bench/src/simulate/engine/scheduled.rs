@@ -139,6 +139,14 @@ impl ScheduledEngine {
         }
     }
 
+    /// What of a prompt's prefill depends on the prompt, as measured, in seconds.
+    fn variable_s(&self, prompt_tokens: u32, cached_tokens: u32) -> f64 {
+        let cached = f64::from(cached_tokens);
+        let new = f64::from(prompt_tokens) - cached;
+        let EngineTiming { prefill_token_s, prefill_pair_s, .. } = self.timing;
+        prefill_token_s * new + prefill_pair_s * new * (cached + new / 2.0)
+    }
+
     /// Hands waiting requests to the scheduler, as far as memory allows.
     fn feed(&mut self, workload: &Workload) {
         while let Some(Asked { number, .. }) = self.backlog.front().copied() {
@@ -306,12 +314,15 @@ impl Engine for ScheduledEngine {
             });
         }
         let prompt_tokens = workload.requests[number as usize].input_tokens;
-        let cached = f64::from(cached_tokens.unwrap_or(0));
-        let new = f64::from(prompt_tokens) - cached;
-        let EngineTiming { prefill_token_s, prefill_pair_s, .. } = self.timing;
-        let own_s =
-            (prefill_token_s * new + prefill_pair_s * new * (cached + new / 2.0)) * self.pace.at(now_ns);
+        let own_s = self.variable_s(prompt_tokens, cached_tokens.unwrap_or(0)) * self.pace.at(now_ns);
         Foreseen { wait_s: ((at_ns - now_ns) as f64 / 1e9 - own_s).max(0.0), own_s }
+    }
+
+    fn alone_s(&self, prompt_tokens: u32, cached_tokens: u32, now_ns: u64) -> f64 {
+        let new_tokens = prompt_tokens.saturating_sub(cached_tokens) as usize;
+        let steps = new_tokens.div_ceil(self.limits.max_tokens_per_step);
+        let fixed_s = self.timing.prefill_s * steps as f64;
+        (fixed_s + self.variable_s(prompt_tokens, cached_tokens)) * self.pace.at(now_ns)
     }
 
     fn reported(&self) -> WorkerLoad {
