@@ -453,12 +453,15 @@ fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
         return PickError::NoneUsable { down, draining, total: workers.len() };
     }
     match request.model {
-        // One that has not told its models yet may have this one.
-        Some(model) if serving == 0 && workers.iter().any(|worker| worker.may_serve(Some(model))) => {
-            PickError::ModelDown { model: model.to_owned() }
-        }
         Some(model) if serving == 0 => {
-            PickError::UnknownModel { model: model.to_owned(), known: known_models(usable()) }
+            let (model, known) = (model.to_owned(), known_models(workers.iter()));
+            // One that has not told its models yet may have this one.
+            let untold = workers.iter().filter(|worker| worker.models().is_none()).count();
+            match (known.contains(&model), untold) {
+                (true, _) => PickError::ModelDown { model },
+                (false, 0) => PickError::UnknownModel { model, known },
+                (false, untold) => PickError::ModelUntold { model, known, untold },
+            }
         }
         _ => PickError::AllTried { tried: serving },
     }

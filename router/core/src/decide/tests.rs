@@ -248,6 +248,22 @@ fn a_model_whose_workers_are_down_is_not_unknown() {
 }
 
 #[test]
+fn a_model_that_a_worker_may_have_which_never_said_is_told_apart() {
+    let (fleet, decider) = (fleet(3), decider("random"));
+    fleet.workers()[0].set_models(vec!["a".into()]);
+    fleet.workers()[1].set_models(vec!["b".into()]);
+    fleet.workers()[1].mark_down();
+    fleet.workers()[2].mark_down();
+    let request = RequestView { model: Some("c"), ..RequestView::default() };
+    let error = decider.decide(&fleet, &request, Among::Untried(&[]), NOW).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "model \"c\" is not served by the workers that have said what they serve (known models: a, b); workers that \
+         have not said so yet: 1, none of them usable"
+    );
+}
+
+#[test]
 fn draining_workers_get_nothing_and_anyone_includes_those_that_are_down() {
     let (fleet, decider) = (fleet(3), decider("random"));
     fleet.workers()[0].drain();

@@ -251,6 +251,20 @@ pub enum PickError {
         /// What was asked for.
         model: String,
     },
+    /// None of the workers that have said what they serve has this model, and those that have not are not usable.
+    #[error(
+        "model {model:?} is not served by the workers that have said what they serve (known models: {}); \
+         workers that have not said so yet: {untold}, none of them usable",
+        known.join(", ")
+    )]
+    ModelUntold {
+        /// What was asked for.
+        model: String,
+        /// What there is, sorted.
+        known: Vec<String>,
+        /// Workers that have not said what they serve.
+        untold: usize,
+    },
     /// All workers have said what they serve, and this is not among it.
     #[error("model {model:?} is not served here; known models: {}", known.join(", "))]
     UnknownModel {
