@@ -167,7 +167,8 @@ impl Span<'_> {
     }
 
     /// The position after the last of all spans.
-    pub(crate) fn last_end(spans: &[Span<'_>]) -> usize {
+    #[must_use]
+    pub fn last_end(spans: &[Span<'_>]) -> usize {
         spans.iter().map(Span::end).max().unwrap_or(0)
     }
 }

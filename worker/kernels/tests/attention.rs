@@ -82,7 +82,7 @@ impl Machine {
     fn store(&mut self, qkv: &[f32], spans: &[Span<'_>]) -> Activations {
         let (mut rows, mut angles) = (Activations::default(), Activations::default());
         self.kernels.write(qkv, self.shape.width(), &mut rows).unwrap();
-        let (half, end) = (self.shape.head_dim / 2, spans.iter().map(Span::end).max().unwrap());
+        let (half, end) = (self.shape.head_dim / 2, Span::last_end(spans));
         let unturned = [vec![1.0; half], vec![0.0; half]].concat().repeat(end);
         self.kernels.write(&unturned, self.shape.head_dim, &mut angles).unwrap();
         let shape = RopeShape { layer: 1, heads: self.shape.heads(), angles: &angles, norm: None, spans };

@@ -104,7 +104,7 @@ impl<'a, K: Kernels> Transformer<'a, K> {
 
     /// Sees to it that the angles of all positions are there.
     fn place(&self, spans: &[Span<'_>], work: &mut Workspace<K>) -> Result<(), KernelError> {
-        let end = spans.iter().map(Span::end).max().unwrap_or(0);
+        let end = Span::last_end(spans);
         if end > work.positions {
             let (positions, mut angles) = (end.next_power_of_two().max(FIRST_POSITIONS), Vec::new());
             for position in 0..positions {
