@@ -82,7 +82,7 @@ fn added(architecture: Architecture, projection: &str, outputs: usize) -> Option
             Some((format!("{layer}.{kind}_proj.bias"), vec![outputs], varied(outputs, 0.0, 0.2)))
         }
         (Architecture::Qwen3, "q" | "k") => {
-            Some((format!("{layer}.{kind}_norm.weight"), vec![LONG], varied(LONG, 2.0, 0.5)))
+            Some((format!("{layer}.{kind}_norm.weight"), vec![LONG], varied(LONG, 3.0, 0.5)))
         }
         _ => None,
     }
