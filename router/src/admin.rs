@@ -337,6 +337,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
             "model": reading.model.as_deref(),
             "prompt_bytes": reading.prompt_bytes,
             "prompt_tokens_estimated": reading.prompt_tokens,
+            "later_turns_expected": explanation.later_turns,
             "candidates": candidates,
         }),
     )

@@ -14,7 +14,8 @@ use crate::health::Trial;
 use crate::ledger::{Booking, HeldPrompt, Lease};
 use crate::policy::{Candidate, PickError, Policy};
 use crate::prefix::feed::CacheChange;
-use crate::prefix::index::{Basis, Comparison};
+use crate::prefix::follow_ups::FollowUps;
+use crate::prefix::index::{Basis, Comparison, InFlight};
 use crate::prefix::recomputed::Recomputed;
 use crate::prefix::tree::{TreeLimits, WorkerTells};
 use crate::prefix::{PrefixHits, PrefixIndex};
@@ -24,7 +25,7 @@ use crate::speed::{PrefillSpeed, Speeds};
 use crate::sync::{Mutex, MutexGuard, lock_soon};
 use crate::unseen::UnseenPicks;
 use crate::worker::{Worker, WorkerSlot};
-use candidates::{Candidates, Eligible, Moment, Sought};
+use candidates::{Candidates, Eligible, Learned, Moment, Sought};
 
 /// Blocks that are forgotten at a time: some 200 µs in which nobody else can pick.
 const FORGET_BLOCKS: usize = 512;
@@ -43,6 +44,7 @@ pub struct Decider {
 struct State {
     index: PrefixIndex,
     recomputed: Recomputed,
+    follow_ups: FollowUps,
     speeds: Speeds,
     picks: u64,
     unseen: UnseenPicks,
@@ -85,6 +87,8 @@ pub struct Explanation {
     pub policy: &'static str,
     /// Index of the pick in `candidates`.
     pub picked: usize,
+    /// Turns that are expected to follow in its session.
+    pub later_turns: f64,
     /// Everyone who could have been picked, with hits and cost in the policy's unit.
     pub candidates: Vec<(Arc<Worker>, Candidate, f64)>,
 }
@@ -97,6 +101,7 @@ impl Decider {
         let state = State {
             index: PrefixIndex::new(limits),
             recomputed: Recomputed::default(),
+            follow_ups: FollowUps::default(),
             speeds: Speeds::default(),
             picks: 0,
             unseen: UnseenPicks::default(),
@@ -191,10 +196,21 @@ impl Decider {
             let hit_blocks = hits.blocks(worker.slot);
             *hit_tokens = request.covered_tokens(hit_blocks);
             let new_tokens = request.prompt_tokens.saturating_sub(*hit_tokens);
-            recomputed.see(worker.slot, request.blocks_after(hit_blocks), new_tokens);
-            let tells = self.tells(&worker.reports, request);
-            (*basis, lease.in_flight) = index.enter(worker.slot, (request.path(), &hits), tells);
+            let new = (request.blocks_after(hit_blocks), new_tokens);
+            (*basis, lease.in_flight) = self.enter((index, recomputed), worker, (request, &hits), new);
         }
+    }
+
+    /// A worker is sent a prompt, and has to compute of it so many `new` blocks and tokens.
+    fn enter(
+        &self,
+        (index, recomputed): (&mut PrefixIndex, &mut Recomputed),
+        worker: &Worker,
+        (request, hits): (&RequestView<'_>, &PrefixHits),
+        (new_blocks, new_tokens): (&[BlockHash], usize),
+    ) -> (Basis, Option<InFlight>) {
+        recomputed.see(worker.slot, new_blocks, new_tokens);
+        index.enter(worker.slot, (request.path(), hits), self.tells(&worker.reports, request))
     }
 
     fn place(
@@ -208,7 +224,7 @@ impl Decider {
         let eligible = Eligible::new(fleet, request, among);
         loop {
             let mut state = self.lock();
-            let State { index, recomputed, speeds, picks, unseen, rng, candidates } = &mut *state;
+            let State { index, recomputed, follow_ups, speeds, picks, unseen, rng, candidates } = &mut *state;
             index.catch_up();
             if is_new {
                 speeds.arrival(now);
@@ -224,9 +240,14 @@ impl Decider {
             }
             self.add_tree_sizes(index, candidates);
             learn(&mut candidates.list, &speed);
-            let unseen_picks = unseen.at(now, candidates.report_age());
+            let learned = Learned {
+                arrivals_per_s: speeds.arrivals_per_s(),
+                later_turns: follow_ups.see(self.whole(request), hits.deepest()),
+                unseen: unseen.at(now, candidates.report_age()),
+                speed,
+            };
             let ring = &|| fleet.ring();
-            let choice = candidates.choice(ring, speeds.arrivals_per_s(), (unseen_picks, speed));
+            let choice = candidates.choice(ring, learned);
             let picked = choice.candidates[self.policy.pick(request, &choice, rng)];
             let worker = &fleet.workers()[picked.place as usize];
             let Some(trial) = candidates.begin_trial(worker, now) else {
@@ -250,12 +271,11 @@ impl Decider {
             let hit_tokens = picked.hit_tokens as usize;
             // What waits in line is nowhere yet, and goes elsewhere maybe.
             let basis = if self.reads_prefixes() && !lease.waits() {
-                let new = request.blocks_after(picked.hit_blocks as usize);
-                recomputed.see(picked.slot, new, picked.new_tokens(request));
-                let (basis, in_flight) =
-                    index.enter(picked.slot, (request.path(), &hits), self.tells(&worker.reports, request));
-                lease.in_flight = in_flight;
-                basis
+                let new_blocks = request.blocks_after(picked.hit_blocks as usize);
+                let new = (new_blocks, picked.new_tokens(request));
+                let entered = self.enter((index, recomputed), worker, (request, &hits), new);
+                lease.in_flight = entered.1;
+                entered.0
             } else {
                 Basis::default()
             };
@@ -295,7 +315,13 @@ impl Decider {
         }
         self.add_tree_sizes(&state.index, &mut candidates);
         let ring = &|| fleet.ring();
-        let choice = candidates.choice(ring, state.speeds.arrivals_per_s(), (state.unseen.mean(), speed));
+        let learned = Learned {
+            arrivals_per_s: state.speeds.arrivals_per_s(),
+            later_turns: state.follow_ups.later_turns(self.whole(request), hits.deepest()),
+            unseen: state.unseen.mean(),
+            speed,
+        };
+        let choice = candidates.choice(ring, learned);
         let costs = self.policy.costs(request, &choice);
         let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
         let worker = |candidate: &Candidate| Arc::clone(&fleet.workers()[candidate.place as usize]);
@@ -303,6 +329,7 @@ impl Decider {
         Ok(Explanation {
             policy: self.policy.name(),
             picked,
+            later_turns: learned.later_turns,
             candidates: candidates.map(|(one, cost)| (worker(one), *one, cost)).collect(),
         })
     }
@@ -373,6 +400,11 @@ impl Decider {
     #[must_use]
     pub fn recomputed_share(&self, slot: WorkerSlot) -> f64 {
         self.lock().recomputed.share(slot)
+    }
+
+    /// The prompt's blocks, if all of them are there.
+    fn whole<'r>(&self, request: &RequestView<'r>) -> &'r [BlockHash] {
+        if self.reads_prefixes() { request.blocks } else { &[] }
     }
 
     fn look_up(&self, index: &PrefixIndex, request: &RequestView<'_>) -> PrefixHits {

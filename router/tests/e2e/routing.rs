@@ -88,6 +88,7 @@ async fn explain_says_who_and_why() {
     assert_eq!(explained["worker"], home.as_str());
     assert_eq!(explained["policy"], "prefix_aware");
     assert!(explained["why"].as_str().unwrap().contains(&home));
+    assert_eq!(explained["later_turns_expected"], 0.0, "nobody has come back yet");
     let candidates = explained["candidates"].as_array().unwrap();
     assert_eq!(candidates.len(), 3);
     let cost = |candidate: &serde_json::Value| candidate["cost"].as_f64().unwrap();

@@ -270,8 +270,7 @@ impl Candidates {
     pub(super) fn choice<'a>(
         &'a self,
         ring: &'a dyn Fn() -> &'a Ring,
-        arrivals_per_s: f64,
-        (unseen, speed): (Unseen, PrefillSpeed),
+        Learned { arrivals_per_s, later_turns, unseen, speed }: Learned,
     ) -> Choice<'a> {
         Choice {
             candidates: &self.list,
@@ -285,6 +284,7 @@ impl Candidates {
             router_place: self.router_place(),
             ring,
             arrivals_per_s,
+            later_turns,
             unseen,
             speed,
         }
@@ -323,6 +323,15 @@ impl Candidates {
         let busy = self.reports.iter().flatten().filter(|report| report.running + report.waiting > 0);
         Duration::from_millis(busy.map(|report| report.age_ms).max().unwrap_or(0).into())
     }
+}
+
+/// What a decider knows by itself, of all workers.
+#[derive(Clone, Copy)]
+pub(super) struct Learned {
+    pub(super) arrivals_per_s: f64,
+    pub(super) later_turns: f64,
+    pub(super) unseen: Unseen,
+    pub(super) speed: PrefillSpeed,
 }
 
 /// What a pick is for.

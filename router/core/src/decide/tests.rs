@@ -648,6 +648,32 @@ fn who_waits_in_line_is_nowhere_until_it_goes() {
 }
 
 #[test]
+fn who_begins_is_expected_to_be_followed_as_others_were() {
+    let (fleet, others) = (fleet(2), decider("least_load"));
+    let decider = decider("prefix_aware");
+    let turn = |session: usize, number: usize| {
+        let said =
+            (0..number).map(|at| format!("turn {at} of session {session}: {}", "and so on ".repeat(40)));
+        hashed(&said.collect::<String>())
+    };
+    let later_turns = |decider: &Decider, prompt: &PromptBlocks| {
+        decider.explain(&fleet, &view(prompt), NOW).unwrap().later_turns
+    };
+    for session in 0..100 {
+        for prompt in [turn(session, 1), turn(session, 2), turn(session, 3)] {
+            for decider in [&decider, &others] {
+                decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+            }
+        }
+    }
+    let expected = later_turns(&decider, &turn(100, 1));
+    assert!((1.4..=2.0).contains(&expected), "two follow: {expected}");
+    assert_eq!(later_turns(&decider, &turn(100, 1)), expected, "explaining changes nothing");
+    assert_eq!(later_turns(&decider, &turn(99, 4)), 0.0, "it is in the middle");
+    assert_eq!(later_turns(&others, &turn(100, 1)), 0.0, "a policy that reads no prompts");
+}
+
+#[test]
 fn what_would_evict_what_is_about_to_come_back_waits() {
     let (fleet, decider) = (fleet(1), decider("prefix_aware"));
     tells_first_tokens(&decider, &fleet);

@@ -144,6 +144,8 @@ pub struct Choice<'a> {
     pub ring: &'a dyn Fn() -> &'a Ring,
     /// Requests a second of late, over the whole fleet.
     pub arrivals_per_s: f64,
+    /// Turns that are expected to follow this request in its session, if that begins with it; they will come to the same worker.
+    pub later_turns: f64,
     /// What other routers may have decided, where workers report their load.
     pub unseen: Unseen,
     /// How fast the fleet computes prompts, as learned.

@@ -10,7 +10,7 @@
 //! | `β·(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too, unless there is a worker that nobody waits at | arrivals of late; q̄: mean requests without a first token; β: share of workers that somebody waits at |
 //! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
 //! | `D·ω/2·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it; half, since others that come may join it | ledger; `speed` |
-//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average, then half of those that usually run there, and half of these once more for who will come because of this request: next turns, equal prefixes | ledger |
+//! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average; then half of those that usually run there, half of these once more for who will come because of this request, and if it begins a session, all of them for each turn that is expected to follow | ledger; [`follow_ups`](crate::prefix::follow_ups) |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
 //!
@@ -45,7 +45,7 @@ const RUNNING_TOKENS: f64 = 22.0;
 /// c: the same for each token of its context, with a slope of 0.088 µs.
 const CONTEXT_SHARE: f64 = 0.06;
 /// How often those that usually run at a worker count: half for the rest of a request's time, when those that run now have gone, and half
-/// for the requests that it will draw there.
+/// for the requests that it will draw there. Each turn that follows in its session meets all of them.
 const USUAL_MET: f64 = 1.0;
 /// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
 const FULL_SHARE: f64 = 0.9;
@@ -182,6 +182,8 @@ struct Fleet {
     token_s: f64,
     fixed_s: f64,
     prompt: f64,
+    /// How often those that usually run at a worker count.
+    usual_met: f64,
     /// Tokens of a request that runs, on average.
     usual_context: f64,
     /// What a request that runs is worth, for being slowed down by this one and for slowing it down, in tokens of prefill.
@@ -203,6 +205,7 @@ impl Fleet {
             token_s: choice.speed.token_s,
             fixed_s: choice.speed.fixed_s,
             prompt: request.prompt_tokens as f64,
+            usual_met: USUAL_MET + choice.later_turns,
             usual_context: context_tokens / running.max(1.0),
             running_tokens: 2.0 * RUNNING_TOKENS + CONTEXT_SHARE * request.prompt_tokens as f64,
         }
@@ -212,8 +215,8 @@ impl Fleet {
         let Work { queued_s, waiting, running, usual, context_tokens, held_tokens } = *work;
         let decoding = (running - waiting).max(0.0);
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
-        let met = running / 2.0 + USUAL_MET * usual;
-        let met_context = context_tokens / 2.0 + USUAL_MET * usual * self.usual_context;
+        let met = running / 2.0 + self.usual_met * usual;
+        let met_context = context_tokens / 2.0 + self.usual_met * usual * self.usual_context;
         // Those it slows down, and those who slow it down.
         let slow_tokens = met * self.running_tokens + CONTEXT_SHARE * met_context;
         let ratio = f64::from(candidate.ratio);

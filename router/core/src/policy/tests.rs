@@ -41,6 +41,7 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         router_place: RouterPlace::ALONE,
         ring,
         arrivals_per_s: 0.0,
+        later_turns: 0.0,
         unseen: Unseen::default(),
         speed: PrefillSpeed::default(),
     }
@@ -144,6 +145,11 @@ fn consistent_hash_with_every_worker_full_still_picks() {
 
 /// What `prefix_aware` picks, with queues and prefills foreseen at the fleet's speed; ten requests a second come.
 fn pick_aware(request: &RequestView<'_>, candidates: &[Candidate]) -> usize {
+    pick_for_session(request, candidates, 0.0)
+}
+
+/// The same for a request that so many turns are expected to follow.
+fn pick_for_session(request: &RequestView<'_>, candidates: &[Candidate], later_turns: f64) -> usize {
     let speed = PrefillSpeed::default();
     let mut candidates = candidates.to_vec();
     for candidate in &mut candidates {
@@ -152,7 +158,7 @@ fn pick_aware(request: &RequestView<'_>, candidates: &[Candidate]) -> usize {
     }
     let snapshot = fleet(candidates.len()).snapshot();
     let ring = &|| snapshot.ring();
-    let choice = Choice { arrivals_per_s: 10.0, speed, ..choice(&candidates, ring) };
+    let choice = Choice { arrivals_per_s: 10.0, later_turns, speed, ..choice(&candidates, ring) };
     PrefixAware.pick(request, &choice, &mut SmallRng::seed_from_u64(0))
 }
 
@@ -243,6 +249,21 @@ fn prefix_aware_goes_by_what_usually_runs_more_than_by_what_runs_now() {
     assert_eq!(pick_aware(&prompt(8_000), &candidates), 0, "six at once are chance");
     (candidates[0].usual_requests, candidates[1].usual_requests) = (12.0, 0.0);
     assert_eq!(pick_aware(&prompt(8_000), &candidates), 1, "twelve all the time are not");
+}
+
+#[test]
+fn prefix_aware_begins_a_long_session_where_less_usually_runs() {
+    let mut candidates = [candidate(0, 0), candidate(1, 0)];
+    candidates[0].hit_tokens = 5_000;
+    candidates[0].usual_requests = 4.0;
+    assert_eq!(pick_for_session(&prompt(8_000), &candidates, 0.0), 0);
+    assert_eq!(
+        pick_for_session(&prompt(8_000), &candidates, 14.0),
+        1,
+        "its turns will meet those four each time"
+    );
+    candidates[1].usual_requests = 4.0;
+    assert_eq!(pick_for_session(&prompt(8_000), &candidates, 14.0), 0);
 }
 
 #[test]
