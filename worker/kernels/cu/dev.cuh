@@ -31,6 +31,9 @@ DEVICE u32 block_threads() { return blockDim.x; }
 
 // --- waiting for others
 DEVICE void barrier() { __syncthreads(); }
+// Of so many threads, whole warps of the block, whose lanes come together and name the same one of 1 to 15. A constant, since a block
+// with a number that the compiler does not know is given all sixteen.
+template <int ID, int THREADS> DEVICE void named_barrier() { asm volatile("bar.sync %0, %1;" :: "n"(ID), "n"(THREADS) : "memory"); }
 DEVICE void warp_barrier() { __syncwarp(); }
 
 // --- shared memory

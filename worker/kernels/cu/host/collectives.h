@@ -97,9 +97,8 @@ void run_collective(Lane* warp) {
     for (int lane = 1; lane < 32; lane++)
         if (warp[lane].op != warp[0].op) { machine.refuse("lanes that meet at different warp-wide instructions"); return; }
     switch (warp[0].op) {
-    case Op::Barrier:
-        for (int lane = 0; lane < 32; lane++) warp[lane].warp_barriers++;
-        break;
+    case Op::Barrier: machine.shadow.phases.end(warp->index / 32); break;
+    case Op::NamedBarrier: machine.arrive(warp); break;
     case Op::LoadMatrix: load_matrix(warp, false); break;
     case Op::LoadMatrixTransposed: load_matrix(warp, true); break;
     case Op::Multiply: multiply(warp); break;

@@ -4,8 +4,8 @@
 
 namespace host {
 
-enum class State { Running, AtCollective, AtBarrier, Done };
-enum class Op { None, Barrier, LoadMatrix, LoadMatrixTransposed, Multiply, Shuffle, ShuffleXor, ShuffleUp, Ballot };
+enum class State { Running, AtCollective, AtBarrier, AtNamedBarrier, Done };
+enum class Op { None, Barrier, NamedBarrier, LoadMatrix, LoadMatrixTransposed, Multiply, Shuffle, ShuffleXor, ShuffleUp, Ballot };
 enum CopyMode : u32 { LATE, EARLY, RANDOM };
 
 struct Copy { void* to; const void* from; bool valid, landed; };
@@ -21,11 +21,17 @@ struct Copies {
 struct Lane {
     Fiber fiber;
     State state;
-    u32 index, barriers, warp_barriers;
+    u32 index;
     Op op;
     const void* operands;
     void* result;
     Copies copies;
+};
+
+// The warps that wait at a barrier of some of the block's, and the threads it is for.
+struct NamedBarrier {
+    std::vector<u32> warps;
+    u32 threads;
 };
 
 // SplitMix64 (Steele, Lea & Flood 2014).
@@ -78,6 +84,7 @@ struct Machine {
     u32 block = 0;
     Shared shared;
     Shadow shadow;
+    NamedBarrier named_barriers[16]; // 0 is the whole block's, which nobody names
     CopyMode copy_mode = LATE;
     Random random{0};
     bool failed = false;
@@ -88,7 +95,7 @@ struct Machine {
         current->state = state;
         host_change_stack(&current->fiber.top, scheduler);
     }
-    Who who() const { return {current->index, current->index / 32, current->barriers, current->warp_barriers}; }
+    Who who() const { return {current->index, current->index / 32}; }
     size_t place(const void* pointer) { return (const char*)pointer - shared.memory; }
     void check(const void* pointer, size_t bytes, size_t alignment, const char* what) {
         auto at = (const char*)pointer;
@@ -141,10 +148,10 @@ struct Machine {
         block = index;
         random.state = seed;
         shared.poison();
-        shadow.reset(shared.bytes);
+        shadow.reset(shared.bytes, lanes.size() / 32);
+        for (auto& barrier : named_barriers) barrier.warps.clear();
         for (auto& lane : lanes) {
             lane.state = State::Running;
-            lane.barriers = lane.warp_barriers = 0;
             lane.copies.clear();
             lane.fiber.prepare(begin);
         }
@@ -158,6 +165,28 @@ private:
     }
     // Every warp once, in random order; then, where all wait at the barrier, past it. False when all are done.
     bool round() {
+        const std::vector<u32> order = any_order();
+        for (u32 warp : order) {
+            run_warp(&lanes[warp * 32]);
+            if (failed) return false;
+        }
+        size_t done = 0;
+        for (auto& lane : lanes) {
+            if (lane.state == State::Running) return true; // a named barrier let it go after its turn
+            done += lane.state == State::Done;
+        }
+        if (done == lanes.size()) return false;
+        for (auto& barrier : named_barriers)
+            if (!barrier.warps.empty()) {
+                current = &lanes[barrier.warps[0] * 32];
+                return refuse("a named barrier that not all its threads reach");
+            }
+        if (done) return refuse("a barrier that not all threads reach");
+        for (auto& lane : lanes) lane.state = State::Running;
+        shadow.phases.meet(order);
+        return true;
+    }
+    std::vector<u32> any_order() {
         const u32 warps = lanes.size() / 32;
         std::vector<u32> order(warps);
         for (u32 i = 0; i < warps; i++) {
@@ -165,21 +194,9 @@ private:
             order[i] = order[at];
             order[at] = i;
         }
-        for (u32 warp : order) {
-            run_warp(&lanes[warp * 32]);
-            if (failed) return false;
-        }
-        size_t done = 0;
-        for (auto& lane : lanes) done += lane.state == State::Done;
-        if (done == lanes.size()) return false;
-        if (done) return refuse("a barrier that not all threads reach");
-        for (auto& lane : lanes) {
-            lane.state = State::Running;
-            lane.barriers++;
-        }
-        return true;
+        return order;
     }
-    // As far as it goes: to the barrier, or to the end.
+    // As far as it goes: to a barrier that others have to reach, or to the end.
     void run_warp(Lane* warp) {
         for (;;) {
             u32 waiting = 0, first = random.next() % 32;
@@ -195,13 +212,34 @@ private:
             current = warp;
             if (!waiting) return;
             if (waiting != 32) { refuse("a warp-wide instruction that not all lanes reach"); return; }
+            set(warp, State::Running);
             run_collective(warp);
             if (failed) return;
-            for (u32 i = 0; i < 32; i++) warp[i].state = State::Running;
         }
+    }
+    static void set(Lane* warp, State state) {
+        for (u32 i = 0; i < 32; i++) warp[i].state = state;
     }
 
 public:
+    // A warp has come to a named barrier, which it leaves with the last for whom that waits.
+    void arrive(Lane* warp) {
+        const u32 id = ((const u32*)warp->operands)[0], threads = ((const u32*)warp->operands)[1];
+        for (u32 i = 1; i < 32; i++)
+            if (memcmp(warp[i].operands, warp->operands, 8)) return (void)refuse("lanes that meet at different named barriers");
+        if (id == 0 || id > 15 || threads == 0 || threads % 32 || threads > lanes.size())
+            return (void)refuse("a named barrier that is none of 1 to 15, or not of whole warps of the block");
+        NamedBarrier& barrier = named_barriers[id];
+        if (!barrier.warps.empty() && barrier.threads != threads)
+            return (void)refuse("a named barrier for another number of threads than those have who wait there");
+        barrier.threads = threads;
+        barrier.warps.push_back(warp->index / 32);
+        set(warp, State::AtNamedBarrier);
+        if (barrier.warps.size() * 32 < threads) return;
+        for (u32 member : barrier.warps) set(&lanes[member * 32], State::Running);
+        shadow.phases.meet(barrier.warps);
+        barrier.warps.clear();
+    }
     // The same as `fail`, from outside of any fiber.
     bool refuse(const char* what) {
         if (!failed) snprintf(error, sizeof error, "block %u, warp %u: %s", block, current->index / 32, what);

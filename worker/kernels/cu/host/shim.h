@@ -1,11 +1,13 @@
 // dev.cuh for a CPU: runs a kernel as it stands, and refuses what a GPU would let pass.
 //
-// A CUDA thread is a fiber; 32 of them meet at each warp-wide instruction, all of a block at each barrier. Warps go in a seeded random
-// order, each as far as it can, so that what is missing an order shows as one. Checked on the way: alignment and bounds of shared
-// memory, collectives that not all lanes reach, barriers that not all threads reach, copies left uncommitted, and (shadow.h) every
-// access to shared memory against those of other threads. Copies land late, early or by chance. Knows no kernel: they register
-// themselves, and host_launch below, the only way in, takes them by name. Caller: tests/cuda.
+// A CUDA thread is a fiber; 32 of them meet at each warp-wide instruction, all of a block at each barrier, some of its warps at a named
+// one. Warps go in a seeded random order, each as far as it can, so that what is missing an order shows as one. Checked on the way:
+// alignment and bounds of shared memory, collectives that not all lanes reach, barriers that not all threads reach, named barriers
+// whose warps disagree, copies left uncommitted, and (shadow.h) every access to shared memory against those of other threads. Copies
+// land late, early or by chance. Knows no kernel: they register themselves, and host_launch below, the only way in, takes them by
+// name. Caller: tests/cuda.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstdint>
@@ -41,6 +43,10 @@ DEVICE u32 block_threads() { return (u32)host::machine.lanes.size(); }
 
 // --- waiting for others
 DEVICE void barrier() { host::machine.stop(host::State::AtBarrier); }
+template <int ID, int THREADS> DEVICE void named_barrier() {
+    const u32 operands[2] = {ID, THREADS};
+    host::collective(host::Op::NamedBarrier, operands, nullptr);
+}
 DEVICE void warp_barrier() { host::collective(host::Op::Barrier, nullptr, nullptr); }
 
 // --- shared memory
