@@ -1,24 +1,29 @@
 // Attention of single new rows over paged keys and values, split over the context.
 //
-// Algorithm: Flash-Decoding (Dao, Haziza, Massa & Sizov 2023) with packed groups: the query heads that share a KV head are the 16 rows
-// of one mma tile, so that keys and values are read once for each KV head. (A group of more than 16 has a block for each 16. They are
-// neighbours in the grid, which starts in its order, so that those after the first find in the cache what it reads from memory.) A block
-// takes one chunk of a sequence's context; its warps take every WARPS-th tile of KEYS positions, each with a ring of STAGES tiles of its
-// own that cp.async fills, so that no warp waits for another before the end. There the warps' sums are put together in shared memory. A
+// Algorithm: Flash-Decoding (Dao, Haziza, Massa & Sizov 2023) with packed groups: 16 of the query heads that share a KV head are the rows
+// of one mma tile, and one block has all of them, so that keys and values are read once for each KV head. A block takes one chunk of a
+// sequence's context, in teams of 1, 2 or 4 warps: the fewest that have a warp for each 16 heads. Each warp copies every WARPS-th tile of
+// KEYS positions into a ring of STAGES tiles of its own, with cp.async, and adds up its team's tiles, one of each ring, for 16 heads of
+// its own; a warp for which no heads are left only copies. So a group of any size has the same bytes under way. A warp waits for the
+// others of its team once in TEAM tiles, and for other teams only at the end, where the teams' sums are put together in shared memory. A
 // chunk that is its sequence's only one writes the row; others write a part, which attention_combine.cu adds up. Chunks are cut by
 // position alone (plan.rs): a row's sums come in one order, whatever else is in the batch.
 //
+// A group of more than 16 · WARPS heads (64; 32 at head_dim 256) has one block for each so many, and each of them reads the chunk's keys
+// and values. They are neighbours in the grid, which starts in its order, so that those after the first find in the cache what it reads
+// from memory.
+//
 // Shapes: q [rows, q_stride] with head h at column h · head_dim; out likewise; partial_sums [slots, heads, head_dim] and partial_logs
 // [slots, heads] in f32 (of each part: its rows divided by their total, and the total's base-2 logarithm, scale included); pool as in
-// paged.cuh. Grid: one block for each (chunk, KV head, 16 heads of its group), heads fastest.
+// paged.cuh. Grid: one block for each (chunk, KV head, 16 · WARPS heads of its group), heads fastest.
 //
 //   head_dim   warps   keys of a tile   stages   shared memory
 //       64       4          16            4          64 KiB
 //      128       4          16            3          96 KiB
 //      256       2          16            3          96 KiB
 //
-// Bytes: 4 · kv_heads · head_dim for each position of context, once. FLOPs: 4 · heads · head_dim for each: heads / kv_heads a byte,
-// so bound by memory.
+// Bytes: 4 · kv_heads · head_dim for each position of context, once for each 16 · WARPS heads of a group. FLOPs: 4 · heads · head_dim
+// for each: heads / kv_heads a byte, so bound by memory.
 #include "paged.cuh"
 
 struct DecodeChunk { u32 sequence, begin, end, slot; }; // positions [begin, end); WHOLE or the slot of its part
@@ -40,6 +45,7 @@ struct DecodeParams {
 template <int HEAD_DIM_, int WARPS_, int STAGES_> struct DecodeShape {
     static constexpr int HEAD_DIM = HEAD_DIM_, WARPS = WARPS_, STAGES = STAGES_;
     static constexpr int THREADS = 32 * WARPS, KEYS = 16, CHUNKS = HEAD_DIM / 8;
+    static constexpr int HEADS = 16 * WARPS;          // that a block has room for
     static constexpr int TILE = KEYS * HEAD_DIM;      // numbers of a tile of keys or of values
     static constexpr int RING = STAGES * 2 * TILE;    // numbers of a warp's ring
     static constexpr int SHARED_BYTES = WARPS * RING * 2;
@@ -151,15 +157,20 @@ template <class S> DEVICE void put_parts(Sums<S>& s, float* parts, float scale_l
     }
 }
 
-// One number of one head: the warps' parts added up, written as the row's result or as the chunk's part.
-template <class S> DEVICE void write_pair(const float* parts, const DecodeParams& p, const DecodeChunk& chunk, u64 row, u32 head,
-                                          u32 tile_row, u32 column) {
+// What a block does: a chunk, for `heads` query heads of a KV head from `first_head` on.
+struct DecodeWork { DecodeChunk chunk; u32 kv_head, first_head, heads; };
+
+// Two numbers of one of the block's heads: the teams' parts added up, written as the row's result or as the chunk's part.
+template <class S, int TEAM>
+DEVICE void write_pair(const float* parts, const DecodeParams& p, const DecodeWork& work, u64 row, u32 block_head, u32 column) {
+    const u32 head = work.first_head + block_head, tile_row = block_head % 16;
+    parts += block_head / 16 * (S::RING / 2); // of the first team's warp with this head
     float highest = -infinity(), total = 0.f, low = 0.f, high = 0.f;
     UNROLL
-    for (int warp = 0; warp < S::WARPS; warp++)
+    for (int warp = 0; warp < S::WARPS; warp += TEAM)
         highest = maximum(highest, load_shared(parts + warp * (S::RING / 2) + S::HIGHEST + tile_row));
     UNROLL
-    for (int warp = 0; warp < S::WARPS; warp++) {
+    for (int warp = 0; warp < S::WARPS; warp += TEAM) {
         const float* part = parts + warp * (S::RING / 2);
         // Every chunk has a position that the row sees (plan.rs), so that `highest` is a number.
         float scale = exp2_approx(load_shared(part + S::HIGHEST + tile_row) - highest);
@@ -168,31 +179,39 @@ template <class S> DEVICE void write_pair(const float* parts, const DecodeParams
         low += scale * sums.low;
         high += scale * sums.high;
     }
-    if (chunk.slot == WHOLE) {
+    if (work.chunk.slot == WHOLE) {
         if (p.sink_logits) total += exp2_approx(p.sink_logits[head] * LOG2_E - highest);
         *(u32*)(p.out + row * p.out_stride + head * S::HEAD_DIM + column) = pack_bf16(divide(low, total), divide(high, total));
         return;
     }
-    u64 part = (u64)chunk.slot * p.heads + head;
+    u64 part = (u64)work.chunk.slot * p.heads + head;
     p.partial_sums[part * S::HEAD_DIM + column] = divide(low, total);
     p.partial_sums[part * S::HEAD_DIM + column + 1] = divide(high, total);
     if (column == 0) p.partial_logs[part] = highest + log2_approx(total);
 }
 
-template <class S> DEVICE void decode(const DecodeParams& p, u32 block, unsigned char* shared) {
-    const u32 lane = thread_index() & 31, warp = thread_index() >> 5;
-    const u32 group = p.heads / p.paging.kv_heads, head_tiles = (group + 15) / 16;
-    const u32 kv_head = block / head_tiles % p.paging.kv_heads, head_tile = block % head_tiles;
-    const DecodeChunk chunk = p.chunks[block / (head_tiles * p.paging.kv_heads)];
+// Waits for the other warps of the team.
+template <class S, int TEAM> DEVICE void team_barrier(u32 team) {
+    static_assert(TEAM == 1 || S::WARPS / TEAM <= 2, "a barrier for each team");
+    if (TEAM == 1) warp_barrier();
+    else if (S::WARPS == TEAM || team == 0) named_barrier<1, 32 * TEAM>();
+    else named_barrier<2, 32 * TEAM>();
+}
+
+// Does `work` in teams of TEAM warps.
+template <class S, int TEAM> DEVICE void decode_in_teams(const DecodeParams& p, const DecodeWork& work, unsigned char* shared) {
+    const u32 lane = thread_index() & 31, warp = thread_index() >> 5, team = warp / TEAM, first_of_team = team * TEAM;
+    const u32 heads_before = (warp - first_of_team) * 16, heads = work.heads > heads_before ? work.heads - heads_before : 0;
+    const bool computes = TEAM == 1 || heads > 0;
+    const DecodeChunk chunk = work.chunk;
     const Sequence sequence = p.sequences[chunk.sequence];
     const u32* table = p.paging.block_tables + sequence.table_start;
-    const u32 first_head = kv_head * group + head_tile * 16, heads_left = group - head_tile * 16, heads = heads_left < 16 ? heads_left : 16;
-    bf16* ring = (bf16*)shared + warp * S::RING;
-    auto tile_begin = [&](u32 i) { return chunk.begin + (i * S::WARPS + warp) * S::KEYS; };
+    bf16 *rings = (bf16*)shared, *ring = rings + warp * S::RING;
+    auto tile_begin = [&](u32 i, u32 of_warp) { return chunk.begin + (i * S::WARPS + of_warp) * S::KEYS; };
 
     UNROLL
     for (int i = 0; i < S::STAGES - 1; i++)
-        copy_tile<S>(ring + i * 2 * S::TILE, p, table, kv_head, tile_begin(i), chunk.end);
+        copy_tile<S>(ring + i * 2 * S::TILE, p, table, work.kv_head, tile_begin(i, warp), chunk.end);
 
     u32 q[S::HEAD_DIM / 16][4];
     UNROLL
@@ -200,27 +219,41 @@ template <class S> DEVICE void decode(const DecodeParams& p, u32 block, unsigned
         UNROLL
         for (int i = 0; i < 4; i++) {
             u32 row = (lane >> 2) + (i & 1) * 8, column = k * 16 + (lane & 3) * 2 + (i >> 1) * 8;
-            const bf16* from = p.q + (u64)sequence.first_row * p.q_stride + (first_head + row) * S::HEAD_DIM + column;
+            const bf16* from = p.q + (u64)sequence.first_row * p.q_stride + (work.first_head + heads_before + row) * S::HEAD_DIM + column;
             q[k][i] = row < heads ? *(const u32*)from : 0;
         }
 
     Sums<S> sums = {};
     sums.highest[0] = sums.highest[1] = -infinity();
-    for (u32 i = 0; tile_begin(i) < chunk.end; i++) {
-        cp_async_wait<S::STAGES - 2>(); // this lane's part of tile i is here
-        warp_barrier();                 // every lane's; and tile i - 1, whose stage is filled next, has been read
+    // A team goes on as long as its first warp has a tile: all its warps meet at the barrier equally often.
+    for (u32 i = 0; tile_begin(i, first_of_team) < chunk.end; i++) {
+        cp_async_wait<S::STAGES - 2>(); // this lane's part of its warp's tile i is here
+        team_barrier<S, TEAM>(team);    // every lane's of the team; and its tiles i - 1, whose stages are filled next, have been read
         u32 next = i + S::STAGES - 1;
-        copy_tile<S>(ring + next % S::STAGES * 2 * S::TILE, p, table, kv_head, tile_begin(next), chunk.end);
-        add_tile<S>(sums, q, ring + i % S::STAGES * 2 * S::TILE, p, tile_begin(i), chunk.end, sequence.context_tokens);
+        copy_tile<S>(ring + next % S::STAGES * 2 * S::TILE, p, table, work.kv_head, tile_begin(next, warp), chunk.end);
+        if (computes)
+            for (u32 from = first_of_team; from < first_of_team + TEAM && tile_begin(i, from) < chunk.end; from++)
+                add_tile<S>(sums, q, rings + from * S::RING + i % S::STAGES * 2 * S::TILE, p, tile_begin(i, from), chunk.end,
+                            sequence.context_tokens);
     }
 
-    warp_barrier(); // the ring's last tile has been read
+    team_barrier<S, TEAM>(team); // the last tiles of the team's rings have been read
     float* parts = (float*)shared;
-    put_parts<S>(sums, parts + warp * (S::RING / 2), p.score_scale * LOG2_E);
+    if (computes) put_parts<S>(sums, parts + warp * (S::RING / 2), p.score_scale * LOG2_E);
     barrier();
-    for (u32 i = thread_index(); i < heads * S::HEAD_DIM / 2; i += S::THREADS)
-        write_pair<S>(parts, p, chunk, sequence.first_row, first_head + i / (S::HEAD_DIM / 2), i / (S::HEAD_DIM / 2),
-                      i % (S::HEAD_DIM / 2) * 2);
+    for (u32 i = thread_index(); i < work.heads * S::HEAD_DIM / 2; i += S::THREADS)
+        write_pair<S, TEAM>(parts, p, work, sequence.first_row, i / (S::HEAD_DIM / 2), i % (S::HEAD_DIM / 2) * 2);
+}
+
+template <class S> DEVICE void decode(const DecodeParams& p, u32 block, unsigned char* shared) {
+    static_assert(S::WARPS == 2 || S::WARPS == 4, "a block's heads are those of its largest team");
+    const u32 group = p.heads / p.paging.kv_heads, blocks = (group + S::HEADS - 1) / S::HEADS; // of a chunk and KV head
+    const u32 kv_head = block / blocks % p.paging.kv_heads, before = block % blocks * S::HEADS, left = group - before;
+    const DecodeWork work = {p.chunks[block / (blocks * p.paging.kv_heads)], kv_head, kv_head * group + before,
+                             left < S::HEADS ? left : S::HEADS};
+    if (work.heads <= 16) decode_in_teams<S, 1>(p, work, shared);
+    else if (work.heads <= 32) decode_in_teams<S, 2>(p, work, shared);
+    else if constexpr (S::WARPS > 2) decode_in_teams<S, 4>(p, work, shared);
 }
 
 using Decode64 = DecodeShape<64, 4, 4>;

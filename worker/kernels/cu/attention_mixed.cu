@@ -22,7 +22,7 @@ template <class P, class D> DEVICE void mixed(const MixedParams& p) {
     static_assert(P::THREADS >= D::THREADS, "every thread of decode is there");
     if (block_index() < p.prefill_blocks)
         return prefill<P>(p.prefill, block_index() / p.prefill.heads, block_index() % p.prefill.heads, shared_memory());
-    if (thread_index() >= D::THREADS) return barrier(); // the one that decode has
+    if (thread_index() >= D::THREADS) return barrier(); // the one of all threads that decode has
     decode<D>(p.decode, block_index() - p.prefill_blocks, shared_memory());
 }
 

@@ -85,6 +85,7 @@ struct Machine {
     Shared shared;
     Shadow shadow;
     NamedBarrier named_barriers[16]; // 0 is the whole block's, which nobody names
+    u64 copied_bytes = 0;            // that cp.async has read of global memory in this launch
     CopyMode copy_mode = LATE;
     Random random{0};
     bool failed = false;
@@ -105,6 +106,7 @@ struct Machine {
     }
     void copy(void* to, const void* from, bool valid) {
         shadow.begin_copy(place(to), who());
+        if (valid) copied_bytes += 16;
         Copy copy{to, from, valid, copy_mode == EARLY || (copy_mode == RANDOM && (random.next() & 1))};
         if (copy.landed) move(copy);
         current->copies.open.push_back(copy);
@@ -143,6 +145,7 @@ struct Machine {
         lanes.resize(threads);
         for (u32 i = 0; i < threads; i++) lanes[i].index = i;
         shared.resize(shared_bytes);
+        copied_bytes = 0;
     }
     void run_block(u32 index, u64 seed) {
         block = index;
@@ -276,6 +279,7 @@ struct HostLaunch {
     u64 block_count;
     u64 seed;
     u32 grid, threads, shared_bytes, copy_mode;
+    u64* copied_bytes; // gets what cp.async read of global memory; null: nobody asks
 };
 
 // 0 for a kernel that is not here.
@@ -307,5 +311,6 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const HostLaun
     for (u64 i = 0; i < count && !machine.failed; i++)
         machine.run_block(launch->block_count ? launch->blocks[i] : (u32)i, launch->seed + i);
     if (machine.failed) return snprintf(error, error_bytes, "%s: %s", entry->name, machine.error), 1;
+    if (launch->copied_bytes) *launch->copied_bytes = machine.copied_bytes;
     return 0;
 }

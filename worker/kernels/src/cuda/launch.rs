@@ -2,7 +2,7 @@
 //!
 //! Says the same as the shapes in `cu/*.cu`: change both. Knows no device. Next: a device launches, or the host machine of the tests.
 
-use super::plan::{PREFILL_TILE_ROWS, group_tiles};
+use super::plan::PREFILL_TILE_ROWS;
 use crate::KernelError;
 
 /// One launch; grids and blocks have one dimension.
@@ -85,12 +85,11 @@ pub fn prefill(head_dim: usize, tiles: usize, heads: usize) -> Result<Launch, Ke
 /// # Errors
 /// As [`prefill`].
 pub fn decode(head_dim: usize, chunks: usize, heads: usize, kv_heads: usize) -> Result<Launch, KernelError> {
-    by_head_dim(
-        "attention",
-        &DECODE,
-        head_dim,
-        chunks as u64 * kv_heads as u64 * group_tiles(heads, kv_heads) as u64,
-    )
+    let one = by_head_dim("attention", &DECODE, head_dim, 1)?;
+    // A block takes one KV head, and 16 of its query heads a warp.
+    let blocks_of_a_group = (heads / kv_heads.max(1)).div_ceil(one.threads as usize / 32 * 16);
+    let grid = chunks as u64 * kv_heads as u64 * blocks_of_a_group as u64;
+    by_head_dim("attention", &DECODE, head_dim, grid)
 }
 
 /// The blocks of [`prefill`] and then those of [`decode`] in one launch.
@@ -225,6 +224,20 @@ fn unsupported(operation: &'static str, head_dim: usize) -> KernelError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_of_heads_has_one_block_until_its_warps_are_full() {
+        let blocks = |head_dim, group: usize| decode(head_dim, 10, 3 * group, 3).unwrap().grid;
+        assert_eq!(
+            [1, 16, 17, 64, 65, 128, 129].map(|group| blocks(64, group)),
+            [30, 30, 30, 30, 60, 60, 90]
+        );
+        assert_eq!(
+            [1, 16, 17, 64, 65, 128, 129].map(|group| blocks(128, group)),
+            [30, 30, 30, 30, 60, 60, 90]
+        );
+        assert_eq!([1, 16, 17, 32, 33, 64, 65].map(|group| blocks(256, group)), [30, 30, 30, 30, 60, 60, 90]);
+    }
 
     #[test]
     fn real_sizes_fit_a_launch_and_what_does_not_is_refused() {

@@ -128,7 +128,7 @@ device_values! {
         partial_logs: Address,
         /// As in [`PrefillParams`].
         sink_logits: Address,
-        /// [`DecodeChunk`]s, one for each block, KV head and 16 of its query heads.
+        /// [`DecodeChunk`]s, each for all heads: a launch has as many blocks for it as [`super::launch::decode`] says.
         chunks: Address,
         /// [`Sequence`]s; their first row is computed.
         sequences: Address,

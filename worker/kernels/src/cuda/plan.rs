@@ -14,12 +14,6 @@ pub(super) const PREFILL_TILE_ROWS: [(usize, usize); 3] = [(64, 128), (128, 128)
 /// sequence of 8k and eight KV heads keeps 128 multiprocessors busy.
 pub const CHUNK_TOKENS: u32 = 512;
 
-/// Query heads of a KV head that one block of the decode kernel takes, in tiles.
-#[must_use]
-pub fn group_tiles(heads: usize, kv_heads: usize) -> usize {
-    (heads / kv_heads.max(1)).div_ceil(16)
-}
-
 /// The attention of one step.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct AttentionPlan {

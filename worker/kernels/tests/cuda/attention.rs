@@ -8,6 +8,7 @@ use worker_kernels::cuda::plan::{AttentionPlan, CHUNK_TOKENS};
 
 use crate::machine::{COPY_MODES, POISON, Run, on_a_real_gpu, rng};
 
+mod groups;
 mod launches;
 
 use launches::Device;
@@ -136,13 +137,15 @@ impl Data {
         ((block * case.kv_heads + kv_head) * case.block_tokens + position % case.block_tokens) * case.head_dim
     }
 
-    fn spans(&self, case: &Case) -> Vec<(usize, usize, usize, &[u32])> {
+    fn plan(&self, case: &Case) -> AttentionPlan {
         let mut first_row = 0;
-        let span = |(blocks, &(context, rows)): (_, &(usize, usize))| {
+        let span = |(blocks, &(context_tokens, rows)): (_, &(usize, usize))| {
             first_row += rows;
-            (first_row - rows, rows, context, blocks)
+            Span { first_row: first_row - rows, rows, context_tokens, blocks }
         };
-        self.blocks.iter().map(Vec::as_slice).zip(&case.sequences).map(span).collect()
+        let spans: Vec<Span<'_>> =
+            self.blocks.iter().map(Vec::as_slice).zip(&case.sequences).map(span).collect();
+        AttentionPlan::new(&spans, case.head_dim, case.visibility).unwrap()
     }
 }
 
@@ -192,12 +195,7 @@ fn compute(case: &Case, data: &Data, run: Run) -> Vec<bf16> {
 
 /// The same, with a plan that `change` has gone over.
 fn compute_planned(case: &Case, data: &Data, run: Run, change: fn(&mut AttentionPlan)) -> Vec<bf16> {
-    let spans = data.spans(case);
-    let spans: Vec<Span<'_>> = spans
-        .iter()
-        .map(|&(first_row, rows, context_tokens, blocks)| Span { first_row, rows, context_tokens, blocks })
-        .collect();
-    let mut plan = AttentionPlan::new(&spans, case.head_dim, case.visibility).unwrap();
+    let mut plan = data.plan(case);
     change(&mut plan);
     let device = Device::new(case, data, &plan);
     device.run(case, &plan, run);

@@ -30,6 +30,7 @@ struct HostLaunch { // as in cu/host/machine.h
     u64 block_count;
     u64 seed;
     u32 grid, threads, shared_bytes, copy_mode;
+    u64* copied_bytes;
 };
 typedef int (*LaunchKernel)(const HostLaunch*, char*, u64);
 struct Kernel { std::string name; LaunchKernel launch; u64 params_bytes; u32 most_shared_bytes; };
@@ -197,7 +198,7 @@ Status cuLaunchKernel(void* function, u32 grid, u32 y, u32 z, u32 threads, u32 t
     u64 seed = ++launches;
     (recording ? *recording : queue).push_back([=] {
         char error[512];
-        HostLaunch launch = {kernel->name.c_str(), copy.data(), copy.size(), nullptr, 0, seed, grid, threads, shared_bytes, u32(seed % 3)};
+        HostLaunch launch = {kernel->name.c_str(), copy.data(), copy.size(), nullptr, 0, seed, grid, threads, shared_bytes, u32(seed % 3), nullptr};
         const char* fails = getenv("FAKE_FAILS");
         if (fails && kernel->name.find(fails) == 0) return fprintf(stderr, "fake GPU: %s fails, as it was told to\n", fails), false;
         if (!kernel->launch(&launch, error, sizeof error)) return true;

@@ -197,6 +197,7 @@ struct HostLaunch {
     threads: u32,
     shared_bytes: u32,
     copy_mode: u32,
+    copied_bytes: *mut u64,
 }
 
 type HostLaunchFn = unsafe extern "C" fn(*const HostLaunch, *mut c_char, u64) -> c_int;
@@ -220,7 +221,23 @@ pub(crate) fn launch_blocks<P: DeviceValue>(
             .and_then(|()| gpu.synchronize())
             .map_err(|error| error.to_string());
     }
+    launch_on_host(launch, params, run, blocks).map(drop)
+}
+
+/// Runs all blocks of a launch on the host; returns how many bytes its copies to shared memory read.
+pub(crate) fn copied_bytes<P: DeviceValue>(launch: Launch, params: &P, run: Run) -> Result<u64, String> {
+    assert!(!runs_on_gpu(), "a GPU does not count them");
+    launch_on_host(launch, params, run, &[])
+}
+
+fn launch_on_host<P: DeviceValue>(
+    launch: Launch,
+    params: &P,
+    run: Run,
+    blocks: &[u32],
+) -> Result<u64, String> {
     let kernel = CString::new(launch.kernel).unwrap();
+    let mut copied_bytes = 0;
     let description = HostLaunch {
         kernel: kernel.as_ptr(),
         params: std::ptr::from_ref(params).cast(),
@@ -232,6 +249,7 @@ pub(crate) fn launch_blocks<P: DeviceValue>(
         threads: launch.threads,
         shared_bytes: launch.shared_bytes,
         copy_mode: run.copies as u32,
+        copied_bytes: &raw mut copied_bytes,
     };
     let mut error = [0; 512];
     let library = library(&source_of(launch.kernel));
@@ -240,7 +258,7 @@ pub(crate) fn launch_blocks<P: DeviceValue>(
     let failed = unsafe { host_launch(&raw const description, error.as_mut_ptr(), error.len() as u64) };
     // SAFETY: terminated by snprintf.
     let message = unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned();
-    if failed == 0 { Ok(()) } else { Err(format!("{message} ({run:?})")) }
+    if failed == 0 { Ok(copied_bytes) } else { Err(format!("{message} ({run:?})")) }
 }
 
 /// The file a kernel is in.

@@ -194,7 +194,7 @@ fn start(mutant: &Mutant, sources: &Path, log: &Path) -> Child {
 fn tests_of(file: &str) -> &'static [&'static str] {
     match file {
         "attention_prefill.cu" => &["attention::prefill", "attention::huge", "sizes::the_last_row_of_128k"],
-        "attention_decode.cu" => &["attention::chunks", "attention::decode", "sizes::"],
+        "attention_decode.cu" => &["attention::chunks", "attention::decode", "attention::groups", "sizes::"],
         "attention_combine.cu" => &["attention::decode", "sizes::parts"],
         "attention_mixed.cu" => &["attention::prefill_and_decode", "attention::no_order"],
         "adjust_logits.cu" | "sample.cu" => &["sampling::", "sizes::the_last_of_32768_rows"],

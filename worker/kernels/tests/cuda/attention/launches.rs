@@ -7,7 +7,7 @@ use worker_kernels::cuda::params::{
 use worker_kernels::cuda::plan::AttentionPlan;
 
 use super::{Case, Data, Launches, Sinks};
-use crate::machine::{Buffer, Run, launch as run_launch};
+use crate::machine::{Buffer, Run, copied_bytes, launch as run_launch};
 
 /// A case in device memory.
 pub(super) struct Device {
@@ -79,6 +79,16 @@ impl Device {
         };
         let combine = launch::combine(case.head_dim, plan.merges.len(), case.heads).unwrap();
         run_launch(combine, &params, run).unwrap();
+    }
+
+    /// How many bytes of keys and values the rows that decode read, each alone in its sequence; on the host's machine.
+    pub(super) fn bytes_read(&self, case: &Case, plan: &AttentionPlan, run: Run) -> u64 {
+        let chunks = Buffer::of(&plan.chunks);
+        let parts = plan.slots as usize * case.heads;
+        let (sums, logs) = (Buffer::poisoned::<f32>(parts * case.head_dim), Buffer::poisoned::<f32>(parts));
+        let params = self.decode(case, chunks.address(), sums.address(), logs.address());
+        let launch = launch::decode(case.head_dim, plan.chunks.len(), case.heads, case.kv_heads).unwrap();
+        copied_bytes(launch, &params, run).unwrap()
     }
 
     fn prefill(&self, case: &Case, tiles: Address) -> PrefillParams {
