@@ -10,14 +10,23 @@ use worker_kernels::cuda::{CudaError, Memory};
 
 use crate::{Rates, Size, Work};
 
-const HEADS: usize = 32;
-const KV_HEADS: usize = 8;
+/// Query heads and KV heads.
+#[derive(Clone, Copy)]
+struct Heads {
+    query: usize,
+    kv: usize,
+}
+
+/// As in most models.
+const USUAL: Heads = Heads { query: 32, kv: 8 };
+/// One KV head for all, as many as a block takes.
+const WIDE: Heads = Heads { query: 64, kv: 1 };
 const BLOCK_TOKENS: usize = 16;
 
 /// One whole prompt.
 pub(crate) fn prefill(rates: &mut Rates, head_dim: usize, rows: usize) {
     let rows = rates.length(rows);
-    let batch = Batch::new(rates, head_dim, &[(0, rows)]);
+    let batch = Batch::new(rates, (head_dim, USUAL), &[(0, rows)]);
     let what = format!("prefill, head_dim {head_dim}, {rows} rows");
     rates.measure(&what, Work::Flops(batch.prefill_flops), || batch.launch(rates));
 }
@@ -25,7 +34,13 @@ pub(crate) fn prefill(rates: &mut Rates, head_dim: usize, rows: usize) {
 /// A row for each of many sequences.
 pub(crate) fn decode(rates: &mut Rates, head_dim: usize) {
     let context = rates.length(4096);
-    measure_decode(rates, head_dim, many(rates), context);
+    measure_decode(rates, (head_dim, USUAL), many(rates), context);
+}
+
+/// The same with many query heads for each KV head: 64 FLOPs a byte, for which the tensor cores may be too slow.
+pub(crate) fn decode_wide(rates: &mut Rates) {
+    let context = rates.length(16_384);
+    measure_decode(rates, (128, WIDE), many(rates), context);
 }
 
 fn many(rates: &Rates) -> usize {
@@ -38,12 +53,14 @@ fn many(rates: &Rates) -> usize {
 /// A row of one sequence, whose context is all there is to share among the multiprocessors.
 pub(crate) fn decode_alone(rates: &mut Rates) {
     let context = rates.length(131_072);
-    measure_decode(rates, 128, 1, context);
+    measure_decode(rates, (128, USUAL), 1, context);
 }
 
-fn measure_decode(rates: &mut Rates, head_dim: usize, sequences: usize, context: usize) {
-    let batch = Batch::new(rates, head_dim, &vec![(context - 1, 1); sequences]);
-    let what = format!("decode, head_dim {head_dim}, {sequences} sequences of {context}");
+fn measure_decode(rates: &mut Rates, (head_dim, heads): (usize, Heads), sequences: usize, context: usize) {
+    let batch = Batch::new(rates, (head_dim, heads), &vec![(context - 1, 1); sequences]);
+    let Heads { query, kv } = heads;
+    let what =
+        format!("decode, head_dim {head_dim}, {query} heads of {kv}, {sequences} sequences of {context}");
     rates.measure(&what, Work::Bytes(batch.decode_bytes), || batch.launch(rates));
 }
 
@@ -52,7 +69,7 @@ pub(crate) fn mixed(rates: &mut Rates) {
     let (rows, context) = (rates.length(4096), rates.length(4096));
     let mut sequences = vec![(context - 1, 1); many(rates)];
     sequences.push((0, rows));
-    let batch = Batch::new(rates, 128, &sequences);
+    let batch = Batch::new(rates, (128, USUAL), &sequences);
     let what = format!("{rows} rows prefill beside {} that decode over {context}", sequences.len() - 1);
     let work = Work::Flops(batch.prefill_flops);
     rates.measure(&format!("{what}, one launch"), work, || batch.launch(rates));
@@ -75,14 +92,14 @@ struct Batch {
 
 impl Batch {
     /// `(context, rows)` of each sequence.
-    fn new(rates: &mut Rates, head_dim: usize, sequences: &[(usize, usize)]) -> Self {
-        let width = HEADS * head_dim;
+    fn new(rates: &mut Rates, (head_dim, heads): (usize, Heads), sequences: &[(usize, usize)]) -> Self {
+        let width = heads.query * head_dim;
         let rows: usize = sequences.iter().map(|(_, rows)| rows).sum();
         let tables = tables(sequences);
         let blocks: usize = tables.iter().map(Vec::len).sum();
         let plan = plan(head_dim, sequences, &tables);
-        let parts = plan.slots as usize * HEADS;
-        let pool_numbers = blocks * BLOCK_TOKENS * KV_HEADS * head_dim;
+        let parts = plan.slots as usize * heads.query;
+        let pool_numbers = blocks * BLOCK_TOKENS * heads.kv * head_dim;
         let memory = vec![
             rates.random_bf16(rows * width),
             rates.random_bf16(pool_numbers),
@@ -98,8 +115,8 @@ impl Batch {
         ];
         let [q, keys, values, out, partial_sums, partial_logs, tiles, chunks, merges, list, block_tables] =
             std::array::from_fn(|index| memory[index].address());
-        let paging = Paging { block_tables, kv_heads: KV_HEADS as u32, block_shift: BLOCK_TOKENS.ilog2() };
-        let (heads, stride) = (HEADS as u32, width as u32);
+        let paging = Paging { block_tables, kv_heads: heads.kv as u32, block_shift: BLOCK_TOKENS.ilog2() };
+        let (query_heads, stride) = (heads.query as u32, width as u32);
         let prefill = PrefillParams {
             q,
             keys,
@@ -108,7 +125,7 @@ impl Batch {
             tiles,
             sequences: list,
             paging,
-            heads,
+            heads: query_heads,
             q_stride: stride,
             out_stride: stride,
             score_scale: 1.0 / (head_dim as f32).sqrt(),
@@ -124,7 +141,7 @@ impl Batch {
             chunks,
             sequences: list,
             paging,
-            heads,
+            heads: query_heads,
             q_stride: stride,
             out_stride: stride,
             score_scale: prefill.score_scale,
@@ -135,18 +152,18 @@ impl Batch {
             partial_logs,
             merges,
             out,
-            heads,
+            heads: query_heads,
             out_stride: stride,
             ..Default::default()
         };
-        let (prefill_flops, decode_bytes) = work(head_dim, sequences);
+        let (prefill_flops, decode_bytes) = work((head_dim, heads), sequences);
         Self {
             prefill,
             decode,
             combine,
-            tiles: launch::prefill(head_dim, plan.tiles.len(), HEADS).unwrap(),
-            chunks: launch::decode(head_dim, plan.chunks.len(), HEADS, KV_HEADS).unwrap(),
-            merges: launch::combine(head_dim, plan.merges.len(), HEADS).unwrap(),
+            tiles: launch::prefill(head_dim, plan.tiles.len(), heads.query).unwrap(),
+            chunks: launch::decode(head_dim, plan.chunks.len(), heads.query, heads.kv).unwrap(),
+            merges: launch::combine(head_dim, plan.merges.len(), heads.query).unwrap(),
             head_dim,
             prefill_flops,
             decode_bytes,
@@ -177,14 +194,14 @@ impl Batch {
 }
 
 /// FLOPs of those that prefill, bytes of those that decode.
-fn work(head_dim: usize, sequences: &[(usize, usize)]) -> (f64, f64) {
+fn work((head_dim, heads): (usize, Heads), sequences: &[(usize, usize)]) -> (f64, f64) {
     let (mut flops, mut bytes) = (0.0, 0.0);
     for &(context, rows) in sequences {
         if rows == 1 {
-            bytes += 4.0 * (KV_HEADS * head_dim * (context + 1)) as f64;
+            bytes += 4.0 * (heads.kv * head_dim * (context + 1)) as f64;
         } else {
             let rows = rows as f64;
-            flops += 4.0 * (HEADS * head_dim) as f64 * (rows * context as f64 + rows * rows / 2.0);
+            flops += 4.0 * (heads.query * head_dim) as f64 * (rows * context as f64 + rows * rows / 2.0);
         }
     }
     (flops, bytes)

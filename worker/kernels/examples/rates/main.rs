@@ -34,6 +34,7 @@ const ALL: &[Rate] = &[
     ("decode_128", |rates| attention::decode(rates, 128)),
     ("decode_256", |rates| attention::decode(rates, 256)),
     ("decode_128_alone", attention::decode_alone),
+    ("decode_128_wide", attention::decode_wide),
     ("mixed_128", attention::mixed),
     ("rms_norm", rows::rms_norm),
     ("rope_store", rows::rope_store),
