@@ -21,6 +21,7 @@ const EXPIRIES: u32 = 20;
 pub(super) struct Knowledge {
     index_use: IndexUse,
     knows_future: bool,
+    is_ours: bool,
     kv_capacity_tokens: usize,
     /// Blocks that each worker's cache holds of the request at hand.
     cached: Vec<usize>,
@@ -40,12 +41,14 @@ impl Knowledge {
             index_use.reports_every = index_use.reports_every.map(|_| Duration::from_millis(every_ms));
         }
         let knows_future = contender.family == Family::Oracle;
+        let is_ours = knows_future || contender.family == Family::Ours;
         Self {
             index_use,
             kv_capacity_tokens: blocks * BLOCK_TOKENS,
             cached: vec![0; workers],
             foreseen: vec![None; workers],
             knows_future,
+            is_ours,
             in_flight: vec![vec![HashMap::new(); workers]; routers.count.max(1)],
             clocks: VecDeque::new(),
             cache_path: Vec::new(),
@@ -88,9 +91,11 @@ impl Knowledge {
         }
     }
 
-    /// What the router's tree sees of a prompt's path: nothing where hits come from the workers.
+    /// What the router's tree sees of a prompt's path. Where hits come from the workers a tree would tell nothing; but ours learns from paths how
+    /// long sessions are, and what is computed again.
     pub(super) fn indexed<'p>(&self, path: &'p [BlockHash]) -> &'p [BlockHash] {
         match self.index_use.source {
+            IndexSource::Reported | IndexSource::ReportedAndInFlight if self.is_ours => path,
             IndexSource::Reported | IndexSource::ReportedAndInFlight => &[],
             IndexSource::Learned => {
                 let first = self.index_use.first_tokens.map_or(usize::MAX, |tokens| tokens / BLOCK_TOKENS);
