@@ -7,9 +7,9 @@
 
 use roundhouse_types::BlockHash;
 
-/// Ends of prompts that are remembered, by a part of their hash: the newest of those with the same. A session whose next turn comes after many
-/// times as many other prompts is taken to be over.
-const PLACES: usize = 1 << 15;
+/// Ends of prompts that are remembered, by a part of their hash: the newest of those with the same. A session whose next turn comes after as many
+/// other prompts is likely to be taken to be over: at 1,000 prompts a second four in five are kept for half a minute.
+const PLACES: usize = 1 << 17;
 /// What engines report goes beyond a prompt's end by its answer: so many blocks before the last that somebody holds are looked at.
 const ANSWER_BLOCKS: usize = 64;
 /// Prompts that nobody has followed and that there never were, since the first few tell little.
