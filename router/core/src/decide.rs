@@ -242,7 +242,7 @@ impl Decider {
             learn(&mut candidates.list, &speed);
             let learned = Learned {
                 arrivals_per_s: speeds.arrivals_per_s(),
-                later_turns: follow_ups.see(self.whole(request), hits.deepest()),
+                later_turns: follow_ups.see(request.model, self.whole(request), hits.deepest()),
                 unseen: unseen.at(now, candidates.report_age()),
                 speed,
             };
@@ -317,7 +317,7 @@ impl Decider {
         let ring = &|| fleet.ring();
         let learned = Learned {
             arrivals_per_s: state.speeds.arrivals_per_s(),
-            later_turns: state.follow_ups.later_turns(self.whole(request), hits.deepest()),
+            later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
             unseen: state.unseen.mean(),
             speed,
         };
