@@ -335,16 +335,18 @@ fn chunks_may_end_within_a_tile() {
     for head_dim in [64, 128, 256] {
         let case = Case::new(head_dim, 2, 1, &[(99, 1)]);
         let (data, run) = (Data::new(&case, 8), Run::number(head_dim));
-        let cut = |plan: &mut AttentionPlan| {
-            let ends = [13, 29, 30, 96, 100];
-            let begins = [0, 13, 29, 30, 96];
-            let chunk = |(slot, (begin, end))| DecodeChunk { sequence: 0, begin, end, slot };
-            plan.chunks = (0..).zip(begins.into_iter().zip(ends)).map(chunk).collect();
-            plan.merges = vec![Merge { row: 0, first_slot: 0, slots: 5 }];
-            plan.slots = 5;
-        };
-        check_out(&case, &data, run, &compute_planned(&case, &data, run, cut));
+        let out = compute_planned(&case, &data, run, |plan| cut_at(plan, [13, 29, 30, 96, 100]));
+        check_out(&case, &data, run, &out);
     }
+}
+
+/// Cuts the context of the one row there is, up to its end.
+fn cut_at(plan: &mut AttentionPlan, ends: [u32; 5]) {
+    let begins = [0, ends[0], ends[1], ends[2], ends[3]];
+    let chunk = |(slot, (begin, end))| DecodeChunk { sequence: 0, begin, end, slot };
+    plan.chunks = (0..).zip(begins.into_iter().zip(ends)).map(chunk).collect();
+    plan.merges = vec![Merge { row: 0, first_slot: 0, slots: 5 }];
+    plan.slots = 5;
 }
 
 #[test]

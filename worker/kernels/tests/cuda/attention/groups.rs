@@ -4,11 +4,9 @@
 //! two warps, and 33 heads are two of its blocks.
 
 use half::bf16;
-use worker_kernels::cuda::params::{DecodeChunk, Merge};
-use worker_kernels::cuda::plan::AttentionPlan;
 
 use super::launches::Device;
-use super::{Case, Data, Launches, check_all, check_out, compute, compute_planned};
+use super::{Case, Data, Launches, check_all, check_out, compute, compute_planned, cut_at};
 use crate::machine::{Run, runs_on_gpu};
 
 /// Every head dimension with groups of every kind.
@@ -100,15 +98,8 @@ fn decode_takes_chunks_that_end_within_a_tile() {
     for (head_dim, group) in shapes() {
         let case = Case::new(head_dim, group, 1, &[(199, 1)]);
         let (data, run) = (Data::new(&case, 8), Run::number(group));
-        let cut = |plan: &mut AttentionPlan| {
-            let ends = [13, 29, 100, 101, 200];
-            let begins = [0, 13, 29, 100, 101];
-            let chunk = |(slot, (begin, end))| DecodeChunk { sequence: 0, begin, end, slot };
-            plan.chunks = (0..).zip(begins.into_iter().zip(ends)).map(chunk).collect();
-            plan.merges = vec![Merge { row: 0, first_slot: 0, slots: 5 }];
-            plan.slots = 5;
-        };
-        check_out(&case, &data, run, &compute_planned(&case, &data, run, cut));
+        let out = compute_planned(&case, &data, run, |plan| cut_at(plan, [13, 29, 100, 101, 200]));
+        check_out(&case, &data, run, &out);
     }
 }
 
