@@ -213,7 +213,7 @@ take_lines() {
 # PyTorch in the same run. Where there is none, that is said and is no failure.
 beside_pytorch() {
     local libraries=${LD_LIBRARY_PATH:-} reason
-    one_seconds=60 attempt python3 -c 'import torch; torch.zeros(1, device="cuda")'
+    one_seconds=150 attempt python3 -c 'import torch; torch.zeros(1, device="cuda")'
     if [ "$verdict" != ok ]; then
         reason=$(tail -1 "$log")
         reason=$(json_text <<<"${reason:-$verdict}")

@@ -61,12 +61,11 @@ DEVICE void copy_tile(bf16* stage, const DecodeParams& p, const u32* table, u32 
     if (first < end) {
         const u32 lane = thread_index() & 31, own = first + lane % S::KEYS;
         // Each lane looks one position up, before any copy: the table's entries do not wait for each other.
-        const u32 blocks = table[(own < end ? own : first) >> p.paging.block_shift];
+        const u32 pool_rows = row_of_position(p.paging, table, kv_head, own < end ? own : first);
         UNROLL
         for (int i = 0; i < S::KEYS * S::CHUNKS / 32; i++) {
             const u32 index = i * 32 + lane, row = index / S::CHUNKS, chunk = index % S::CHUNKS;
-            const u32 slot = (first + row) & ((1u << p.paging.block_shift) - 1);
-            const u64 offset = slot_offset<S::HEAD_DIM>(p.paging, shuffle(blocks, row), kv_head, slot) + chunk * 8;
+            const u64 offset = (u64)shuffle(pool_rows, row) * S::HEAD_DIM + chunk * 8;
             const u32 place = swizzled<S::HEAD_DIM>(row, chunk);
             const bool valid = first + row < end;
             cp_async_16(stage + place, p.keys + offset, valid);
@@ -96,20 +95,24 @@ template <class S> DEVICE void add_tile(Sums<S>& s, const u32 (&q)[S::HEAD_DIM /
         mma_bf16(scores[1], q[k], b[2], b[3]);
     }
     const float scale_log2 = p.score_scale * LOG2_E;
-    UNROLL
-    for (int j = 0; j < 2; j++)
+    const Visibility& v = p.visibility;
+    // No chunk ends after the row (plan.rs), so that a whole tile is seen but for a window.
+    if (first + S::KEYS > end || (v.window != 0 && position - first >= v.window))
         UNROLL
-        for (int e = 0; e < 4; e++) {
-            u32 key = first + j * 8 + (lane & 3) * 2 + (e & 1);
-            if (key >= end || !sees(p.visibility, position, key)) scores[j][e] = -infinity();
-        }
+        for (int j = 0; j < 2; j++)
+            UNROLL
+            for (int e = 0; e < 4; e++) {
+                u32 key = first + j * 8 + (lane & 3) * 2 + (e & 1);
+                if (key >= end || !sees(v, position, key)) scores[j][e] = -infinity();
+            }
     UNROLL
     for (int r = 0; r < 2; r++) {
         float highest = maximum(maximum(scores[0][2 * r], scores[0][2 * r + 1]), maximum(scores[1][2 * r], scores[1][2 * r + 1]));
         highest = maximum(highest, shuffle_xor(highest, 1));
         highest = maximum(s.highest[r], maximum(highest, shuffle_xor(highest, 2)));
-        float base = highest == -infinity() ? 0.f : highest * scale_log2;
-        float rescale = exp2_approx(s.highest[r] * scale_log2 - base), total = 0.f;
+        float base = highest == -infinity() ? 0.f : highest * scale_log2, total = 0.f;
+        // Of the difference: exactly 1 where the highest stays.
+        float rescale = highest == -infinity() ? 1.f : exp2_approx((s.highest[r] - highest) * scale_log2);
         s.highest[r] = highest;
         UNROLL
         for (int j = 0; j < 2; j++)

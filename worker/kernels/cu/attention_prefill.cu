@@ -2,7 +2,7 @@
 //
 // Algorithm: FlashAttention-2 (Dao 2023): a block keeps TILE_ROWS queries of one head in shared memory, goes over the keys in tiles of
 // TILE_KEYS, and keeps for each row the highest score, the sum of weights and the weighted values, rescaled when the highest changes.
-// Keys and values of the next tile are copied (cp.async) while this one is computed, two stages of each. Scores and sums are f32,
+// Keys and values of the next tile are copied (cp.async) while this one is computed, in two stages. Scores and sums are f32,
 // weights are rounded to bf16 for the second product. A query sees what paged.cuh says; tiles that no row sees are not visited.
 // Softmax may count one more score for each head, which has no value (gpt-oss's learned sinks).
 //
@@ -40,20 +40,33 @@ template <int HEAD_DIM_, int TILE_ROWS_, int TILE_KEYS_, int WARPS_> struct Pref
     static constexpr int BANDS = TILE_ROWS / (16 * WARPS); // of 16 rows, for each warp
     static constexpr int CHUNKS = HEAD_DIM / 8;            // 16-byte chunks of a row
     static constexpr int KEY_TILE = TILE_KEYS * HEAD_DIM;  // numbers
+    // Of keys or values, at once: rows that a warp and the block copy; and how often, for a tile.
+    static constexpr int WARP_ROWS = 32 / CHUNKS, BLOCK_ROWS = THREADS / CHUNKS, COPIES = TILE_KEYS / BLOCK_ROWS;
+    static_assert(WARP_ROWS * COPIES <= 32, "a lane looks up one row");
     static constexpr int SHARED_BYTES = (TILE_ROWS + 4 * TILE_KEYS) * HEAD_DIM * 2;
 };
 
-// Copies rows [first, first + TILE_KEYS) of keys or values; those from `end` on become zeros, since weights of zero times whatever
-// lies there would not be zero if it were NaN.
-template <class S>
-DEVICE void copy_kv(bf16* to, const bf16* pool, const Paging& paging, const u32* table, u32 kv_head, u32 first, u32 end) {
+// Of the tile that begins at `first`, where one of the positions lies that the lane's warp copies: a tile ahead, so that no copy waits for
+// the table.
+template <class S> DEVICE u32 look_up(const Paging& paging, const u32* table, u32 kv_head, u32 first, u32 end) {
+    const u32 lane = thread_index() & 31, warp = thread_index() >> 5;
+    const u32 position = first + lane / S::WARP_ROWS % S::COPIES * S::BLOCK_ROWS + warp * S::WARP_ROWS + lane % S::WARP_ROWS;
+    return row_of_position(paging, table, kv_head, position < end ? position : first);
+}
+
+// Copies the keys and values of positions [first, first + TILE_KEYS), in one group; those from `end` on become zeros, since weights of
+// zero times whatever lies there would not be zero if it were NaN. `pool_rows` is what look_up said of them.
+template <class S> DEVICE void copy_tile(bf16* keys, bf16* values, const PrefillParams& p, u32 pool_rows, u32 first, u32 end) {
+    const u32 own_row = thread_index() / S::CHUNKS, chunk = thread_index() % S::CHUNKS;
     UNROLL
-    for (int i = 0; i < S::TILE_KEYS * S::CHUNKS / S::THREADS; i++) {
-        u32 index = i * S::THREADS + thread_index(), row = index / S::CHUNKS, chunk = index % S::CHUNKS;
-        bool valid = first + row < end;
-        u64 offset = kv_offset<S::HEAD_DIM>(paging, table, kv_head, valid ? first + row : 0);
-        cp_async_16(to + swizzled<S::HEAD_DIM>(row, chunk), pool + offset + chunk * 8, valid);
+    for (int i = 0; i < S::COPIES; i++) {
+        const u32 row = i * S::BLOCK_ROWS + own_row, place = swizzled<S::HEAD_DIM>(row, chunk);
+        const u64 offset = (u64)shuffle(pool_rows, i * S::WARP_ROWS + own_row % S::WARP_ROWS) * S::HEAD_DIM + chunk * 8;
+        const bool valid = first + row < end;
+        cp_async_16(keys + place, p.keys + offset, valid);
+        cp_async_16(values + place, p.values + offset, valid);
     }
+    cp_async_commit();
 }
 
 // Which key tiles a tile of rows needs: those that hold sinks, then those from the first row's window to the last row.
@@ -140,6 +153,8 @@ DEVICE void mask(Scores<S>& scores, const Visibility& v, u32 first_key, u32 warp
 
 // Turns scores into weights, and rescales what was summed before.
 template <class S> DEVICE void weigh(Weights<S>& weights, const Scores<S>& scores, Rows<S>& rows, float scale_log2) {
+    float rescale[S::BANDS][2];
+    bool changes = false;
     UNROLL
     for (int band = 0; band < S::BANDS; band++)
         UNROLL
@@ -151,8 +166,10 @@ template <class S> DEVICE void weigh(Weights<S>& weights, const Scores<S>& score
             highest = maximum(highest, shuffle_xor(highest, 1));
             highest = maximum(highest, shuffle_xor(highest, 2));
             // A row that has seen nothing yet: -inf less -inf would be no number.
-            float base = highest == -infinity() ? 0.f : highest * scale_log2;
-            float rescale = exp2_approx(rows.highest[band][r] * scale_log2 - base), total = 0.f;
+            float base = highest == -infinity() ? 0.f : highest * scale_log2, total = 0.f;
+            // Of the difference: exactly 1 where the highest stays, and what was summed before is not worn away tile by tile.
+            rescale[band][r] = highest == -infinity() ? 1.f : exp2_approx((rows.highest[band][r] - highest) * scale_log2);
+            changes = changes || rescale[band][r] != 1.f;
             rows.highest[band][r] = highest;
             UNROLL
             for (int j = 0; j < S::TILE_KEYS / 8; j++) {
@@ -161,13 +178,15 @@ template <class S> DEVICE void weigh(Weights<S>& weights, const Scores<S>& score
                 total += low + high;
                 weights[band][j / 2][j % 2 * 2 + r] = pack_bf16(low, high);
             }
-            rows.total[band][r] = rows.total[band][r] * rescale + total;
-            UNROLL
-            for (int d = 0; d < S::HEAD_DIM / 8; d++) {
-                rows.sums[band][d][2 * r] *= rescale;
-                rows.sums[band][d][2 * r + 1] *= rescale;
-            }
+            rows.total[band][r] = rows.total[band][r] * rescale[band][r] + total;
         }
+    if (ballot(changes) == 0) return; // most tiles, once a row has seen many
+    UNROLL
+    for (int band = 0; band < S::BANDS; band++)
+        UNROLL
+        for (int d = 0; d < S::HEAD_DIM / 8; d++)
+            UNROLL
+            for (int e = 0; e < 4; e++) rows.sums[band][d][e] *= rescale[band][e >> 1];
 }
 
 template <class S> DEVICE void add_values(Rows<S>& rows, const Weights<S>& weights, const bf16* values, u32 lane) {
@@ -228,33 +247,31 @@ template <class S> DEVICE void prefill(const PrefillParams& p, u32 tile_index, u
         const bf16* from = p.q + (first_row + (valid ? row : 0)) * p.q_stride + head * S::HEAD_DIM + chunk * 8;
         cp_async_16(queries + swizzled<S::HEAD_DIM>(row, chunk), from, valid);
     }
-    copy_kv<S>(keys, p.keys, p.paging, table, kv_head, tiles.at(0) * S::TILE_KEYS, end);
-    cp_async_commit();
-    copy_kv<S>(values, p.values, p.paging, table, kv_head, tiles.at(0) * S::TILE_KEYS, end);
-    cp_async_commit();
+    u32 pool_rows = look_up<S>(p.paging, table, kv_head, tiles.at(0) * S::TILE_KEYS, end);
+    copy_tile<S>(keys, values, p, pool_rows, tiles.at(0) * S::TILE_KEYS, end);
+    if (tiles.count > 1) pool_rows = look_up<S>(p.paging, table, kv_head, tiles.at(1) * S::TILE_KEYS, end);
 
     Rows<S> rows;
     rows.clear();
     for (u32 i = 0; i < tiles.count; i++) {
         const u32 first_key = tiles.at(i) * S::TILE_KEYS, stage = i & 1;
-        cp_async_wait<1>(); // these keys are here; these values may be under way
-        barrier();          // for all; and all are done with the stage that is filled next
-        if (i + 1 < tiles.count) copy_kv<S>(keys + (stage ^ 1) * S::KEY_TILE, p.keys, p.paging, table, kv_head, tiles.at(i + 1) * S::TILE_KEYS, end);
-        cp_async_commit();
-        if (i + 1 < tiles.count) copy_kv<S>(values + (stage ^ 1) * S::KEY_TILE, p.values, p.paging, table, kv_head, tiles.at(i + 1) * S::TILE_KEYS, end);
-        cp_async_commit();
+        cp_async_wait<0>(); // this thread's part of the tile is here
+        barrier();          // all of it; and all are done with the stage that is filled next
+        if (i + 1 < tiles.count) {
+            const u32 next = (stage ^ 1) * S::KEY_TILE;
+            copy_tile<S>(keys + next, values + next, p, pool_rows, tiles.at(i + 1) * S::TILE_KEYS, end);
+            if (i + 2 < tiles.count) pool_rows = look_up<S>(p.paging, table, kv_head, tiles.at(i + 2) * S::TILE_KEYS, end);
+        }
 
         Scores<S> scores;
         score<S>(scores, queries, keys + stage * S::KEY_TILE, warp_row, lane);
         mask<S>(scores, p.visibility, first_key, first_position + warp_row, lane);
         Weights<S> weights;
         weigh<S>(weights, scores, rows, scale_log2);
-        cp_async_wait<2>(); // these values are here; the next tile is under way
-        barrier();
         add_values<S>(rows, weights, values + stage * S::KEY_TILE, lane);
     }
 
-    // The last reading of the queries lies before the loop's last barrier.
+    warp_barrier(); // the warp has read its queries for the last time
     finish<S>(rows, queries, p.sink_logits ? p.sink_logits + head : nullptr, scale_log2, warp_row, lane);
     warp_barrier();
     UNROLL

@@ -23,6 +23,7 @@ typedef int i32;
 
 struct bf16 { u16 bits; };
 struct alignas(16) Chunk16 { u32 words[4]; }; // what one thread moves at once: 16 bytes
+struct alignas(8) Chunk8 { u32 words[2]; };   // or 8
 
 // --- where a thread is
 DEVICE u32 thread_index() { return threadIdx.x; }
@@ -73,11 +74,28 @@ DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memor
 // Waits until at most LEFT of this thread's groups are under way.
 template <int LEFT> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
 
-// --- global memory, 16 bytes at once
+// --- global memory, 8 or 16 bytes at once
 DEVICE Chunk16 load_global_16(const void* from) { // read-only while the kernel runs
     Chunk16 c;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3]) : "l"(from));
+    return c;
+}
+// The same, of what other threads read as well.
+DEVICE Chunk16 load_common_16(const void* from) {
+    Chunk16 c;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3]) : "l"(from));
+    return c;
+}
+DEVICE u32 load_common(const u32* from) {
+    u32 word;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(word) : "l"(from));
+    return word;
+}
+DEVICE Chunk8 load_global_8(const void* from) {
+    Chunk8 c;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(c.words[0]), "=r"(c.words[1]) : "l"(from));
     return c;
 }
 DEVICE void store_global_16(void* to, Chunk16 c) {

@@ -1,6 +1,6 @@
 // Rows picked by number: tokens from the embedding table (bf16, widened to the f32 stream), and the rows of the stream that sample.
 //
-// Algorithm: a block copies a row, 16 bytes a thread at a time. Source: the definition, out[i] = table[indices[i]], as `read_row` of
+// Algorithm: a block copies a row, 16 bytes of what it writes a thread at a time. Source: the definition, out[i] = table[indices[i]], as `read_row` of
 // worker/kernels/src/cpu/matrix.rs has it.
 //
 // Shapes: table [.., width] bf16 or x [.., width] f32; indices [rows]; out [rows, width] f32; width a multiple of 8.
@@ -17,18 +17,16 @@ struct GatherParams {
 KERNEL(embed, GatherParams, 128, 8, 0) {
     const bf16* row = (const bf16*)p.from + (u64)p.indices[block_index()] * p.width;
     float* out = p.out + (u64)block_index() * p.width;
-    for (u32 i = thread_index() * 8; i < p.width; i += block_threads() * 8) {
-        const Chunk16 numbers = load_global_16(row + i);
+    // Four numbers, so that the lanes of a warp write one behind another.
+    for (u32 i = thread_index() * 4; i < p.width; i += block_threads() * 4) {
+        const Chunk8 numbers = load_global_8(row + i);
+        Chunk16 wide;
         UNROLL
-        for (int half = 0; half < 2; half++) {
-            Chunk16 wide;
-            UNROLL
-            for (int pair = 0; pair < 2; pair++) {
-                wide.words[2 * pair] = float_to_bits(bf16_low(numbers.words[2 * half + pair]));
-                wide.words[2 * pair + 1] = float_to_bits(bf16_high(numbers.words[2 * half + pair]));
-            }
-            store_global_16(out + i + 4 * half, wide);
+        for (int pair = 0; pair < 2; pair++) {
+            wide.words[2 * pair] = float_to_bits(bf16_low(numbers.words[pair]));
+            wide.words[2 * pair + 1] = float_to_bits(bf16_high(numbers.words[pair]));
         }
+        store_global_16(out + i, wide);
     }
 }
 

@@ -26,6 +26,16 @@ struct RopeStoreParams {
     float eps;
 };
 
+// Eight numbers of f32 for the first half of what a lane has of a head, and eight for the second.
+struct Factors {
+    Chunk16 low[2], high[2];
+
+    DEVICE void load(const float* row, u32 half) {
+        UNROLL
+        for (int i = 0; i < 2; i++) low[i] = load_common_16(row + 4 * i), high[i] = load_common_16(row + half + 4 * i);
+    }
+};
+
 // What a lane has of a head: eight numbers of its first half, and their partners of the second.
 struct Pairs {
     float low[8], high[8];
@@ -43,14 +53,11 @@ struct Pairs {
         for (int i = 0; i < 8; i++) of_low += low[i] * low[i], of_high += high[i] * high[i];
         return of_low + of_high;
     }
-    // Calls change(low, high, f, s) with the numbers of two rows of f32, which begin at the lane's column and `half` further.
-    template <class Change> DEVICE void each(const float* row, u32 half, Change change) {
+    // Calls change(low, high, f, s) for each of the eight.
+    template <class Change> DEVICE void each(const Factors& factors, Change change) {
         UNROLL
-        for (int first = 0; first < 8; first += 4) {
-            const Chunk16 f = *(const Chunk16*)(row + first), s = *(const Chunk16*)(row + half + first);
-            UNROLL
-            for (int i = 0; i < 4; i++) change(low[first + i], high[first + i], bits_to_float(f.words[i]), bits_to_float(s.words[i]));
-        }
+        for (int i = 0; i < 8; i++)
+            change(low[i], high[i], bits_to_float(factors.low[i / 4].words[i % 4]), bits_to_float(factors.high[i / 4].words[i % 4]));
     }
 };
 
@@ -65,38 +72,45 @@ template <int HEAD_DIM> DEVICE void rope_store(const RopeStoreParams& p) {
     const u32 row = index / all_heads, head = index % all_heads;
     const bool is_there = row < p.rows, is_query = head < p.heads, is_value = head >= p.heads + p.paging.kv_heads;
     bf16* from = p.qkv + (u64)row * p.qkv_stride + head * HEAD_DIM + column;
+    const float* weight = is_query ? p.query_norm : is_value ? nullptr : p.key_norm;
     Chunk16 low = {}, high = {};
-    if (is_there) low = *(const Chunk16*)from, high = *(const Chunk16*)(from + HEAD_DIM / 2);
+    Factors angles;
+    u32 slot = NO_SLOT;
+    if (is_there) { // at once, so that nothing waits for a load that could have been under way; norms are few and in the cache
+        low = *(const Chunk16*)from, high = *(const Chunk16*)(from + HEAD_DIM / 2);
+        if (!is_query && p.slots) slot = load_common(p.slots + row);
+        if (p.angles && !is_value) angles.load(p.angles + (u64)(p.positions ? p.positions[row] : row) * HEAD_DIM + column, HEAD_DIM / 2);
+    }
 
     Pairs x(low, high);
     if (p.query_norm || p.key_norm) { // heads that have none take part as well: the sums are the warp's
         const float squares = over_warp<Sum, LANES>(x.squares());
         const float scale = divide(1.f, square_root(squares / HEAD_DIM + p.eps));
-        const float* weight = is_query ? p.query_norm : p.key_norm;
-        if (weight)
-            x.each(weight + column, HEAD_DIM / 2, [&](float& a, float& b, float of_a, float of_b) {
+        if (weight) {
+            Factors weights;
+            weights.load(weight + column, HEAD_DIM / 2);
+            x.each(weights, [&](float& a, float& b, float of_a, float of_b) {
                 a = a * scale * of_a;
                 b = b * scale * of_b;
             });
+        }
     }
     if (!is_there) return;
-    if (p.angles) {
-        const float* angles = p.angles + (u64)(p.positions ? p.positions[row] : row) * HEAD_DIM;
-        x.each(angles + column, HEAD_DIM / 2, [&](float& a, float& b, float cosine, float sine) {
+    if (p.angles && !is_value)
+        x.each(angles, [&](float& a, float& b, float cosine, float sine) {
             const float before = a;
             a = before * cosine - b * sine;
             b = b * cosine + before * sine;
         });
-    }
     if (!is_value) low = pack_eight(x.low), high = pack_eight(x.high);
 
     bf16* to = from;
     if (!is_query && p.slots) {
-        const u32 slot = p.slots[row], mask = (1u << p.paging.block_shift) - 1;
         if (slot == NO_SLOT) return;
+        const u32 mask = (1u << p.paging.block_shift) - 1;
         const u32 kv_head = head - p.heads - (is_value ? p.paging.kv_heads : 0);
         to = (is_value ? p.values : p.keys) + column;
-        to += slot_offset<HEAD_DIM>(p.paging, slot >> p.paging.block_shift, kv_head, slot & mask);
+        to += (u64)pool_row(p.paging, slot >> p.paging.block_shift, kv_head, slot & mask) * HEAD_DIM;
     }
     *(Chunk16*)to = low;
     *(Chunk16*)(to + HEAD_DIM / 2) = high;

@@ -30,6 +30,7 @@ typedef int32_t i32;
 
 struct bf16 { u16 bits; };
 struct alignas(16) Chunk16 { u32 words[4]; };
+struct alignas(8) Chunk8 { u32 words[2]; };
 
 #include "fibers.h"
 #include "shadow.h"
@@ -94,6 +95,12 @@ template <int LEFT> DEVICE void cp_async_wait() { host::machine.land(LEFT); }
 DEVICE Chunk16 load_global_16(const void* from) {
     if ((uintptr_t)from % 16) host::machine.fail("a load of 16 bytes from an address that is no multiple of 16");
     return *(const Chunk16*)from;
+}
+DEVICE Chunk16 load_common_16(const void* from) { return load_global_16(from); }
+DEVICE u32 load_common(const u32* from) { return *from; }
+DEVICE Chunk8 load_global_8(const void* from) {
+    if ((uintptr_t)from % 8) host::machine.fail("a load of 8 bytes from an address that is no multiple of 8");
+    return *(const Chunk8*)from;
 }
 DEVICE void store_global_16(void* to, Chunk16 c) {
     if ((uintptr_t)to % 16) host::machine.fail("a store of 16 bytes to an address that is no multiple of 16");

@@ -154,6 +154,7 @@ impl Batch {
             out,
             heads: query_heads,
             out_stride: stride,
+            head_dim: head_dim as u32,
             ..Default::default()
         };
         let (prefill_flops, decode_bytes) = work((head_dim, heads), sequences);
@@ -180,7 +181,7 @@ impl Batch {
             prefill: self.prefill,
             decode: self.decode,
             prefill_blocks: self.tiles.grid,
-            reserved: 0,
+            decode_blocks: self.chunks.grid,
         };
         rates.launch(launch::mixed(self.head_dim, self.tiles, self.chunks).unwrap(), &params)?;
         rates.launch(self.merges, &self.combine)

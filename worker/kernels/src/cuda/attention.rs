@@ -116,7 +116,8 @@ impl Attention<'_> {
                 self.gpu.launch(tiles, &prefill)?;
                 self.gpu.launch(chunks, &decode)?;
             } else {
-                let mixed = MixedParams { prefill, decode, prefill_blocks: tiles.grid, reserved: 0 };
+                let mixed =
+                    MixedParams { prefill, decode, prefill_blocks: tiles.grid, decode_blocks: chunks.grid };
                 self.gpu.launch(launch::mixed(head_dim, tiles, chunks)?, &mixed)?;
             }
         }
@@ -176,6 +177,8 @@ impl Attention<'_> {
             out: self.out.address(),
             heads: self.heads as u32,
             out_stride: self.out.width() as u32,
+            head_dim: step.layout.head_dim as u32,
+            reserved: 0,
         }
     }
 }

@@ -172,8 +172,10 @@ impl CudaKvPool {
                 format!("{layout:?}"),
             ));
         }
-        if layout.blocks.saturating_mul(layout.block_tokens) >= u32::MAX as usize {
-            let expected = format!("fewer than {} positions", u32::MAX);
+        // The kernels count a layer's rows in 32 bits.
+        let rows = layout.blocks.saturating_mul(layout.block_tokens).saturating_mul(layout.kv_heads);
+        if rows >= u32::MAX as usize {
+            let expected = format!("fewer than {} positions of all KV heads", u32::MAX);
             return Err(mismatch("kv pool", expected, format!("{layout:?}")));
         }
         let bytes = Self::block_bytes(layout) / 2 * layout.blocks;

@@ -43,6 +43,9 @@ const MIXED: ByHeadDim = [
 const ROPE_STORE: ByHeadDim =
     [(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
 
+/// A number for each warp, four sums for each of 128 threads, and as many totals at most.
+const COMBINE_SHARED_BYTES: u32 = (32 + 4 * 128 + 128) * 4;
+
 /// A search's sums of each lane and over them, a list of 2048 keys, what was found, and two numbers for each of 16 warps.
 const SAMPLE_SHARED_BYTES: u32 = (256 * 32 + 256 + 2048 + 2 + 16) * 8 + 16 * 4 + 8;
 
@@ -109,7 +112,7 @@ pub fn combine(head_dim: usize, merges: usize, heads: usize) -> Result<Launch, K
     if !head_dim_is_supported(head_dim) {
         return Err(unsupported("attention", head_dim));
     }
-    launch("attention_combine", merges as u64 * heads as u64, head_dim as u32 / 2, 0)
+    launch("attention_combine", merges as u64 * heads as u64, 128, COMBINE_SHARED_BYTES)
 }
 
 /// QK-norm, rotary embedding and store; `heads` counts queries, keys and values.

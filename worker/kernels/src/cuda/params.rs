@@ -153,8 +153,8 @@ device_values! {
         decode: DecodeParams,
         /// Blocks that prefill.
         prefill_blocks: u32,
-        /// Nothing; keeps the size a multiple of 8.
-        reserved: u32,
+        /// Blocks that decode, spread evenly among these.
+        decode_blocks: u32,
     }
     /// Parts to add up to one row.
     Merge {
@@ -181,6 +181,10 @@ device_values! {
         heads: u32,
         /// Numbers from row to row of `out`.
         out_stride: u32,
+        /// Numbers of a head.
+        head_dim: u32,
+        /// Nothing; keeps the size a multiple of 8.
+        reserved: u32,
     }
     /// `rms_norm`.
     RmsNormParams {

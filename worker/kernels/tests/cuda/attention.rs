@@ -412,6 +412,25 @@ fn huge_scores_do_not_overflow() {
     }
 }
 
+/// Positions of one score, so high that a float rounds it: those of the first tile count as much as those of the last.
+#[test]
+fn what_was_seen_early_is_not_worn_away() {
+    for (head_dim, rows) in [(64, 2), (64, 1), (128, 2), (256, 2)] {
+        let case = Case::new(head_dim, 1, 1, &[(700, rows)]);
+        let mut data = Data::new(&case, 6);
+        for row in 0..rows {
+            data.q[row * data.q_stride..][..head_dim].fill(bf16::from_f32(300.0));
+        }
+        for position in 0..case.sequences[0].0 + rows {
+            let at = data.offset(&case, 0, 0, position);
+            data.keys[at..][..head_dim].fill(bf16::from_f32(301.0));
+            data.values[at..][..head_dim].fill(bf16::from_f32(if position < 350 { 1.0 } else { -1.0 }));
+        }
+        let run = Run::number(rows);
+        check_out(&case, &data, run, &compute(&case, &data, run));
+    }
+}
+
 /// Parts whose logarithms lie further apart than the exponents of a float reach, the heaviest first, last and between.
 #[test]
 fn decode_adds_up_parts_that_are_hundreds_apart() {

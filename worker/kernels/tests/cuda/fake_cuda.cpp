@@ -184,6 +184,7 @@ Status cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 Status cuFuncSetAttribute(void* function, int attribute, int value) {
     NEED_CONTEXT;
+    if (attribute == 9) return value < 0 || value > 100 ? INVALID_VALUE : 0; // of a multiprocessor's memory, in percent
     if (attribute != 8 || value > 227 << 10) return INVALID_VALUE;
     return ((Kernel*)function)->most_shared_bytes = value, 0;
 }

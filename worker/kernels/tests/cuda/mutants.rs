@@ -193,10 +193,16 @@ fn start(mutant: &Mutant, sources: &Path, log: &Path) -> Child {
 
 fn tests_of(file: &str) -> &'static [&'static str] {
     match file {
-        "attention_prefill.cu" => &["attention::prefill", "attention::huge", "sizes::the_last_row_of_128k"],
-        "attention_decode.cu" => &["attention::chunks", "attention::decode", "attention::groups", "sizes::"],
+        "attention_prefill.cu" => {
+            &["attention::prefill", "attention::huge", "attention::what_was", "sizes::the_last_row_of_128k"]
+        }
+        "attention_decode.cu" => {
+            &["attention::chunks", "attention::decode", "attention::groups", "attention::what_was", "sizes::"]
+        }
         "attention_combine.cu" => &["attention::decode", "sizes::parts"],
-        "attention_mixed.cu" => &["attention::prefill_and_decode", "attention::no_order"],
+        "attention_mixed.cu" => {
+            &["attention::prefill_and_decode", "attention::no_order", "sizes::the_last_row_of_128k"]
+        }
         "adjust_logits.cu" | "sample.cu" => &["sampling::", "sizes::the_last_of_32768_rows"],
         "moe_route.cu" | "moe_group.cu" | "moe_gemm.cu" | "moe_sum.cu" => {
             &["moe::", "sizes::the_last_of_a_million_pairs", "sizes::the_last_of_128k_rows_gets_its_sum"]

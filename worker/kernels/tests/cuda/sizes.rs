@@ -122,16 +122,20 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
     assert_eq!(out.read_at::<u16>(at, HEAD_DIM), numbers(2.0));
     out.write(at, &numbers(0.0));
 
+    // As many blocks of decode as 262,144 sequences have: where a block stands among both kinds is beyond 32 bits.
+    let chunks = Buffer::of(&vec![whole; 262_144 / KV_HEADS]);
+    let decode = launch::decode(HEAD_DIM, 262_144 / KV_HEADS, HEADS, KV_HEADS).unwrap();
     let mixed = MixedParams {
         prefill: PrefillParams { sequences: whole_prompt.address(), ..prefill_params },
-        decode: params,
+        decode: DecodeParams { chunks: chunks.address(), ..params },
         prefill_blocks: prefill.grid,
-        reserved: 0,
+        decode_blocks: decode.grid,
     };
     let launch = launch::mixed(HEAD_DIM, prefill, decode).unwrap();
-    launch_blocks(launch, &mixed, RUN, &[HEADS as u32 - 1]).unwrap();
+    // One in five prefills: the first of each.
+    launch_blocks(launch, &mixed, RUN, &[5 * (HEADS as u32 - 1)]).unwrap();
     check("prefill beside decode");
-    launch_blocks(launch, &mixed, RUN, &[prefill.grid + KV_HEADS as u32 - 1]).unwrap();
+    launch_blocks(launch, &mixed, RUN, &[launch.grid - 1]).unwrap();
     assert_eq!(out.read_at::<u16>(at, HEAD_DIM), numbers(2.0));
 }
 
@@ -293,6 +297,8 @@ fn parts_beyond_the_first_4e9_numbers_are_written_and_added_up() {
         out: out.address(),
         heads: HEADS as u32,
         out_stride: (HEADS * HEAD_DIM) as u32,
+        head_dim: HEAD_DIM as u32,
+        ..Default::default()
     };
     let combine = launch::combine(HEAD_DIM, 1, HEADS).unwrap();
     launch_blocks(combine, &params, RUN, &[HEADS as u32 - 1]).unwrap();

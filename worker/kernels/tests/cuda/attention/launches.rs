@@ -65,7 +65,8 @@ impl Device {
             run_launch(tiles, &prefill, run).unwrap();
             run_launch(chunks, &decode, run).unwrap();
         } else {
-            let params = MixedParams { prefill, decode, prefill_blocks: tiles.grid, reserved: 0 };
+            let params =
+                MixedParams { prefill, decode, prefill_blocks: tiles.grid, decode_blocks: chunks.grid };
             run_launch(launch::mixed(case.head_dim, tiles, chunks).unwrap(), &params, run).unwrap();
         }
         let params = CombineParams {
@@ -76,6 +77,8 @@ impl Device {
             out: self.out.address(),
             heads: case.heads as u32,
             out_stride: self.out_stride,
+            head_dim: case.head_dim as u32,
+            ..Default::default()
         };
         let combine = launch::combine(case.head_dim, plan.merges.len(), case.heads).unwrap();
         run_launch(combine, &params, run).unwrap();
