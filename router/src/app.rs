@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use http::HeaderName;
+use router_core::prefix::feed::Listener;
 use router_core::prefix::tree::TreeLimits;
 use router_core::request::PromptUse;
 use router_core::token_ratio::TokenRatios;
 use router_core::{Decider, RetryBudget, Trial, WorkerId, policy};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::body_memory::BodyMemory;
 use crate::config::{Config, Settings};
@@ -88,7 +90,10 @@ impl App {
             policy::by_name(&settings.policy).ok_or_else(|| AppError::Policy(settings.policy.clone()))?;
         let recording = settings.record.as_deref().map(Recording::begin).transpose()?;
         let prompt_use = if recording.is_some() { PromptUse::Whole } else { policy.prompt_use() };
-        let scan = ScanConfig { seed: rand::random(), prompt_use };
+        let scan = ScanConfig { seed: config.prefix_seed.unwrap_or_else(rand::random), prompt_use };
+        // So that routers can tell whether they share it. No secret from those who may listen to workers.
+        let seed_digest = config.prefix_seed.map(|seed| xxh3_64_with_seed(b"prefix seed", seed));
+        let listener = Listener { router: rand::random(), seed_digest };
         let body_memory = BodyMemory::new(settings.max_body_memory);
         let limits = BodyLimits {
             max_bytes: settings.max_body_bytes,
@@ -109,6 +114,7 @@ impl App {
                     config.worker_authorities.clone(),
                     config.worker_keys.clone(),
                 ),
+                listener,
                 started,
             ),
             decider,

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
+use router_core::prefix::feed::Listener;
 use router_core::{Decider, Fleet, FleetSnapshot, Worker, WorkerSpec};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -87,8 +88,8 @@ pub struct FleetService {
     connector: Connector,
     /// Where the clock of workers' health begins.
     started: Instant,
-    /// By which workers tell routers apart; drawn at random.
-    number: u64,
+    /// By which workers tell routers apart, and these each other.
+    listener: Listener,
     roster: ArcSwap<Roster>,
     /// Changes come one after the other.
     change: Mutex<Change>,
@@ -104,12 +105,12 @@ struct Change {
 impl FleetService {
     /// A fleet without workers, whose health goes by the time since `started`.
     #[must_use]
-    pub fn new(settings: &Settings, connector: Connector, started: Instant) -> Self {
+    pub fn new(settings: &Settings, connector: Connector, listener: Listener, started: Instant) -> Self {
         Self {
             settings: settings.clone(),
             connector,
             started,
-            number: rand::random(),
+            listener,
             roster: ArcSwap::default(),
             change: Mutex::default(),
         }
@@ -195,7 +196,8 @@ impl FleetService {
             let mut tasks = Vec::new();
             let follower = self.connector.grpc(&worker.spec).ok().flatten().map(|grpc| {
                 let (decider, worker) = (Arc::clone(decider), Arc::clone(&worker));
-                let (follower, following) = Follower::new(worker, (grpc, self.number), decider, self.started);
+                let (follower, following) =
+                    Follower::new(worker, (grpc, self.listener), decider, self.started);
                 tasks.push(tokio::spawn(following).abort_handle());
                 follower
             });

@@ -16,6 +16,44 @@ pub enum KvEvent {
     },
     /// Nothing can be found any more.
     Cleared,
+    /// A router sends the worker a request.
+    Routed(RoutedPrompt),
+    /// That request is over.
+    Ended(EndedRequest),
+}
+
+/// A prompt as the router knows it that sent it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RoutedPrompt {
+    /// The request's id, as it is sent.
+    pub request_id: Arc<str>,
+    /// The router's number.
+    pub router: u64,
+    /// Equal where hashes mean the same.
+    pub seed_digest: u64,
+    /// Hashes of its blocks of bytes, each chained to the one before.
+    pub hashes: Vec<BlockHash>,
+    /// How many of these are of the tools, which come first.
+    pub tools_blocks: usize,
+    /// Length of the tools.
+    pub tools_bytes: usize,
+    /// Length of all of it.
+    pub prompt_bytes: usize,
+    /// The same in tokens, as far as is known.
+    pub prompt_tokens: usize,
+}
+
+/// The end of a request, as the router knows it that sent it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EndedRequest {
+    /// Its id.
+    pub request_id: Arc<str>,
+    /// The router's number.
+    pub router: u64,
+    /// Length of the prompt, as the reply said; 0 if it did not.
+    pub prompt_tokens: usize,
+    /// What of it was cached, if that is known.
+    pub cached_tokens: Option<usize>,
 }
 
 /// A run of consecutive blocks. Holds `block_tokens` tokens for each hash.

@@ -10,5 +10,5 @@ pub mod load;
 
 pub use block_hash::{BlockHash, ChainHasher};
 pub use generation::{FinishReason, TokenId, Usage};
-pub use kv_event::{KvEvent, KvEventBatch, StoredBlocks};
+pub use kv_event::{EndedRequest, KvEvent, KvEventBatch, RoutedPrompt, StoredBlocks};
 pub use load::{RouterPlace, WorkerLoad};

@@ -15,6 +15,8 @@ pub const INFO_PATH: &str = "/roundhouse.worker.v1.Worker/Info";
 pub const LOAD_PATH: &str = "/roundhouse.worker.v1.Worker/Load";
 /// Where `KvEvents` is called.
 pub const KV_EVENTS_PATH: &str = "/roundhouse.worker.v1.Worker/KvEvents";
+/// Where `Tell` is called.
+pub const TELL_PATH: &str = "/roundhouse.worker.v1.Worker/Tell";
 
 /// The flag that says whether a message is compressed, and its length.
 pub const FRAME_BYTES: usize = 5;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use roundhouse_types::{BlockHash, KvEvent, KvEventBatch, StoredBlocks};
+use roundhouse_types::{BlockHash, EndedRequest, KvEvent, KvEventBatch, RoutedPrompt, StoredBlocks};
 
 use crate::v1;
 use crate::v1::kv_event::Event;
@@ -11,7 +11,7 @@ use crate::v1::kv_event::Event;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KvEventError {
     /// An event is of no kind that is known here.
-    #[error("batch {sequence} has an event that is neither stored, removed nor cleared")]
+    #[error("batch {sequence} has an event that is neither stored, removed, cleared, routed nor ended")]
     UnknownEvent {
         /// The batch.
         sequence: u64,
@@ -57,6 +57,22 @@ impl From<&KvEvent> for v1::KvEvent {
                 }),
                 KvEvent::Removed { hashes: gone } => Event::Removed(v1::Removed { hashes: hashes(gone) }),
                 KvEvent::Cleared => Event::Cleared(v1::Cleared {}),
+                KvEvent::Routed(prompt) => Event::Routed(v1::Routed {
+                    request_id: prompt.request_id.as_ref().to_owned(),
+                    router: prompt.router,
+                    seed_digest: prompt.seed_digest,
+                    hashes: hashes(&prompt.hashes),
+                    tools_blocks: u32::try_from(prompt.tools_blocks).unwrap_or(u32::MAX),
+                    tools_bytes: prompt.tools_bytes as u64,
+                    prompt_bytes: prompt.prompt_bytes as u64,
+                    prompt_tokens: prompt.prompt_tokens as u64,
+                }),
+                KvEvent::Ended(ended) => Event::Ended(v1::Ended {
+                    request_id: ended.request_id.as_ref().to_owned(),
+                    router: ended.router,
+                    prompt_tokens: ended.prompt_tokens as u64,
+                    cached_tokens: ended.cached_tokens.map(|tokens| tokens as u64),
+                }),
             }),
         }
     }
@@ -72,9 +88,45 @@ impl TryFrom<v1::KvEventBatch> for KvEventBatch {
     }
 }
 
+/// What a router tells by `Tell`; `None` if it is not for a router to tell.
+#[must_use]
+pub fn told_event(event: v1::KvEvent) -> Option<KvEvent> {
+    match event.event? {
+        Event::Routed(prompt) => Some(KvEvent::Routed(routed(prompt))),
+        Event::Ended(request) => Some(KvEvent::Ended(ended(request))),
+        Event::Stored(_) | Event::Removed(_) | Event::Cleared(_) => None,
+    }
+}
+
+fn routed(prompt: v1::Routed) -> RoutedPrompt {
+    let size = |size: u64| usize::try_from(size).unwrap_or(usize::MAX);
+    RoutedPrompt {
+        request_id: prompt.request_id.into(),
+        router: prompt.router,
+        seed_digest: prompt.seed_digest,
+        hashes: prompt.hashes.into_iter().map(BlockHash).collect(),
+        tools_blocks: prompt.tools_blocks as usize,
+        tools_bytes: size(prompt.tools_bytes),
+        prompt_bytes: size(prompt.prompt_bytes),
+        prompt_tokens: size(prompt.prompt_tokens),
+    }
+}
+
+fn ended(request: v1::Ended) -> EndedRequest {
+    let size = |size: u64| usize::try_from(size).unwrap_or(usize::MAX);
+    EndedRequest {
+        request_id: request.request_id.into(),
+        router: request.router,
+        prompt_tokens: size(request.prompt_tokens),
+        cached_tokens: request.cached_tokens.map(size),
+    }
+}
+
 fn read(event: v1::KvEvent, sequence: u64) -> Result<KvEvent, KvEventError> {
     let hashes = |hashes: Vec<u64>| hashes.into_iter().map(BlockHash).collect();
     match event.event.ok_or(KvEventError::UnknownEvent { sequence })? {
+        Event::Routed(prompt) => Ok(KvEvent::Routed(routed(prompt))),
+        Event::Ended(request) => Ok(KvEvent::Ended(ended(request))),
         Event::Stored(stored) => {
             let (blocks, tokens) = (stored.hashes.len(), stored.tokens.len());
             let wanted = blocks as u64 * u64::from(stored.block_tokens);
@@ -115,7 +167,25 @@ mod tests {
     fn batches_come_back_as_they_were() {
         let root = StoredBlocks { parent: None, request_id: None, ..stored() };
         let removed = KvEvent::Removed { hashes: vec![BlockHash(2), BlockHash(1)] };
-        let events = vec![KvEvent::Stored(stored()), KvEvent::Stored(root), removed, KvEvent::Cleared];
+        let routed = RoutedPrompt {
+            request_id: "r".into(),
+            router: 7,
+            seed_digest: u64::MAX,
+            hashes: vec![BlockHash(3)],
+            tools_blocks: 1,
+            tools_bytes: 70,
+            prompt_bytes: 300,
+            prompt_tokens: 80,
+        };
+        let ended =
+            EndedRequest { request_id: "r".into(), router: 7, prompt_tokens: 81, cached_tokens: Some(0) };
+        let told = [KvEvent::Routed(routed), KvEvent::Ended(ended)];
+        for event in &told {
+            assert_eq!(told_event(v1::KvEvent::from(event)).as_ref(), Some(event));
+        }
+        assert_eq!(told_event(v1::KvEvent::from(&KvEvent::Cleared)), None, "the cache's own to say");
+        let mut events = vec![KvEvent::Stored(stored()), KvEvent::Stored(root), removed, KvEvent::Cleared];
+        events.extend(told);
         let batch = KvEventBatch { sequence: 5, timestamp: 1.5, events };
         assert_eq!(KvEventBatch::try_from(v1::KvEventBatch::from(&batch)).unwrap(), batch);
     }

@@ -12,5 +12,5 @@ mod load;
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated; the .proto file says what things are")]
 pub mod v1;
 
-pub use call::{FRAME_BYTES, GENERATE_PATH, INFO_PATH, KV_EVENTS_PATH, LOAD_PATH, frame_call};
-pub use kv_events::KvEventError;
+pub use call::{FRAME_BYTES, GENERATE_PATH, INFO_PATH, KV_EVENTS_PATH, LOAD_PATH, TELL_PATH, frame_call};
+pub use kv_events::{KvEventError, told_event};

@@ -313,7 +313,7 @@ pub struct Snapshot {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KvEvent {
-    #[prost(oneof = "kv_event::Event", tags = "1, 2, 3")]
+    #[prost(oneof = "kv_event::Event", tags = "1, 2, 3, 4, 5")]
     pub event: ::core::option::Option<kv_event::Event>,
 }
 /// Nested message and enum types in `KvEvent`.
@@ -326,6 +326,11 @@ pub mod kv_event {
         Removed(super::Removed),
         #[prost(message, tag = "3")]
         Cleared(super::Cleared),
+        /// What routers told (Tell); not in snapshots.
+        #[prost(message, tag = "4")]
+        Routed(super::Routed),
+        #[prost(message, tag = "5")]
+        Ended(super::Ended),
     }
 }
 /// Blocks of one sequence that can be found from now on, one behind another.
@@ -358,6 +363,52 @@ pub struct Removed {
 /// Nothing can be found any more.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Cleared {}
+/// At most 1,024 events, each routed or ended.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TellRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub events: ::prost::alloc::vec::Vec<KvEvent>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TellReply {}
+/// A router sends this worker a request.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Routed {
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// The router's, as in LoadRequest.
+    #[prost(fixed64, tag = "2")]
+    pub router: u64,
+    /// Equal where hashes mean the same: routers that share a seed.
+    #[prost(fixed64, tag = "3")]
+    pub seed_digest: u64,
+    /// Of the prompt's blocks of bytes, each chained to the one before; the first 4,096 at most.
+    #[prost(fixed64, repeated, tag = "4")]
+    pub hashes: ::prost::alloc::vec::Vec<u64>,
+    /// How many of them are of the tools, which come first, and the tools' length in bytes.
+    #[prost(uint32, tag = "5")]
+    pub tools_blocks: u32,
+    #[prost(uint64, tag = "6")]
+    pub tools_bytes: u64,
+    #[prost(uint64, tag = "7")]
+    pub prompt_bytes: u64,
+    /// As far as the router knows.
+    #[prost(uint64, tag = "8")]
+    pub prompt_tokens: u64,
+}
+/// That request is over.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Ended {
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    #[prost(fixed64, tag = "2")]
+    pub router: u64,
+    /// What the reply said of its prompt; 0 if it said nothing.
+    #[prost(uint64, tag = "3")]
+    pub prompt_tokens: u64,
+    #[prost(uint64, optional, tag = "4")]
+    pub cached_tokens: ::core::option::Option<u64>,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum FinishReason {
@@ -589,6 +640,29 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("roundhouse.worker.v1.Worker", "KvEvents"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Says to all who follow the cache what a router knows of its requests. Routers see each other's caches by it: a worker knows tokens,
+        /// and a router the bytes that they came from.
+        pub async fn tell(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TellRequest>,
+        ) -> std::result::Result<tonic::Response<super::TellReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/roundhouse.worker.v1.Worker/Tell",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("roundhouse.worker.v1.Worker", "Tell"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -648,6 +722,12 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::KvEventsRequest>,
         ) -> std::result::Result<tonic::Response<Self::KvEventsStream>, tonic::Status>;
+        /// Says to all who follow the cache what a router knows of its requests. Routers see each other's caches by it: a worker knows tokens,
+        /// and a router the bytes that they came from.
+        async fn tell(
+            &self,
+            request: tonic::Request<super::TellRequest>,
+        ) -> std::result::Result<tonic::Response<super::TellReply>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct WorkerServer<T> {
@@ -945,6 +1025,49 @@ pub mod worker_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/roundhouse.worker.v1.Worker/Tell" => {
+                    #[allow(non_camel_case_types)]
+                    struct TellSvc<T: Worker>(pub Arc<T>);
+                    impl<T: Worker> tonic::server::UnaryService<super::TellRequest>
+                    for TellSvc<T> {
+                        type Response = super::TellReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TellRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::tell(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TellSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -18,7 +18,7 @@ use crate::prefix::follow_ups::FollowUps;
 use crate::prefix::index::{Basis, Comparison, InFlight};
 use crate::prefix::recomputed::Recomputed;
 use crate::prefix::tree::{TreeLimits, WorkerTells};
-use crate::prefix::{PrefixHits, PrefixIndex};
+use crate::prefix::{Path, PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{PrefillSpeed, Speeds};
@@ -369,6 +369,13 @@ impl Decider {
         let mut state = self.lock();
         let State { index, recomputed, .. } = &mut *state;
         match change {
+            CacheChange::Routed { path, cut } => {
+                index.catch_up();
+                let hits = index.hits(path);
+                // No capacity: its events tell what it holds.
+                let tells = WorkerTells { capacity: None, blocks: true };
+                index.enter(slot, (Path { hashes: path, cut: *cut }, &hits), tells);
+            }
             CacheChange::Gone(blocks) => index.withdraw(slot, blocks),
             CacheChange::Settled { path, held } => index.take_back(None, slot, path, *held),
             CacheChange::Cleared => index.clear(slot),

@@ -200,7 +200,9 @@ impl Reports {
         })
     }
 
-    fn place(&self) -> RouterPlace {
+    /// Which of the routers that follow its load this one is.
+    #[must_use]
+    pub fn place(&self) -> RouterPlace {
         let (rank, count) = unpair(self.place.load(Ordering::Relaxed));
         if rank < count { RouterPlace { rank, count } } else { RouterPlace::ALONE }
     }

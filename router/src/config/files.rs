@@ -4,16 +4,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::Settings;
 use crate::keys::{KeyFile, Keys, WorkerKeys};
 use crate::transport::read_certificates;
+
+/// Fewer could be guessed by somebody who wants to aim for collisions.
+const LEAST_SEED_BYTES: usize = 16;
 
 /// What the files hold that the knobs name.
 pub(super) struct Files {
     pub(super) keys: Keys,
     pub(super) worker_keys: WorkerKeys,
     pub(super) worker_authorities: Vec<CertificateDer<'static>>,
+    pub(super) prefix_seed: Option<u64>,
 }
 
 impl Files {
@@ -31,12 +36,27 @@ impl Files {
         };
         let of_workers = settings.worker_api_key_file.as_ref();
         let worker_keys = read("worker-api-key-file", of_workers, errors, WorkerKeys::open);
+        let prefix_seed = read("prefix-seed-file", settings.prefix_seed_file.as_ref(), errors, seed);
         let worker_authorities = read("worker-ca", settings.worker_ca.as_ref(), errors, certificates);
         Self {
             keys,
             worker_keys: worker_keys.unwrap_or_default(),
             worker_authorities: worker_authorities.unwrap_or_default(),
+            prefix_seed,
         }
+    }
+}
+
+/// What is in the file, as a number; white space around it does not count.
+fn seed(path: &Path) -> Result<u64, String> {
+    let read = std::fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
+    match read.trim_ascii() {
+        text if text.len() < LEAST_SEED_BYTES => Err(format!(
+            "{} has {} bytes; give {LEAST_SEED_BYTES} random ones or more",
+            path.display(),
+            text.len()
+        )),
+        text => Ok(xxh3_64(text)),
     }
 }
 

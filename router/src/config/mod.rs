@@ -200,6 +200,11 @@ pub struct Settings {
     #[arg(long, default_value = "256MiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub prefix_memory: usize,
 
+    /// File of 16 random bytes or more that seed the hashes of prompts. Routers with the same one see what each other's prompts leave in the
+    /// caches of Roundhouse workers; without one, each router draws its own seed, so that nobody can aim for collisions
+    #[arg(long, value_name = "FILE")]
+    pub prefix_seed_file: Option<PathBuf>,
+
     /// What workers keep in their hosts' memory of what their KV caches evict (SGLang's hicache-ratio, LMCache, vLLM's KV offloading), in times
     /// what the caches hold. Engines tell the router the size of their caches, and it takes prompts beyond that for forgotten
     #[arg(long, default_value = "0", value_parser = parse_ratio, value_name = "TIMES")]
@@ -293,6 +298,8 @@ pub struct Config {
     pub worker_keys: WorkerKeys,
     /// Who may sign workers' certificates, besides whom the system trusts.
     pub worker_authorities: Vec<CertificateDer<'static>>,
+    /// The seed of prompts' hashes, if routers share one.
+    pub prefix_seed: Option<u64>,
     /// Time limits of single models.
     pub model_timeouts: Vec<ModelTimeouts>,
 }
@@ -365,7 +372,7 @@ impl Settings {
             ));
         }
         if errors.is_empty() {
-            let Files { keys, worker_keys, worker_authorities } = files;
+            let Files { keys, worker_keys, worker_authorities, prefix_seed } = files;
             Ok(Config {
                 settings: self,
                 workers,
@@ -373,6 +380,7 @@ impl Settings {
                 keys,
                 worker_keys,
                 worker_authorities,
+                prefix_seed,
                 model_timeouts,
             })
         } else {

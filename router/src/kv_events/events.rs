@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use roundhouse_types::KvEventBatch;
 use roundhouse_wire::{INFO_PATH, KV_EVENTS_PATH, KvEventError, v1};
-use router_core::prefix::feed::{CacheChange, CacheFeed, FeedBatch, FeedError, SnapshotPart};
+use router_core::prefix::feed::{CacheChange, CacheFeed, FeedBatch, FeedError, Listener, SnapshotPart};
 use router_core::{CacheTrust, Decider, Worker};
 use tokio::time::MissedTickBehavior;
 
@@ -37,6 +37,7 @@ enum StreamEnd {
 /// Follows one worker's events.
 pub(super) struct EventFollower {
     worker: Arc<Worker>,
+    listener: Listener,
     grpc: Arc<GrpcTransport>,
     decider: Arc<Decider>,
     started: Instant,
@@ -48,13 +49,13 @@ pub(super) struct EventFollower {
 
 impl EventFollower {
     pub(super) fn new(
-        worker: Arc<Worker>,
+        (worker, listener): (Arc<Worker>, Listener),
         grpc: Arc<GrpcTransport>,
         decider: Arc<Decider>,
         started: Instant,
     ) -> Self {
-        let (feed, back_off) = (CacheFeed::default(), BackOff::new());
-        Self { worker, grpc, decider, started, feed, seen: Instant::now(), back_off }
+        let (feed, back_off) = (CacheFeed::new(listener), BackOff::new());
+        Self { worker, listener, grpc, decider, started, feed, seen: Instant::now(), back_off }
     }
 
     /// Follows for ever.
@@ -100,7 +101,7 @@ impl EventFollower {
     /// Nothing is known by events any more.
     fn give_up(&mut self) {
         self.worker.reports.set_trust(CacheTrust::Learned);
-        self.feed = CacheFeed::default();
+        self.feed = CacheFeed::new(self.listener);
     }
 
     async fn stream(&mut self, hearing: &mut Hearing) -> Result<Infallible, StreamEnd> {

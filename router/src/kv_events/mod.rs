@@ -6,6 +6,7 @@
 
 mod events;
 mod load;
+mod tell;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,11 +15,12 @@ use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use router_core::prefix::Cut;
-use router_core::prefix::feed::{FollowedPath, PromptUsage};
+use router_core::prefix::feed::{FollowedPath, Listener, PromptUsage};
 use router_core::{CacheTrust, Decider, Worker};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use self::events::EventFollower;
+use self::tell::Teller;
 use crate::stages::parse::Reading;
 use crate::transport::{GrpcTransport, TransportError};
 
@@ -49,25 +51,27 @@ pub struct Follower {
 struct Hearing {
     receiver: UnboundedReceiver<Told>,
     unheard: Arc<AtomicUsize>,
+    /// Who tells other routers of it.
+    teller: Teller,
 }
 
 impl Hearing {
     async fn next(&mut self) -> Option<Told> {
         let told = self.receiver.recv().await?;
-        self.count(&told);
-        Some(told)
+        Some(self.heard(told))
     }
 
     fn try_next(&mut self) -> Option<Told> {
         let told = self.receiver.try_recv().ok()?;
-        self.count(&told);
-        Some(told)
+        Some(self.heard(told))
     }
 
-    fn count(&self, told: &Told) {
+    fn heard(&self, told: Told) -> Told {
         if matches!(told, Told::Dispatched(..)) {
             self.unheard.fetch_sub(1, Ordering::Relaxed);
         }
+        self.teller.tell(&told);
+        told
     }
 }
 
@@ -93,10 +97,10 @@ impl Drop for Followed {
 }
 
 impl Follower {
-    /// Follows `worker` by way of `grpc` as the router of that number, and tells `decider`, whose clock began at `started`. The future never ends.
+    /// Follows `worker` by way of `grpc` as `listener`, and tells `decider`, whose clock began at `started`. The future never ends.
     pub fn new(
         worker: Arc<Worker>,
-        (grpc, router): (GrpcTransport, u64),
+        (grpc, listener): (GrpcTransport, Listener),
         decider: Arc<Decider>,
         started: Instant,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
@@ -105,9 +109,15 @@ impl Follower {
         let follower = Self { worker: Arc::clone(&worker), sender, unheard: Arc::clone(&unheard) };
         let grpc = Arc::new(grpc);
         let following = async move {
-            let hearing = Hearing { receiver, unheard };
-            let events = EventFollower::new(Arc::clone(&worker), Arc::clone(&grpc), decider, started);
-            tokio::join!(events.run(hearing), load::run(&worker, &grpc, started, router));
+            let (teller, told) = Teller::new(Arc::clone(&worker), listener);
+            let hearing = Hearing { receiver, unheard, teller };
+            let events =
+                EventFollower::new((Arc::clone(&worker), listener), Arc::clone(&grpc), decider, started);
+            tokio::join!(
+                events.run(hearing),
+                load::run(&worker, &grpc, started, listener.router),
+                tell::run(&worker, &grpc, told),
+            );
         };
         (follower, following)
     }

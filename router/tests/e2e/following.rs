@@ -141,6 +141,56 @@ async fn routers_of_the_same_worker_know_their_places() {
     until("it is alone again", || async { place(&one).await == (Some(0), Some(1)) }).await;
 }
 
+/// A file with a seed, which is read when a router starts.
+fn seed_file(seed: &str) -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("roundhouse-seed-{}-{}", std::process::id(), seed.len()));
+    std::fs::write(&path, seed).unwrap();
+    path
+}
+
+/// Two routers of one worker, each with the seed in that file.
+async fn two_routers(served: &Served, seeds: [&str; 2]) -> [Router; 2] {
+    let mut routers = Vec::new();
+    for seed in seeds {
+        let flag = format!("--prefix-seed-file={}", seed_file(seed).display());
+        routers.push(router(&[served.address], &[&flag]).await);
+    }
+    for router in &routers {
+        trusts(router, "exact").await;
+        until("they know of each other", || async { worker(router).await["reported"]["routers"] == 2 }).await;
+    }
+    routers.try_into().ok().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_with_one_seed_see_what_the_others_left_in_a_cache() {
+    let served = telling(ANYWHERE, 40).await;
+    let [one, other] = two_routers(&served, ["sixteen bytes of seed"; 2]).await;
+    send(&one, 0).await;
+    assert!(hit_tokens(&one, 0).await > 0);
+    until("the other has heard", || async { hit_tokens(&other, 0).await > 0 }).await;
+    let blocks = async |router: &Router| router.metric("router_prefix_tree_blocks").await;
+    until("both know the same", || async { blocks(&one).await == blocks(&other).await }).await;
+    // It is settled for both by the same events, and goes for both when it is evicted.
+    for number in 1..40 {
+        send(&one, number).await;
+    }
+    until("the first is gone", || async { hit_tokens(&other, 0).await == 0 }).await;
+    until("the last is there", || async { hit_tokens(&other, 39).await > 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_with_seeds_of_their_own_do_not_mistake_each_others_prompts() {
+    let served = telling(ANYWHERE, 400).await;
+    let [one, other] = two_routers(&served, ["sixteen bytes of seed", "sixteen bytes of another"]).await;
+    send(&one, 0).await;
+    send(&other, 1).await;
+    until("its own is there", || async { hit_tokens(&other, 1).await > 0 }).await;
+    let blocks = other.metric("router_prefix_tree_blocks").await;
+    assert_eq!((hit_tokens(&other, 0).await, hit_tokens(&one, 1).await), (0, 0));
+    assert_eq!(one.metric("router_prefix_tree_blocks").await, blocks, "each has one prompt");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_without_events_is_learned_of() {
     let served = Served::start_with(ANYWHERE, |_| {}).await;

@@ -7,6 +7,7 @@ mod followers;
 mod generate;
 mod reports;
 mod running;
+mod told;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use tonic::{Request, Response, Status};
 use self::followers::Followers;
 use self::running::Running;
 use crate::api::Api;
+use crate::kv_events::KvLog;
 
 /// Largest request body, of either way in.
 pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
@@ -69,6 +71,11 @@ impl GrpcWorker {
             }
         };
         Response::new(Box::pin(replies.take_until(drained)))
+    }
+
+    fn kv_log(&self) -> Result<&Arc<KvLog>, Status> {
+        let log = self.api.kv_log.as_ref();
+        log.ok_or_else(|| Status::failed_precondition("this worker records no cache events; see --kv-events"))
     }
 
     /// As what serves HTTP/2 requests for it.
@@ -134,11 +141,14 @@ impl worker_server::Worker for GrpcWorker {
         &self,
         request: Request<v1::KvEventsRequest>,
     ) -> Result<Response<Self::KvEventsStream>, Status> {
-        let Some(log) = &self.api.kv_log else {
-            return Err(Status::failed_precondition("this worker records no cache events; see --kv-events"));
-        };
+        let log = self.kv_log()?;
         let v1::KvEventsRequest { from_sequence, instance } = request.into_inner();
         let from = from_sequence.filter(|_| instance == Some(log.instance()));
         Ok(self.followed(reports::kv_events(Arc::clone(log), from)))
+    }
+
+    async fn tell(&self, request: Request<v1::TellRequest>) -> Result<Response<v1::TellReply>, Status> {
+        self.kv_log()?.publish(told::events(request.into_inner())?);
+        Ok(Response::new(v1::TellReply {}))
     }
 }

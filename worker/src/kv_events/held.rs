@@ -40,6 +40,7 @@ impl HeldBlocks {
                 }
             }
             KvEvent::Cleared => self.blocks.clear(),
+            KvEvent::Routed(_) | KvEvent::Ended(_) => {}
         }
     }
 

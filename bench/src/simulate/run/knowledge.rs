@@ -1,6 +1,6 @@
 //! What a policy is told beside its router's own ledger and tree: caches as they are, loads as they were a moment ago.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use roundhouse_types::{BlockHash, RouterPlace};
@@ -32,6 +32,9 @@ pub(super) struct Knowledge {
     /// Readings of the routers' tree clocks, one list a time, the oldest first.
     clocks: VecDeque<Vec<u32>>,
     cache_path: Vec<BlockHash>,
+    /// For ours, where caches are reported: blocks of all prompts so far. A router knows by whose prompt a worker's block was filled, so it knows
+    /// nothing of replies before they are part of one.
+    prompted: HashSet<BlockHash>,
 }
 
 impl Knowledge {
@@ -52,6 +55,7 @@ impl Knowledge {
             in_flight: vec![vec![HashMap::new(); workers]; routers.count.max(1)],
             clocks: VecDeque::new(),
             cache_path: Vec::new(),
+            prompted: HashSet::new(),
         }
     }
 
@@ -116,8 +120,15 @@ impl Knowledge {
             return;
         }
         E::cache_path(workload, number, &mut self.cache_path);
+        let knows_bytes_only = self.is_ours && !self.knows_future;
+        let prompted = |hash: &&BlockHash| self.prompted.contains(*hash);
+        let known =
+            if knows_bytes_only { self.cache_path.iter().take_while(prompted).count() } else { usize::MAX };
         for (cached, engine) in self.cached.iter_mut().zip(engines) {
-            *cached = engine.cached_blocks(&self.cache_path);
+            *cached = engine.cached_blocks(&self.cache_path).min(known);
+        }
+        if knows_bytes_only {
+            self.prompted.extend(&self.cache_path);
         }
         if self.minds_flight() {
             let mut path = std::mem::take(&mut self.cache_path);

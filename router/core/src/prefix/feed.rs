@@ -15,19 +15,32 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundhouse_types::{BlockHash, KvEvent, KvEventBatch};
+use roundhouse_types::{BlockHash, EndedRequest, KvEvent, KvEventBatch, RoutedPrompt};
 
 use self::blocks::TokenBlocks;
-use super::blocks::Cut;
+use super::blocks::{Cut, ToolsSegment};
 
 /// How long after a request's end its last events may still come: they are on their way on another stream.
 const SETTLING_TIME: Duration = Duration::from_secs(1);
 /// Requests whose paths are kept. More than a worker runs and queues; those beyond stay as they were entered.
 const MAX_REQUESTS: usize = 65_536;
 
+/// Of these, those that other routers sent. The oldest goes first: a router may vanish, and never say that its requests are over.
+const MAX_OTHERS: usize = 16_384;
+
+/// No prompt is longer; what others say is multiplied by each other.
+const MOST_SIZE: usize = 1 << 30;
+
 /// What the tree is to learn of a worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CacheChange {
+    /// Another router has sent it a prompt of these blocks.
+    Routed {
+        /// All of them.
+        path: Arc<[BlockHash]>,
+        /// How they were cut.
+        cut: Cut,
+    },
     /// It does not hold these blocks any more.
     Gone(Vec<BlockHash>),
     /// Of a path that was entered for it, it holds the first `held` blocks.
@@ -109,6 +122,15 @@ pub struct PromptUsage {
     pub cached_tokens: Option<usize>,
 }
 
+/// Who listens: what other routers tell makes sense to those who hash as they do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Listener {
+    /// The router's number.
+    pub router: u64,
+    /// Equal where hashes mean the same. `None` if this router's seed is its own.
+    pub seed_digest: Option<u64>,
+}
+
 struct Request {
     path: FollowedPath,
     /// The last block that was told of as filled by it.
@@ -120,6 +142,7 @@ struct Request {
 /// What is known of one worker's cache from its events.
 #[derive(Default)]
 pub struct CacheFeed {
+    listener: Listener,
     /// The process that speaks.
     instance: Option<u64>,
     /// Number of the next batch; `None` before the first snapshot is whole.
@@ -130,9 +153,19 @@ pub struct CacheFeed {
     requests: HashMap<Arc<str>, Request>,
     /// Ended requests and when they settle, the first first.
     ending: VecDeque<(Duration, Arc<str>)>,
+    /// Of the requests, those that other routers sent, the oldest first.
+    others: VecDeque<Arc<str>>,
+    /// Those of them that are over, and when that was is not known yet.
+    ended_elsewhere: Vec<(Arc<str>, Option<PromptUsage>)>,
 }
 
 impl CacheFeed {
+    /// One that nothing is known by yet.
+    #[must_use]
+    pub fn new(listener: Listener) -> Self {
+        Self { listener, ..Self::default() }
+    }
+
     /// Where to go on: number of the next batch, and the process that it is of. `None`: a snapshot is needed.
     #[must_use]
     pub fn resume(&self) -> Option<(u64, u64)> {
@@ -186,7 +219,7 @@ impl CacheFeed {
             && known != speaks
         {
             changes.push(CacheChange::Restarted);
-            *self = Self { instance: Some(speaks), ..Self::default() };
+            *self = Self { instance: Some(speaks), ..Self::new(self.listener) };
         }
         self.instance = self.instance.or(instance);
         match snapshot {
@@ -209,6 +242,9 @@ impl CacheFeed {
     #[must_use]
     pub fn settle(&mut self, now: Duration) -> Vec<CacheChange> {
         let mut changes = Vec::new();
+        for (id, usage) in std::mem::take(&mut self.ended_elsewhere) {
+            self.ended(&id, usage, now);
+        }
         while self.ending.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, id)) = self.ending.pop_front() else { break };
             // Of two requests with one id, the one that ended is not the one that is known any more.
@@ -272,7 +308,38 @@ impl CacheFeed {
                 self.blocks = TokenBlocks::default();
                 changes.push(CacheChange::Cleared);
             }
+            KvEvent::Routed(prompt) => changes.extend(self.routed_elsewhere(prompt)),
+            KvEvent::Ended(EndedRequest { request_id, router, prompt_tokens, cached_tokens }) => {
+                if router != self.listener.router && self.requests.contains_key(&request_id) {
+                    let usage = PromptUsage { prompt_tokens, cached_tokens };
+                    self.ended_elsewhere.push((request_id, (prompt_tokens > 0).then_some(usage)));
+                }
+            }
         }
+    }
+
+    /// Another router's request is followed like an own one, if its hashes mean something here.
+    fn routed_elsewhere(&mut self, prompt: RoutedPrompt) -> Option<CacheChange> {
+        let RoutedPrompt { request_id, router, seed_digest, hashes, tools_blocks, tools_bytes, .. } = prompt;
+        let is_own = router == self.listener.router || self.requests.contains_key(&request_id);
+        if is_own || self.listener.seed_digest != Some(seed_digest) {
+            return None;
+        }
+        if self.others.len() >= MAX_OTHERS
+            && let Some(oldest) = self.others.pop_front()
+        {
+            self.requests.remove(&oldest);
+        }
+        self.others.push_back(Arc::clone(&request_id));
+        let path = FollowedPath {
+            hashes: hashes.into(),
+            cut: Cut::Bytes(ToolsSegment { blocks: tools_blocks, bytes: tools_bytes.min(MOST_SIZE) }),
+            size: prompt.prompt_bytes.min(MOST_SIZE),
+            tokens: prompt.prompt_tokens.min(MOST_SIZE),
+        };
+        let change = CacheChange::Routed { path: Arc::clone(&path.hashes), cut: path.cut };
+        self.dispatched(request_id, path);
+        Some(change)
     }
 }
 

@@ -12,8 +12,10 @@ pub(super) fn payload(batch: &KvEventBatch) -> Vec<u8> {
     let mut out = Msgpack(Vec::with_capacity(256));
     out.array(3);
     out.float(batch.timestamp);
-    out.array(batch.events.len());
-    batch.events.iter().for_each(|event| out.event(event));
+    // What routers tell each other is none of vLLM's.
+    let events = batch.events.iter().filter(|event| !matches!(event, KvEvent::Routed(_) | KvEvent::Ended(_)));
+    out.array(events.clone().count());
+    events.for_each(|event| out.event(event));
     // The data-parallel rank: each of our workers is a process of its own.
     out.nil();
     out.0
@@ -35,6 +37,7 @@ impl Msgpack {
                 self.map(1);
                 self.pair("type", |out| out.text("AllBlocksCleared"));
             }
+            KvEvent::Routed(_) | KvEvent::Ended(_) => self.nil(),
         }
     }
 
@@ -115,6 +118,8 @@ impl Msgpack {
 mod tests {
     use serde_json::{Value, json};
 
+    use roundhouse_types::EndedRequest;
+
     use super::*;
 
     /// Read by somebody else's reader.
@@ -138,6 +143,12 @@ mod tests {
             KvEvent::Stored(stored),
             KvEvent::Stored(root),
             KvEvent::Removed { hashes },
+            KvEvent::Ended(EndedRequest {
+                request_id: "not for vLLM".into(),
+                router: 1,
+                prompt_tokens: 9,
+                cached_tokens: None,
+            }),
             KvEvent::Cleared,
         ];
         let block = |parent: Value| {

@@ -33,6 +33,23 @@ fn followed(prompt: &[u8]) -> FollowedPath {
     }
 }
 
+const LISTENER: Listener = Listener { router: 7, seed_digest: Some(99) };
+
+/// What the router of that number says of a prompt that it sends.
+fn told(prompt: &[u8], id: &str, router: u64) -> KvEvent {
+    let FollowedPath { hashes, size, tokens, .. } = followed(prompt);
+    KvEvent::Routed(RoutedPrompt {
+        request_id: id.into(),
+        router,
+        seed_digest: 99,
+        hashes: hashes.to_vec(),
+        tools_blocks: 0,
+        tools_bytes: 0,
+        prompt_bytes: size,
+        prompt_tokens: tokens,
+    })
+}
+
 /// The worker's hashes of the prompt's full blocks.
 fn token_hashes(prompt: &[u8]) -> Vec<BlockHash> {
     let mut chain = ChainHasher::new(77);
@@ -125,7 +142,7 @@ impl Followed {
         let mut tree = PrefixTree::new(TreeLimits { total_blocks: 100_000, worker_blocks: 100_000 });
         tree.set_tells(WORKER, WorkerTells { capacity: None, blocks: true });
         let mut new =
-            Self { engine: Engine::default(), feed: CacheFeed::default(), tree, now: Duration::ZERO };
+            Self { engine: Engine::default(), feed: CacheFeed::new(LISTENER), tree, now: Duration::ZERO };
         new.take_snapshot(5);
         new
     }
@@ -145,6 +162,10 @@ impl Followed {
     fn apply(&mut self, changes: Vec<CacheChange>) {
         for change in changes {
             match change {
+                CacheChange::Routed { path, cut } => {
+                    let hits = self.tree.hits(&path);
+                    self.tree.insert(WORKER, Path { hashes: &path, cut }, &hits);
+                }
                 CacheChange::Gone(blocks) => blocks.iter().for_each(|hash| self.tree.withdraw(WORKER, *hash)),
                 CacheChange::Settled { path, held } => self.tree.take_back(WORKER, &path, held),
                 CacheChange::Cleared => self.tree.clear(WORKER),
@@ -159,6 +180,26 @@ impl Followed {
         let (cached_tokens, batch) = self.engine.compute(prompt, id);
         batch.into_iter().for_each(|batch| self.take(batch));
         self.end(prompt, id, Some(cached_tokens));
+    }
+
+    /// Another router, which hashes alike, sends one there.
+    fn serve_elsewhere(&mut self, prompt: &[u8], id: &str) {
+        let routed = self.engine.batch(vec![told(prompt, id, 8)]);
+        self.take(routed);
+        let (cached_tokens, batch) = self.engine.compute(prompt, id);
+        batch.into_iter().for_each(|batch| self.take(batch));
+        let ended = self.engine.batch(vec![KvEvent::Ended(EndedRequest {
+            request_id: id.into(),
+            router: 8,
+            prompt_tokens: prompt.len() / TOKEN_BYTES,
+            cached_tokens: Some(cached_tokens),
+        })]);
+        self.take(ended);
+        for _ in 0..2 {
+            let changes = self.feed.settle(self.now);
+            self.apply(changes);
+            self.now += SETTLING_TIME;
+        }
     }
 
     fn dispatch(&mut self, prompt: &[u8], id: &str) {
@@ -193,6 +234,7 @@ fn parts() -> impl Strategy<Value = Vec<u8>> {
 #[derive(Clone, Debug)]
 enum Operation {
     Serve(Vec<u8>),
+    ServeElsewhere(Vec<u8>),
     Evict(Vec<u8>, prop::sample::Index),
     /// The stream breaks, and a snapshot comes.
     Snapshot,
@@ -202,7 +244,8 @@ enum Operation {
 
 fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        8 => parts().prop_map(Operation::Serve),
+        5 => parts().prop_map(Operation::Serve),
+        4 => parts().prop_map(Operation::ServeElsewhere),
         4 => (parts(), any::<prop::sample::Index>()).prop_map(|(parts, at)| Operation::Evict(parts, at)),
         2 => Just(Operation::Snapshot),
         1 => Just(Operation::Clear),
@@ -222,6 +265,10 @@ proptest! {
                 Operation::Serve(parts) => {
                     served.push(prompt(&parts));
                     all.serve(&prompt(&parts), &number.to_string());
+                }
+                Operation::ServeElsewhere(parts) => {
+                    served.push(prompt(&parts));
+                    all.serve_elsewhere(&prompt(&parts), &number.to_string());
                 }
                 Operation::Evict(parts, at) => {
                     let blocks = prompt(&parts).len() / BLOCK_BYTES;
@@ -301,6 +348,32 @@ fn a_part_of_a_snapshot_is_not_believed_before_the_last() {
     all.take(parts[1].clone());
     assert!(all.feed.is_exact());
     assert_eq!(all.depth(&prompt(&[0, 1])), before);
+}
+
+#[test]
+fn of_what_routers_tell_only_others_that_hash_alike_are_believed() {
+    let mut all = Followed::new();
+    let text = prompt(&[0, 1]);
+    let KvEvent::Routed(routed) = told(&text, "r", 8) else { unreachable!() };
+    let own = RoutedPrompt { router: 7, ..routed.clone() };
+    let other_seed = RoutedPrompt { seed_digest: 98, ..routed.clone() };
+    let batch = all.engine.batch(vec![KvEvent::Routed(own), KvEvent::Routed(other_seed)]);
+    all.take(batch);
+    assert_eq!((all.depth(&text), all.feed.requests.len()), (0, 0));
+    let batch = all.engine.batch(vec![KvEvent::Routed(routed)]);
+    all.feed.listener.seed_digest = None;
+    all.take(batch);
+    assert_eq!(all.feed.requests.len(), 0, "nobody shares a seed that is drawn");
+}
+
+#[test]
+fn requests_of_routers_that_vanish_are_forgotten_in_the_end() {
+    let mut all = Followed::new();
+    for number in 0..MAX_OTHERS + 10 {
+        let batch = all.engine.batch(vec![told(&prompt(&[0]), &number.to_string(), 8)]);
+        all.take(batch);
+    }
+    assert_eq!((all.feed.requests.len(), all.feed.others.len()), (MAX_OTHERS, MAX_OTHERS));
 }
 
 #[test]
