@@ -3,6 +3,7 @@
 //! A request takes a connection of its own thread's pool, or makes one. What has certainly not been processed is sent again
 //! on another connection; whatever else fails is reported, and the stages decide. Knows no policies and no clients.
 
+mod addresses;
 mod connect;
 mod framing;
 mod incoming;
@@ -224,11 +225,14 @@ impl HttpTransport {
             drop(permit);
             Ok(line)
         };
-        tokio::time::timeout(limit, connecting).await.map_err(|_| TransportError::ConnectTimeout { limit })?
+        tokio::time::timeout(limit, connecting).await.unwrap_or_else(|_| {
+            self.origin.doubt();
+            Err(TransportError::ConnectTimeout { limit })
+        })
     }
 
     async fn open(&self) -> Result<Line, TransportError> {
-        let (stream, protocol) = self.origin.connect(&self.pool).await?;
+        let (stream, protocol) = self.origin.connect().await?;
         self.pool.learn(protocol);
         let counts = self.pool.counts();
         Ok(match protocol {
