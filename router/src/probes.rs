@@ -54,6 +54,14 @@ pub struct Prober {
     passed: usize,
     /// How often the worker is yet to be asked how much its cache holds.
     cache_asks: usize,
+    /// What is known of what the worker holds, since the last probe that passed.
+    knowledge: Knowledge,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Knowledge {
+    Kept,
+    Forgotten,
 }
 
 /// A probe's end: how often the worker had been down when it began, and what came of it.
@@ -83,6 +91,7 @@ impl Prober {
             failures: 0,
             passed: 0,
             cache_asks: 0,
+            knowledge: Knowledge::Kept,
         }
     }
 
@@ -115,8 +124,12 @@ impl Prober {
                         self.cache_asks = 0;
                     }
                 }
-                // Somebody could not connect: looks at once, but no more often than at a worker that is down.
-                () = upstream.probe_now.notified() => next = next.min(last + self.interval_down),
+                // Somebody could not connect. That counts like a probe, and others look at once, but no more often than at a worker that
+                // is down.
+                () = upstream.probe_now.notified() => {
+                    self.failures = self.failures.max(1);
+                    next = next.min(last + self.interval_down);
+                }
             }
         }
     }
@@ -148,31 +161,46 @@ impl Prober {
     }
 
     fn judge(&mut self, downs: u32, outcome: Result<(), ProbeError>) {
-        let worker = &self.upstream.worker;
         match outcome {
             // It began before somebody found the worker gone.
-            Ok(()) if downs != worker.downs() => {}
-            Ok(()) => {
-                (self.failures, self.passed) = (0, self.passed + 1);
-                let arrival = worker.mark_up();
-                if arrival == Some(Arrival::Back) {
-                    worker.health.come_back(self.started.elapsed(), self.slow_start);
-                }
-                if arrival.is_some() {
-                    (self.cache_asks, self.passed) = (MOST_CACHE_ASKS, 1);
-                    tracing::info!(worker = %worker.id(), models = ?worker.models(), "worker is up");
-                }
-            }
-            Err(reason) => {
-                (self.failures, self.passed) = (self.failures + 1, 0);
-                if self.failures >= FAILURES_TO_DOWN && worker.is_up() && worker.mark_down() {
-                    tracing::warn!(worker = %worker.id(), %reason, "worker is down");
-                    self.decider.forget(worker.slot);
-                } else if self.failures == FAILURES_TO_DOWN {
-                    // Once: what keeps a worker from coming up, such as a certificate that nobody trusts, is seen nowhere else.
-                    tracing::warn!(worker = %worker.id(), %reason, "worker is not up");
-                }
-            }
+            Ok(()) if downs != self.upstream.worker.downs() => {}
+            Ok(()) => self.passed(),
+            Err(ProbeError::Transport(error)) if error.is_routers_own() => {}
+            Err(reason) => self.failed(&reason),
+        }
+    }
+
+    fn passed(&mut self) {
+        let worker = &self.upstream.worker;
+        (self.failures, self.passed) = (0, self.passed + 1);
+        self.knowledge = Knowledge::Kept;
+        let arrival = worker.mark_up();
+        if arrival == Some(Arrival::Back) {
+            worker.health.come_back(self.started.elapsed(), self.slow_start);
+        }
+        if arrival.is_some() {
+            (self.cache_asks, self.passed) = (MOST_CACHE_ASKS, 1);
+            tracing::info!(worker = %worker.id(), models = ?worker.models(), "worker is up");
+        }
+    }
+
+    fn failed(&mut self, reason: &ProbeError) {
+        let worker = &self.upstream.worker;
+        (self.failures, self.passed) = (self.failures + 1, 0);
+        if self.failures < FAILURES_TO_DOWN {
+            return;
+        }
+        if worker.is_up() && worker.mark_down() {
+            tracing::warn!(worker = %worker.id(), %reason, "worker is down");
+        } else if self.failures == FAILURES_TO_DOWN {
+            // Once: what keeps a worker from coming up, such as a certificate that nobody trusts, is seen nowhere else.
+            tracing::warn!(worker = %worker.id(), %reason, "worker is not up");
+        }
+        // What is slow or unwell, or cannot be found for a while, still has what it computed.
+        let ends_caches = matches!(reason, ProbeError::Transport(error) if error.ends_caches());
+        if ends_caches && self.knowledge == Knowledge::Kept {
+            self.knowledge = Knowledge::Forgotten;
+            self.decider.forget(worker.slot);
         }
     }
 }

@@ -83,7 +83,7 @@ pub(crate) fn is_up(state: u8) -> bool {
 pub enum Arrival {
     /// For the first time since it was configured.
     First,
-    /// After having been down: its caches are cold.
+    /// After having been down: its caches may be cold.
     Back,
 }
 
@@ -165,7 +165,7 @@ impl Worker {
         is_usable(self.row.state.load(Ordering::Relaxed))
     }
 
-    /// Whether it is there: the last probe passed, and no attempt since then failed to connect.
+    /// Whether it is there: of the last probes one passed, and no attempt since then was refused a connection.
     #[must_use]
     pub fn is_up(&self) -> bool {
         is_up(self.row.state.load(Ordering::Relaxed))

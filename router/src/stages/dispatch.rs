@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 use super::parse::{Parsed, Reading};
 use super::pick::{Picked, pick, take_turn};
 use super::record::Recorder;
-use super::retries::{Cause, Failed, Retries, is_routers_own};
+use super::retries::{Cause, Failed, Retries};
 use crate::app::App;
 use crate::error::RequestError;
 use crate::payload::Payload;
@@ -219,18 +219,19 @@ fn lost(
     let (cause, now) = (Cause::of_error(&source), app.now());
     app.decider.take_back(&mut lease, worker.slot, &reading.blocks, basis);
     recorder.attempt_failed(&worker, &source);
-    let own = is_routers_own(&source);
+    let own = source.is_routers_own();
     if !own && (cause.is_unreachable() || cause == Cause::Reset) {
         // While the lease still counts this request among those that wait there.
         worker.rescue.note(now, worker.load.read().prefilling as usize);
     }
     drop(lease);
-    // A request that took longer than it may, a worker that left, or an idle connection that the worker closed as we wrote
-    // to it, is no sign of a sick worker.
+    // A request that took longer than it may, a worker that left or whose name could not be looked up, or an idle connection that
+    // the worker closed as we wrote to it, is no sign of a sick worker.
     let says_nothing = matches!(
         source,
         TransportError::Total { .. }
             | TransportError::Left
+            | TransportError::Resolve { .. }
             | TransportError::Stale(_)
             | TransportError::Refused(_)
     );
@@ -238,7 +239,7 @@ fn lost(
         app.report_failure(worker.id(), trial);
     }
     if !own && source.is_unreachable() {
-        app.fleet.report_unreachable(&worker, &app.decider);
+        app.fleet.report_unreachable(&worker, &source, &app.decider);
     }
     let told = Err(RequestError::Worker { worker: worker.id().clone(), source });
     Failed { worker, cause, retry_after: None, told }

@@ -68,14 +68,6 @@ impl Cause {
     }
 }
 
-/// Whether it is the router that has run out of something: that says nothing of the worker.
-pub(super) fn is_routers_own(error: &TransportError) -> bool {
-    // ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL and ENOBUFS, as Linux numbers them.
-    const EXHAUSTED: [i32; 5] = [12, 23, 24, 99, 105];
-    let TransportError::Connect { source, .. } = error else { return false };
-    source.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code))
-}
-
 /// An attempt that came to nothing.
 pub(super) struct Failed {
     pub(super) worker: Arc<Worker>,
@@ -213,15 +205,6 @@ mod tests {
         }
         retries.anyone = Some(AllTried);
         assert_eq!(retries.back_off(Cause::Unreachable, 0.5), Duration::from_millis(40));
-    }
-
-    #[test]
-    fn what_the_router_has_run_out_of_is_not_the_workers_fault() {
-        for (code, own) in [(24, true), (99, true), (111, false)] {
-            let source = std::io::Error::from_raw_os_error(code);
-            let error = TransportError::Connect { address: "a:1".into(), source };
-            assert_eq!(is_routers_own(&error), own, "{error}");
-        }
     }
 
     #[test]
