@@ -225,14 +225,12 @@ fn lost(
         worker.rescue.note(now, worker.load.read().prefilling as usize);
     }
     drop(lease);
-    // A request that took longer than it may, a worker that left or whose name could not be looked up, or an idle connection that
-    // the worker closed as we wrote to it, is no sign of a sick worker.
+    // A request that took longer than it may, or a worker that left or whose name could not be looked up, is no sign of a sick worker.
     let says_nothing = matches!(
         source,
         TransportError::Total { .. }
             | TransportError::Left
             | TransportError::Resolve { .. }
-            | TransportError::Stale(_)
             | TransportError::Refused(_)
     );
     if !own && !says_nothing {

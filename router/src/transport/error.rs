@@ -41,14 +41,12 @@ pub enum TransportError {
         #[source]
         source: std::io::Error,
     },
-    /// The connection broke.
+    /// The connection broke, and the worker may have seen the request.
     #[error("connection broke: {0}")]
     Broken(#[source] Broken),
-    /// A connection that had served before was closed as the request was written, and not one byte of an answer came.
-    /// Most likely the worker closed it for being idle at that very moment. It may have seen the request, so it is not
-    /// sent there again; another worker may be asked, and the worker's health should not suffer.
-    #[error("a reused connection was closed before an answer began: {0}")]
-    Stale(#[source] Broken),
+    /// The connection broke before a byte of the request had gone out.
+    #[error("connection broke before anything was sent: {0}")]
+    Unsent(#[source] Broken),
     /// An HTTP/2 worker said that it has not processed the request, on a second connection as well. Safe to send elsewhere.
     #[error("the worker refused the stream: {0}")]
     Refused(#[source] hyper::Error),
@@ -119,6 +117,19 @@ pub enum Broken {
         /// What the worker says of it.
         message: String,
     },
+}
+
+impl Broken {
+    /// Whether the other side has closed the connection: it is there, or its host is.
+    pub(super) fn is_close(&self) -> bool {
+        const CLOSES: [ErrorKind; 3] =
+            [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
+        match self {
+            Self::Closed => true,
+            Self::Io(source) => CLOSES.contains(&source.kind()),
+            _ => false,
+        }
+    }
 }
 
 impl TransportError {

@@ -158,6 +158,14 @@ impl Pool {
         self.sweep_later();
     }
 
+    /// Closes what this thread keeps that has been idle since that moment, or for longer: the worker has closed one that was.
+    pub(super) fn discard_idle_since(&self, moment: Instant) {
+        let idle = |shard: &mut Shard| {
+            shard.idle.extract_if(.., |link| link.has_idled_since(moment)).collect::<Vec<_>>()
+        };
+        drop(self.with(idle));
+    }
+
     /// Shares a new connection with this thread's other requests.
     pub(super) fn share(self: &Arc<Self>, mux: &Mux) {
         self.with(|shard| shard.muxes.push(mux.clone()));
