@@ -220,7 +220,7 @@ fn lost(
     app.decider.take_back(&mut lease, worker.slot, &reading.blocks, basis);
     recorder.attempt_failed(&worker, &source);
     let own = source.is_routers_own();
-    if !own && (cause.is_unreachable() || cause == Cause::Reset) {
+    if !own && cause.lost_connection() {
         // While the lease still counts this request among those that wait there.
         worker.rescue.note(now, worker.load.read().prefilling as usize);
     }

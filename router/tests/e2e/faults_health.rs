@@ -94,6 +94,21 @@ async fn a_third_500_is_not_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_two_workers_have_died_of_is_not_given_to_a_third() {
+    for acts in [vec![Act::Close], vec![Act::Reset], vec![Act::Write(sse_head()), Act::Close]] {
+        let mut mocks = Vec::new();
+        for _ in 0..4 {
+            let acts = acts.clone();
+            mocks.push(MockWorker::start(&["m"], move |_| acts.clone()).await);
+        }
+        let router = Router::start(&[&workers(&mocks.iter().collect::<Vec<_>>())]).await;
+        let reply = router.post(CHAT, &chat("x")).await;
+        assert_eq!((reply.status, reply.error().1.as_str()), (502, "worker_failed"));
+        assert_eq!(mocks.iter().map(|mock| mock.seen().len()).sum::<usize>(), 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn time_limits_are_those_of_the_model() {
     let silent = |_: &Seen| vec![Act::Wait(Arc::new(Notify::new()))];
     let worker = MockWorker::start(&["m", "n"], silent).await;
