@@ -225,14 +225,13 @@ fn lost(
         worker.rescue.note(now, worker.load.read().prefilling as usize);
     }
     drop(lease);
-    // A request that took longer than it may, or a worker that left or whose name could not be looked up, is no sign of a sick worker.
-    let says_nothing = matches!(
-        source,
-        TransportError::Total { .. }
-            | TransportError::Left
-            | TransportError::Resolve { .. }
-            | TransportError::Refused(_)
-    );
+    let says_nothing = match source {
+        // Of a worker that answers others, such a request asks too much; one that says nothing to anybody hangs.
+        TransportError::Total { .. } => worker.is_heard(),
+        // That a worker left, or that its name could not be looked up, is no sign of a sick one.
+        TransportError::Left | TransportError::Resolve { .. } | TransportError::Refused(_) => true,
+        _ => false,
+    };
     if !own && !says_nothing {
         app.report_failure(worker.id(), trial);
     }

@@ -243,3 +243,37 @@ async fn workers_that_all_fail_their_probes_serve_on_and_are_not_forgotten() {
     until("one is back", || async { state(&router, 1 - at).await["up"] == true }).await;
     assert_ne!(router.post(CHAT, &prompt).await.header("x-router-worker"), home, "it comes first");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_hangs_while_its_probes_pass_is_left_alone() {
+    let hangs = MockWorker::start(&["m"], |_| vec![Act::Wait(Arc::new(Notify::new()))]).await;
+    let good = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let arguments = [&workers(&[&hangs, &good]), "--policy=round_robin", "--request-timeout=200ms"];
+    let router = Router::start(&arguments).await;
+    until("its breaker has opened", || async {
+        router.post(CHAT, &chat("x")).await;
+        state(&router, 0).await["breaker"] != "closed"
+    })
+    .await;
+    assert_eq!(state(&router, 0).await["up"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_ask_too_much_are_no_failures_of_a_worker_that_answers_others() {
+    let script = |seen: &Seen| match find(&seen.body, b"too much") {
+        Some(_) => vec![Act::Wait(Arc::new(Notify::new()))],
+        None => tokens(),
+    };
+    let worker = MockWorker::start(&["m", "n"], script).await;
+    let router = Router::start(&[&workers(&[&worker]), "--model-timeouts=n total=100ms"]).await;
+    let stream = in_the_background(&router, chat("x"));
+    let prefilling = "router_worker_prefill_tokens{worker=\"w0\"}";
+    until("it streams", || async { router.metric(prefilling).await == 0.0 && !worker.seen().is_empty() })
+        .await;
+    for _ in 0..10 {
+        let reply = router.post(CHAT, &chat("too much").replace("\"m\"", "\"n\"")).await;
+        assert_eq!(reply.status, 504);
+    }
+    assert_eq!(state(&router, 0).await["breaker"], "closed");
+    stream.abort();
+}
