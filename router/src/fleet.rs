@@ -216,10 +216,11 @@ impl FleetService {
         Ok(())
     }
 
-    /// A connection to `worker` could not be made. If that says that it is not there it is out until a probe passes; otherwise a probe
-    /// looks at once.
+    /// A connection to `worker` could not be made. If that says that it is not there, or is late where probes fail as well, it is out
+    /// until a probe passes; otherwise a probe looks at once.
     pub fn report_unreachable(&self, worker: &Arc<Worker>, error: &TransportError, decider: &Decider) {
-        if error.takes_worker_out() && worker.mark_down() {
+        let is_gone = error.takes_worker_out() || error.is_timeout() && worker.is_suspect();
+        if is_gone && worker.mark_down() {
             tracing::warn!(worker = %worker.id(), "worker is unreachable; taken out until a probe passes");
             if error.ends_caches() {
                 decider.forget(worker.slot);
@@ -270,9 +271,13 @@ mod tests {
     use crate::config::Cli;
     use crate::keys::WorkerKeys;
 
-    /// Whether a worker that holds a prompt is up, and what the tree still knows, once a connection has failed so. No prober gets its
-    /// turn meanwhile.
+    /// Whether a worker that holds a prompt may still be picked, and what the tree still knows, once a connection has failed so.
+    /// No prober gets its turn meanwhile.
     fn after(error: &TransportError) -> (bool, usize) {
+        after_with(error, |_| {})
+    }
+
+    fn after_with(error: &TransportError, prepare: fn(&Worker)) -> (bool, usize) {
         let config = Cli::configure(&["--workers=127.0.0.1:9".to_owned()], None).unwrap();
         let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
         let fleet = FleetService::new(&config.settings, connector, Instant::now());
@@ -287,8 +292,9 @@ mod tests {
             RequestView { blocks: &blocks, prompt_bytes: 128, prompt_tokens: 32, ..RequestView::default() };
         drop(decider.decide(&snapshot, &request, Among::Untried(&[]), std::time::Duration::ZERO).unwrap());
         assert_eq!(decider.tree_blocks(), 2);
+        prepare(worker);
         fleet.report_unreachable(worker, error, &decider);
-        (worker.is_up(), decider.tree_blocks())
+        (worker.is_up() || worker.is_suspect(), decider.tree_blocks())
     }
 
     #[tokio::test]
@@ -300,7 +306,10 @@ mod tests {
         assert_eq!(after(&system_says(111)), (false, 0), "refused");
         assert_eq!(after(&system_says(113)), (false, 2), "no route");
         let limit = std::time::Duration::from_secs(5);
-        assert_eq!(after(&TransportError::ConnectTimeout { limit }), (true, 2));
+        let late = TransportError::ConnectTimeout { limit };
+        assert_eq!(after(&late), (true, 2));
+        let fails_its_probes = |worker: &Worker| assert!(worker.mark_suspect());
+        assert_eq!(after_with(&late, fails_its_probes), (false, 2), "two say so");
         let source = std::io::Error::other("the name server is busy");
         assert_eq!(after(&TransportError::Resolve { host: "a".into(), source }), (true, 2));
     }
