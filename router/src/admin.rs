@@ -164,6 +164,7 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
         "address": worker.spec.address,
         "usable": worker.is_usable(),
         "up": worker.is_up(),
+        "down_by_probes_alone": worker.is_suspect(),
         "draining": worker.is_draining(),
         "breaker": breaker,
         "cooling_s": worker.health.cooling(now).unwrap_or_default().as_secs_f64(),

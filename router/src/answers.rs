@@ -46,16 +46,21 @@ fn ready(app: &App) -> Response<RelayBody> {
     if app.is_draining() {
         return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
     }
-    if app.fleet.roster().snapshot.workers().iter().any(|worker| worker.is_usable()) {
+    if app.fleet.roster().snapshot.workers().iter().any(|worker| may_serve(worker)) {
         return text(StatusCode::OK, "ok\n");
     }
     text(StatusCode::SERVICE_UNAVAILABLE, "no usable worker\n")
 }
 
-/// The union of what usable workers list; the first entry of each id.
+/// Whether requests go there, or would if all others that are up were gone: then those that are down by their probes alone are most.
+fn may_serve(worker: &router_core::Worker) -> bool {
+    worker.is_usable() || worker.is_suspect()
+}
+
+/// The union of what workers list that may serve; the first entry of each id.
 fn entries(app: &App) -> Vec<Value> {
     let mut entries: Vec<Value> = Vec::new();
-    for upstream in app.fleet.roster().upstreams().filter(|upstream| upstream.worker.is_usable()) {
+    for upstream in app.fleet.roster().upstreams().filter(|upstream| may_serve(&upstream.worker)) {
         let listed = upstream.model_entries.read().map(|entries| entries.clone()).unwrap_or_default();
         for entry in listed.iter() {
             if !entries.iter().any(|known| known["id"] == entry["id"]) {

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use crate::config::Settings;
 use crate::kv_events::Follower;
 use crate::probes::Prober;
-use crate::transport::{AddressError, Connector, Transport};
+use crate::transport::{AddressError, Connector, Transport, TransportError};
 
 /// A worker and the way to it.
 pub struct Upstream {
@@ -218,11 +218,15 @@ impl FleetService {
         Ok(())
     }
 
-    /// A connection to `worker` could not be made: it is out until a probe passes, and its cache is gone.
-    pub fn report_unreachable(&self, worker: &Arc<Worker>, decider: &Decider) {
-        if worker.mark_down() {
+    /// A connection to `worker` could not be made. If that says that it is not there, or is late where probes fail as well, it is out
+    /// until a probe passes; otherwise a probe looks at once.
+    pub fn report_unreachable(&self, worker: &Arc<Worker>, error: &TransportError, decider: &Decider) {
+        let is_gone = error.takes_worker_out() || error.is_timeout() && worker.is_suspect();
+        if is_gone && worker.mark_down() {
             tracing::warn!(worker = %worker.id(), "worker is unreachable; taken out until a probe passes");
-            decider.forget(worker.slot);
+            if error.ends_caches() {
+                decider.forget(worker.slot);
+            }
         }
         if let Some(upstream) = self.roster().upstream(worker) {
             upstream.probe_now.notify_one();
@@ -256,4 +260,59 @@ fn start_embedded(spec: &WorkerSpec, siblings: usize) -> Result<Arc<dyn Transpor
 #[cfg(not(feature = "embedded"))]
 fn start_embedded(spec: &WorkerSpec, _siblings: usize) -> Result<Arc<dyn Transport>, FleetError> {
     Err(FleetError::NoEmbedded { id: spec.id.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use roundhouse_types::BlockHash;
+    use router_core::policy::by_name;
+    use router_core::prefix::tree::TreeLimits;
+    use router_core::{Among, RequestView};
+
+    use super::*;
+    use crate::config::Cli;
+    use crate::keys::WorkerKeys;
+
+    /// Whether a worker that holds a prompt may still be picked, and what the tree still knows, once a connection has failed so.
+    /// No prober gets its turn meanwhile.
+    fn after(error: &TransportError) -> (bool, usize) {
+        after_with(error, |_| {})
+    }
+
+    fn after_with(error: &TransportError, prepare: fn(&Worker)) -> (bool, usize) {
+        let config = Cli::configure(&["--workers=127.0.0.1:9".to_owned()], None).unwrap();
+        let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
+        let fleet = FleetService::new(&config.settings, connector, Instant::now());
+        let policy = by_name("prefix_aware").unwrap();
+        let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
+        fleet.set(&config.workers, &decider).unwrap();
+        let snapshot = Arc::clone(&fleet.roster().snapshot);
+        let worker = &snapshot.workers()[0];
+        worker.mark_up();
+        let blocks = [BlockHash(1), BlockHash(2)];
+        let request =
+            RequestView { blocks: &blocks, prompt_bytes: 128, prompt_tokens: 32, ..RequestView::default() };
+        drop(decider.decide(&snapshot, &request, Among::Untried(&[]), std::time::Duration::ZERO).unwrap());
+        assert_eq!(decider.tree_blocks(), 2);
+        prepare(worker);
+        fleet.report_unreachable(worker, error, &decider);
+        (worker.is_up() || worker.is_suspect(), decider.tree_blocks())
+    }
+
+    #[tokio::test]
+    async fn only_who_refuses_connections_is_forgotten() {
+        let system_says = |code| TransportError::Connect {
+            address: "127.0.0.1:9".into(),
+            source: std::io::Error::from_raw_os_error(code),
+        };
+        assert_eq!(after(&system_says(111)), (false, 0), "refused");
+        assert_eq!(after(&system_says(113)), (false, 2), "no route");
+        let limit = std::time::Duration::from_secs(5);
+        let late = TransportError::ConnectTimeout { limit };
+        assert_eq!(after(&late), (true, 2));
+        let fails_its_probes = |worker: &Worker| assert!(worker.mark_suspect());
+        assert_eq!(after_with(&late, fails_its_probes), (false, 2), "two say so");
+        let source = std::io::Error::other("the name server is busy");
+        assert_eq!(after(&TransportError::Resolve { host: "a".into(), source }), (true, 2));
+    }
 }

@@ -54,10 +54,27 @@ pub struct Prober {
     passed: usize,
     /// How often the worker is yet to be asked how much its cache holds.
     cache_asks: usize,
+    /// What is known of what the worker holds, since the last probe that passed.
+    knowledge: Knowledge,
 }
 
-/// A probe's end: how often the worker had been down when it began, and what came of it.
-type Probe = Pin<Box<dyn Future<Output = (u32, Result<(), ProbeError>)> + Send>>;
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Knowledge {
+    Kept,
+    Forgotten,
+}
+
+/// A probe's end: what was so when it began, and what came of it.
+type Probe = Pin<Box<dyn Future<Output = (Begun, Result<(), ProbeError>)> + Send>>;
+
+/// What was so when a probe began.
+#[derive(Clone, Copy)]
+struct Begun {
+    /// How often the worker had been down.
+    downs: u32,
+    /// The probe's number.
+    number: u32,
+}
 
 impl Prober {
     /// A prober of `upstream`. What it finds out goes to the worker's state; `decider` forgets a worker that is down.
@@ -83,6 +100,7 @@ impl Prober {
             failures: 0,
             passed: 0,
             cache_asks: 0,
+            knowledge: Knowledge::Kept,
         }
     }
 
@@ -101,8 +119,8 @@ impl Prober {
                     last = Instant::now();
                     next = last + self.pause();
                 }
-                Some((downs, outcome)) = running.next() => {
-                    self.judge(downs, outcome);
+                Some((begun, outcome)) = running.next() => {
+                    self.judge(begun, outcome);
                     if asking.is_empty() && self.asks_cache_size() {
                         asking.push(timeout(CACHE_SIZE_LIMIT, cache_size(&upstream)));
                     }
@@ -115,8 +133,12 @@ impl Prober {
                         self.cache_asks = 0;
                     }
                 }
-                // Somebody could not connect: looks at once, but no more often than at a worker that is down.
-                () = upstream.probe_now.notified() => next = next.min(last + self.interval_down),
+                // Somebody could not connect. That counts like a probe, and others look at once, but no more often than at a worker that
+                // is down.
+                () = upstream.probe_now.notified() => {
+                    self.failures = self.failures.max(1);
+                    next = next.min(last + self.interval_down);
+                }
             }
         }
     }
@@ -140,39 +162,60 @@ impl Prober {
         let worker = &self.upstream.worker;
         let list_models = !worker.is_up() || self.passed.is_multiple_of(PROBES_PER_MODEL_LIST);
         let (upstream, path, limit) = (Arc::clone(&self.upstream), self.path.clone(), self.limit);
-        let downs = worker.downs();
+        let begun = Begun { downs: worker.downs(), number: worker.begin_probe() };
         Box::pin(async move {
             let outcome = timeout(limit, probe(&upstream, path, list_models)).await;
-            (downs, outcome.unwrap_or(Err(ProbeError::TooLate { limit })))
+            (begun, outcome.unwrap_or(Err(ProbeError::TooLate { limit })))
         })
     }
 
-    fn judge(&mut self, downs: u32, outcome: Result<(), ProbeError>) {
+    fn judge(&mut self, begun: Begun, outcome: Result<(), ProbeError>) {
         let worker = &self.upstream.worker;
         match outcome {
             // It began before somebody found the worker gone.
-            Ok(()) if downs != worker.downs() => {}
-            Ok(()) => {
-                (self.failures, self.passed) = (0, self.passed + 1);
-                let arrival = worker.mark_up();
-                if arrival == Some(Arrival::Back) {
-                    worker.health.come_back(self.started.elapsed(), self.slow_start);
-                }
-                if arrival.is_some() {
-                    (self.cache_asks, self.passed) = (MOST_CACHE_ASKS, 1);
-                    tracing::info!(worker = %worker.id(), models = ?worker.models(), "worker is up");
-                }
-            }
-            Err(reason) => {
-                (self.failures, self.passed) = (self.failures + 1, 0);
-                if self.failures >= FAILURES_TO_DOWN && worker.is_up() && worker.mark_down() {
-                    tracing::warn!(worker = %worker.id(), %reason, "worker is down");
-                    self.decider.forget(worker.slot);
-                } else if self.failures == FAILURES_TO_DOWN {
-                    // Once: what keeps a worker from coming up, such as a certificate that nobody trusts, is seen nowhere else.
-                    tracing::warn!(worker = %worker.id(), %reason, "worker is not up");
-                }
-            }
+            Ok(()) if begun.downs != worker.downs() => {}
+            Ok(()) => self.passed(),
+            Err(ProbeError::Transport(error)) if error.is_routers_own() => {}
+            // It has much to do, and does it.
+            Err(reason) if reason.is_timeout() && worker.is_heard_since(begun.number) => self.failures = 0,
+            Err(reason) => self.failed(&reason),
+        }
+    }
+
+    fn passed(&mut self) {
+        let worker = &self.upstream.worker;
+        (self.failures, self.passed) = (0, self.passed + 1);
+        self.knowledge = Knowledge::Kept;
+        let arrival = worker.mark_up();
+        if arrival == Some(Arrival::Back) {
+            worker.health.come_back(self.started.elapsed(), self.slow_start);
+        }
+        if arrival.is_some() {
+            (self.cache_asks, self.passed) = (MOST_CACHE_ASKS, 1);
+            tracing::info!(worker = %worker.id(), models = ?worker.models(), "worker is up");
+        }
+    }
+
+    fn failed(&mut self, reason: &ProbeError) {
+        let worker = &self.upstream.worker;
+        (self.failures, self.passed) = (self.failures + 1, 0);
+        if self.failures < FAILURES_TO_DOWN {
+            return;
+        }
+        // That there is no connection is known better than what a probe did not say in time.
+        let is_gone = matches!(reason, ProbeError::Transport(error) if error.takes_worker_out());
+        let was_there = worker.is_up() || worker.is_suspect();
+        if is_gone && was_there && worker.mark_down() || !is_gone && worker.mark_suspect() {
+            tracing::warn!(worker = %worker.id(), %reason, "worker is down");
+        } else if self.failures == FAILURES_TO_DOWN {
+            // Once: what keeps a worker from coming up, such as a certificate that nobody trusts, is seen nowhere else.
+            tracing::warn!(worker = %worker.id(), %reason, "worker is not up");
+        }
+        // What is slow or unwell, or cannot be found for a while, still has what it computed.
+        let ends_caches = matches!(reason, ProbeError::Transport(error) if error.ends_caches());
+        if ends_caches && self.knowledge == Knowledge::Kept {
+            self.knowledge = Knowledge::Forgotten;
+            self.decider.forget(worker.slot);
         }
     }
 }
@@ -188,6 +231,16 @@ enum ProbeError {
     TooLate { limit: Duration },
     #[error("answered more than {MAX_ANSWER_BYTES} bytes")]
     TooLong,
+}
+
+impl ProbeError {
+    fn is_timeout(&self) -> bool {
+        match self {
+            Self::TooLate { .. } => true,
+            Self::Transport(error) => error.is_timeout(),
+            _ => false,
+        }
+    }
 }
 
 async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Result<(), ProbeError> {

@@ -73,7 +73,7 @@ pub type Learn<'a> = dyn FnMut(&mut [Candidate], &PrefillSpeed) + 'a;
 /// Which workers may be picked.
 #[derive(Clone, Copy, Debug)]
 pub enum Among<'a> {
-    /// Usable ones that have not been tried.
+    /// Usable ones that have not been tried; where none is left, and most are down by their probes alone, those of them.
     Untried(&'a [WorkerSlot]),
     /// All that an operator has not taken out, even if they are down: each has been tried, and one that refused a
     /// connection a moment ago may listen again.
@@ -221,12 +221,13 @@ impl Decider {
         is_new: bool,
         learn: &mut Learn<'_>,
     ) -> Result<Decided, PickError> {
-        let eligible = Eligible::new(fleet, request, among);
+        let mut eligible = Eligible::new(fleet, request, among);
+        let mut counts = is_new;
         loop {
             let mut state = self.lock();
             let State { index, recomputed, follow_ups, speeds, picks, unseen, rng, candidates } = &mut *state;
             index.catch_up();
-            if is_new {
+            if std::mem::take(&mut counts) {
                 speeds.arrival(now);
             }
             let speed = speeds.prefill();
@@ -236,7 +237,8 @@ impl Decider {
             candidates.gather(fleet, &sought, self.policy.most_workers(), &mut || rng.random::<f64>());
             if candidates.list.is_empty() {
                 drop(state);
-                return Err(why_nobody(fleet, request));
+                eligible = eligible.with_suspects(fleet).ok_or_else(|| why_nobody(fleet, request))?;
+                continue;
             }
             self.add_tree_sizes(index, candidates);
             learn(&mut candidates.list, &speed);
@@ -287,7 +289,8 @@ impl Decider {
     #[must_use]
     pub fn can_decide(fleet: &FleetSnapshot, request: &RequestView<'_>, among: Among<'_>) -> bool {
         let eligible = Eligible::new(fleet, request, among);
-        fleet.rows(0..fleet.count()).any(|row| eligible.has(fleet, row))
+        eligible.has_any(fleet)
+            || eligible.with_suspects(fleet).is_some_and(|eligible| eligible.has_any(fleet))
     }
 
     /// What would be decided, and why, of the whole fleet; changes nothing. A worker that has just come back is a candidate like any other,
@@ -305,7 +308,10 @@ impl Decider {
         let state = self.lock();
         let speed = state.speeds.prefill();
         let hits = self.look_up(&state.index, request);
-        let eligible = Eligible::new(fleet, request, Among::Untried(&[]));
+        let mut eligible = Eligible::new(fleet, request, Among::Untried(&[]));
+        if !eligible.has_any(fleet) {
+            eligible = eligible.with_suspects(fleet).ok_or_else(|| why_nobody(fleet, request))?;
+        }
         let moment = self.moment(now, request, speed);
         let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
         candidates.gather(fleet, &sought, u32::MAX, &mut || 0.0);

@@ -62,6 +62,8 @@ pub struct WorkerSpec {
 const UP: u8 = 1;
 const DRAINING: u8 = 2;
 const HAS_BEEN_UP: u8 = 4;
+/// It was up, and is down by its probes alone; not together with [`UP`].
+const SUSPECT: u8 = 8;
 
 /// Whether new requests may go to a worker in this state: it is up, and no operator is draining it.
 pub(crate) fn is_usable(state: u8) -> bool {
@@ -71,6 +73,11 @@ pub(crate) fn is_usable(state: u8) -> bool {
 /// Whether an operator wants a worker in this state to get no new requests.
 pub(crate) fn is_draining(state: u8) -> bool {
     state & DRAINING != 0
+}
+
+/// Whether a worker in this state is down by its probes alone, and no operator is draining it: it may serve all the same.
+pub(crate) fn is_suspect(state: u8) -> bool {
+    state & (SUSPECT | DRAINING) == SUSPECT
 }
 
 /// Whether a worker in this state is there.
@@ -83,7 +90,7 @@ pub(crate) fn is_up(state: u8) -> bool {
 pub enum Arrival {
     /// For the first time since it was configured.
     First,
-    /// After having been down: its caches are cold.
+    /// After having been down: its caches may be cold.
     Back,
 }
 
@@ -102,10 +109,14 @@ pub struct Worker {
     pub health: Arc<Health>,
     /// Retries for those who were there when it died.
     pub rescue: Rescue,
-    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`] and [`HAS_BEEN_UP`].
+    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`] and [`SUSPECT`].
     row: RowHandle,
     /// How often it went down.
     downs: AtomicU32,
+    /// Probes that have begun.
+    probes: AtomicU32,
+    /// The last of them since which a piece of a reply has come.
+    heard: AtomicU32,
     models: RwLock<Option<Arc<[String]>>>,
     names: Arc<ModelNames>,
 }
@@ -134,6 +145,9 @@ impl Worker {
             rescue: Rescue::default(),
             row,
             downs: AtomicU32::new(0),
+            // So that what has never been heard is not of late.
+            probes: AtomicU32::new(2),
+            heard: AtomicU32::new(0),
             models: RwLock::new(None),
             names,
         }
@@ -165,7 +179,7 @@ impl Worker {
         is_usable(self.row.state.load(Ordering::Relaxed))
     }
 
-    /// Whether it is there: the last probe passed, and no attempt since then failed to connect.
+    /// Whether it is there: of the last probes one passed, and no attempt since then was refused a connection.
     #[must_use]
     pub fn is_up(&self) -> bool {
         is_up(self.row.state.load(Ordering::Relaxed))
@@ -179,7 +193,10 @@ impl Worker {
 
     /// Says that it is up. `None` if that is no news.
     pub fn mark_up(&self) -> Option<Arrival> {
-        let before = self.row.state.fetch_or(UP | HAS_BEEN_UP, Ordering::Relaxed);
+        let up = |state| Some(state & !SUSPECT | UP | HAS_BEEN_UP);
+        let Ok(before) = self.row.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, up) else {
+            return None;
+        };
         match (before & UP, before & HAS_BEEN_UP) {
             (0, 0) => Some(Arrival::First),
             (0, _) => Some(Arrival::Back),
@@ -187,10 +204,49 @@ impl Worker {
         }
     }
 
-    /// Says that it is down. Returns whether that is news.
+    /// Says that it is down: there is no connection to it. Returns whether that is news.
     pub fn mark_down(&self) -> bool {
         self.downs.fetch_add(1, Ordering::Relaxed);
-        self.row.state.fetch_and(!UP, Ordering::Relaxed) & UP != 0
+        self.row.state.fetch_and(!(UP | SUSPECT), Ordering::Relaxed) & (UP | SUSPECT) != 0
+    }
+
+    /// Says that its probes do not pass, although there is a way to it: it is down, unless most are like it. Returns whether that is
+    /// news; of one that is down it is none.
+    pub fn mark_suspect(&self) -> bool {
+        let suspect = |state| is_up(state).then_some(state & !UP | SUSPECT);
+        self.row.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, suspect).is_ok()
+    }
+
+    /// Whether it is down by its probes alone, and no operator is draining it.
+    #[must_use]
+    pub fn is_suspect(&self) -> bool {
+        is_suspect(self.row.state.load(Ordering::Relaxed))
+    }
+
+    /// A probe of it begins. Returns its number.
+    pub fn begin_probe(&self) -> u32 {
+        self.probes.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// A piece of some reply has come from it. A look costs less than a write that other cores must hear of, so there is one write for
+    /// each probe.
+    pub fn hear(&self) {
+        let probe = self.probes.load(Ordering::Relaxed);
+        if self.heard.load(Ordering::Relaxed) != probe {
+            self.heard.store(probe, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a piece of a reply has come since the probe of that number began.
+    #[must_use]
+    pub fn is_heard_since(&self, probe: u32) -> bool {
+        self.heard.load(Ordering::Relaxed).wrapping_sub(probe) < u32::MAX / 2
+    }
+
+    /// Whether a piece of a reply has come of late: since the last probe but one began.
+    #[must_use]
+    pub fn is_heard(&self) -> bool {
+        self.is_heard_since(self.probes.load(Ordering::Relaxed).wrapping_sub(1))
     }
 
     /// How often it was said to be down. What was asked before the last time says nothing of it now.
@@ -266,6 +322,41 @@ mod tests {
         assert!(!worker.mark_down());
         assert_eq!(worker.downs(), 2);
         assert_eq!(worker.mark_up(), Some(Arrival::Back));
+    }
+
+    #[test]
+    fn one_whose_probes_fail_is_suspect_until_it_is_up_or_gone() {
+        let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
+        let worker = Worker::new(spec, WorkerSlot(0));
+        assert!(!worker.mark_suspect() && !worker.is_suspect(), "it was never up");
+        worker.mark_up();
+        assert!(worker.mark_suspect() && !worker.mark_suspect());
+        assert!(worker.is_suspect() && !worker.is_up() && !worker.is_usable());
+        worker.drain();
+        assert!(!worker.is_suspect());
+        worker.undrain();
+        assert_eq!(worker.mark_up(), Some(Arrival::Back));
+        assert!(worker.is_usable() && !worker.is_suspect());
+        worker.mark_suspect();
+        assert!(worker.mark_down() && !worker.is_suspect());
+        assert!(!worker.mark_suspect(), "it is gone already");
+    }
+
+    #[test]
+    fn it_is_known_since_which_probe_a_worker_has_been_heard() {
+        let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
+        let worker = Worker::new(spec, WorkerSlot(0));
+        assert!(!worker.is_heard());
+        let first = worker.begin_probe();
+        assert!(!worker.is_heard_since(first) && !worker.is_heard());
+        worker.hear();
+        assert!(worker.is_heard_since(first) && worker.is_heard());
+        let second = worker.begin_probe();
+        assert!(worker.is_heard_since(first) && !worker.is_heard_since(second) && worker.is_heard());
+        worker.begin_probe();
+        assert!(!worker.is_heard());
+        worker.hear();
+        assert!(worker.is_heard_since(second));
     }
 
     #[test]

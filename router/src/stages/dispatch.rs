@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 use super::parse::{Parsed, Reading};
 use super::pick::{Picked, pick, take_turn};
 use super::record::Recorder;
-use super::retries::{Cause, Failed, Retries, is_routers_own};
+use super::retries::{Cause, Failed, Retries};
 use crate::app::App;
 use crate::error::RequestError;
 use crate::payload::Payload;
@@ -219,26 +219,24 @@ fn lost(
     let (cause, now) = (Cause::of_error(&source), app.now());
     app.decider.take_back(&mut lease, worker.slot, &reading.blocks, basis);
     recorder.attempt_failed(&worker, &source);
-    let own = is_routers_own(&source);
-    if !own && (cause.is_unreachable() || cause == Cause::Reset) {
+    let own = source.is_routers_own();
+    if !own && cause.lost_connection() {
         // While the lease still counts this request among those that wait there.
         worker.rescue.note(now, worker.load.read().prefilling as usize);
     }
     drop(lease);
-    // A request that took longer than it may, a worker that left, or an idle connection that the worker closed as we wrote
-    // to it, is no sign of a sick worker.
-    let says_nothing = matches!(
-        source,
-        TransportError::Total { .. }
-            | TransportError::Left
-            | TransportError::Stale(_)
-            | TransportError::Refused(_)
-    );
+    let says_nothing = match source {
+        // Of a worker that answers others, such a request asks too much; one that says nothing to anybody hangs.
+        TransportError::Total { .. } => worker.is_heard(),
+        // That a worker left, or that its name could not be looked up, is no sign of a sick one.
+        TransportError::Left | TransportError::Resolve { .. } | TransportError::Refused(_) => true,
+        _ => false,
+    };
     if !own && !says_nothing {
         app.report_failure(worker.id(), trial);
     }
     if !own && source.is_unreachable() {
-        app.fleet.report_unreachable(&worker, &app.decider);
+        app.fleet.report_unreachable(&worker, &source, &app.decider);
     }
     let told = Err(RequestError::Worker { worker: worker.id().clone(), source });
     Failed { worker, cause, retry_after: None, told }

@@ -137,6 +137,9 @@ impl Recorder {
             Some(last) if succeeds => metrics.itl_seconds.observe((now - last).as_secs_f64()),
             Some(_) => {}
         }
+        if let Some(worker) = &self.worker {
+            worker.hear();
+        }
         self.last_piece = Some(now);
         self.pieces += 1;
         self.tail.push(piece);

@@ -14,7 +14,7 @@ use super::dispatch::Begun;
 use super::parse::Reading;
 use crate::app::App;
 use crate::error::RequestError;
-use crate::transport::TransportError;
+use crate::transport::{Broken, TransportError};
 
 /// The first back-off is drawn from 0 to this, each further one from twice as much: long enough to part requests that
 /// failed together, short beside a prefill.
@@ -27,8 +27,11 @@ pub(super) enum Cause {
     Unreachable,
     /// The same, and it took long to find out.
     ConnectTimeout,
-    /// The connection broke; the worker may have died.
+    /// The connection broke before the request was out, or what came was no answer.
     Reset,
+    /// The connection broke after the request had gone out, before an answer: the worker may have died, and of this very request. So
+    /// it gets one more try and no third.
+    Died,
     /// 429: the worker has enough to do.
     Busy,
     /// 502, 503 or 504.
@@ -56,24 +59,22 @@ impl Cause {
         matches!(self, Self::Unreachable | Self::ConnectTimeout)
     }
 
+    /// Whether the connection failed: all that waited at the worker may have lost it.
+    pub(super) fn lost_connection(self) -> bool {
+        self.is_unreachable() || matches!(self, Self::Reset | Self::Died)
+    }
+
     /// What is wrong when there is no answer.
     pub(super) fn of_error(error: &TransportError) -> Self {
         match error {
             TransportError::FirstByte { .. } | TransportError::Total { .. } => Self::TimeUp,
             TransportError::ConnectTimeout { .. } | TransportError::NotSent { .. } => Self::ConnectTimeout,
             TransportError::Left => Self::Unreachable,
+            TransportError::Broken(Broken::Io(_) | Broken::Closed | Broken::Http2(_)) => Self::Died,
             _ if error.is_unreachable() => Self::Unreachable,
             _ => Self::Reset,
         }
     }
-}
-
-/// Whether it is the router that has run out of something: that says nothing of the worker.
-pub(super) fn is_routers_own(error: &TransportError) -> bool {
-    // ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL and ENOBUFS, as Linux numbers them.
-    const EXHAUSTED: [i32; 5] = [12, 23, 24, 99, 105];
-    let TransportError::Connect { source, .. } = error else { return false };
-    source.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code))
 }
 
 /// An attempt that came to nothing.
@@ -93,6 +94,7 @@ pub(super) struct Retries {
     failures: usize,
     unreachable: usize,
     internal_errors: usize,
+    deaths: usize,
     anyone: Option<AllTried>,
     least_retry_after: Option<Duration>,
     last: Option<Box<Result<Begun, RequestError>>>,
@@ -117,8 +119,13 @@ impl Retries {
     ) -> Option<Duration> {
         let Failed { worker, cause, retry_after, told } = failed;
         self.note(worker.slot, cause, retry_after, told);
-        let third_internal_error = cause == Cause::InternalError && self.internal_errors > 1;
-        if cause == Cause::TimeUp || third_internal_error || self.failures > app.settings.max_retries {
+        let is_at_fault = match cause {
+            Cause::TimeUp => true,
+            Cause::InternalError => self.internal_errors > 1,
+            Cause::Died => self.deaths > 1,
+            _ => false,
+        };
+        if is_at_fault || self.failures > app.settings.max_retries {
             return None;
         }
         self.find_somebody(app, reading, cause)?;
@@ -126,8 +133,7 @@ impl Retries {
         if Instant::now() + wait >= deadline {
             return None;
         }
-        let lost_connection = cause.is_unreachable() || cause == Cause::Reset;
-        if lost_connection && worker.rescue.take() || app.retry_budget.take(app.now()) {
+        if cause.lost_connection() && worker.rescue.take() || app.retry_budget.take(app.now()) {
             return Some(wait);
         }
         app.metrics.retries_refused.inc();
@@ -165,6 +171,7 @@ impl Retries {
         self.failures += 1;
         self.unreachable += usize::from(cause.is_unreachable());
         self.internal_errors += usize::from(cause == Cause::InternalError);
+        self.deaths += usize::from(cause == Cause::Died);
         self.least_retry_after = [self.least_retry_after, retry_after].into_iter().flatten().min();
         // What a worker says tells more than that another one could not be reached.
         let keeps_answer = told.is_err() && cause != Cause::TimeUp;
@@ -216,15 +223,6 @@ mod tests {
     }
 
     #[test]
-    fn what_the_router_has_run_out_of_is_not_the_workers_fault() {
-        for (code, own) in [(24, true), (99, true), (111, false)] {
-            let source = std::io::Error::from_raw_os_error(code);
-            let error = TransportError::Connect { address: "a:1".into(), source };
-            assert_eq!(is_routers_own(&error), own, "{error}");
-        }
-    }
-
-    #[test]
     fn causes() {
         for (status, cause) in [
             (200, None),
@@ -247,6 +245,9 @@ mod tests {
             (TransportError::NotSent { limit }, Cause::ConnectTimeout),
             (TransportError::Left, Cause::Unreachable),
             (TransportError::Idle { limit }, Cause::Reset),
+            (TransportError::Unsent(Broken::Closed), Cause::Reset),
+            (TransportError::Broken(Broken::Closed), Cause::Died),
+            (TransportError::Broken(Broken::Malformed("is none")), Cause::Reset),
         ] {
             assert_eq!(Cause::of_error(&error), cause, "{error}");
         }

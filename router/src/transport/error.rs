@@ -1,5 +1,6 @@
 //! Why an attempt at a worker failed. Who is to blame and what is tried next is decided by those who asked.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use crate::http1::ChunkFault;
@@ -40,14 +41,12 @@ pub enum TransportError {
         #[source]
         source: std::io::Error,
     },
-    /// The connection broke.
+    /// The connection broke, and the worker may have seen the request.
     #[error("connection broke: {0}")]
     Broken(#[source] Broken),
-    /// A connection that had served before was closed as the request was written, and not one byte of an answer came.
-    /// Most likely the worker closed it for being idle at that very moment. It may have seen the request, so it is not
-    /// sent there again; another worker may be asked, and the worker's health should not suffer.
-    #[error("a reused connection was closed before an answer began: {0}")]
-    Stale(#[source] Broken),
+    /// The connection broke before a byte of the request had gone out.
+    #[error("connection broke before anything was sent: {0}")]
+    Unsent(#[source] Broken),
     /// An HTTP/2 worker said that it has not processed the request, on a second connection as well. Safe to send elsewhere.
     #[error("the worker refused the stream: {0}")]
     Refused(#[source] hyper::Error),
@@ -120,6 +119,19 @@ pub enum Broken {
     },
 }
 
+impl Broken {
+    /// Whether the other side has closed the connection: it is there, or its host is.
+    pub(super) fn is_close(&self) -> bool {
+        const CLOSES: [ErrorKind; 3] =
+            [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
+        match self {
+            Self::Closed => true,
+            Self::Io(source) => CLOSES.contains(&source.kind()),
+            _ => false,
+        }
+    }
+}
+
 impl TransportError {
     /// Whether it was a limit that ran out.
     #[must_use]
@@ -145,12 +157,68 @@ impl TransportError {
         }
     }
 
-    /// Whether it means that the worker is not there at all.
+    /// Whether there was no connection to send on, so that nothing has been processed.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
             Self::Resolve { .. } | Self::Connect { .. } | Self::ConnectTimeout { .. } | Self::Tls { .. }
         )
+    }
+
+    /// Whether it means that the worker is not there at all. One packet that was lost, or a name server that has a bad moment,
+    /// does not: those who probe it find out.
+    #[must_use]
+    pub fn takes_worker_out(&self) -> bool {
+        matches!(self, Self::Connect { .. } | Self::Tls { .. }) && !self.is_routers_own()
+    }
+
+    /// Whether it means that the worker's process has ended, and all it had in its memory is lost: its host says that nobody
+    /// listens. An engine listens again only when it has loaded its model, so a restart is always seen by some probe.
+    #[must_use]
+    pub fn ends_caches(&self) -> bool {
+        matches!(self, Self::Connect { source, .. } if source.kind() == ErrorKind::ConnectionRefused)
+    }
+
+    /// Whether it is the router that has run out of something: that says nothing of the worker.
+    #[must_use]
+    pub fn is_routers_own(&self) -> bool {
+        // ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL and ENOBUFS, as Linux numbers them.
+        const EXHAUSTED: [i32; 5] = [12, 23, 24, 99, 105];
+        let Self::Connect { source, .. } = self else { return false };
+        source.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn system_says(code: i32) -> TransportError {
+        let source = std::io::Error::from_raw_os_error(code);
+        TransportError::Connect { address: "a:1".into(), source }
+    }
+
+    #[test]
+    fn what_the_router_has_run_out_of_is_not_the_workers_fault() {
+        for (code, own) in [(24, true), (99, true), (111, false)] {
+            let error = system_says(code);
+            assert_eq!((error.is_routers_own(), error.takes_worker_out()), (own, !own), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_a_refused_connection_ends_caches() {
+        let (limit, source) = (Duration::from_secs(1), std::io::Error::other("the name server is busy"));
+        let (refused, no_route) = (system_says(111), system_says(113));
+        for (error, takes_out, ends_caches) in [
+            (refused, true, true),
+            (no_route, true, false),
+            (TransportError::ConnectTimeout { limit }, false, false),
+            (TransportError::Resolve { host: "a".into(), source }, false, false),
+        ] {
+            assert!(error.is_unreachable(), "{error}");
+            assert_eq!((error.takes_worker_out(), error.ends_caches()), (takes_out, ends_caches), "{error}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -93,6 +94,21 @@ async fn a_third_500_is_not_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_two_workers_have_died_of_is_not_given_to_a_third() {
+    for acts in [vec![Act::Close], vec![Act::Reset], vec![Act::Write(sse_head()), Act::Close]] {
+        let mut mocks = Vec::new();
+        for _ in 0..4 {
+            let acts = acts.clone();
+            mocks.push(MockWorker::start(&["m"], move |_| acts.clone()).await);
+        }
+        let router = Router::start(&[&workers(&mocks.iter().collect::<Vec<_>>())]).await;
+        let reply = router.post(CHAT, &chat("x")).await;
+        assert_eq!((reply.status, reply.error().1.as_str()), (502, "worker_failed"));
+        assert_eq!(mocks.iter().map(|mock| mock.seen().len()).sum::<usize>(), 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn time_limits_are_those_of_the_model() {
     let silent = |_: &Seen| vec![Act::Wait(Arc::new(Notify::new()))];
     let worker = MockWorker::start(&["m", "n"], silent).await;
@@ -169,4 +185,95 @@ async fn a_breaker_opens_and_a_probe_closes_it() {
     })
     .await;
     assert!(sick.seen().len() > asked);
+}
+
+/// A stream of tokens that goes on for longer than a test.
+fn tokens() -> Vec<Act> {
+    let token = [Act::Write(chunk("data: {}\n\n")), Act::Take(Duration::from_millis(10))];
+    let head = vec![Act::Write(sse_head())];
+    head.into_iter().chain(token.into_iter().cycle().take(10_000)).collect()
+}
+
+/// A request whose reply nobody waits for, until dropped.
+fn in_the_background(router: &Router, body: String) -> tokio::task::JoinHandle<Reply> {
+    let address = router.address;
+    tokio::spawn(async move { exchange(address, "POST", CHAT, &[], body.as_bytes()).await })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_that_are_late_take_nobody_out_whose_tokens_come() {
+    let worker = MockWorker::start(&["m"], |_| tokens()).await;
+    // Two late ones take out whoever says nothing for a second.
+    let arguments = [&workers(&[&worker]), "--probe-interval=100ms", "--probe-timeout=1s"];
+    let router = Router::start(&arguments).await;
+    let stream = in_the_background(&router, chat("x"));
+    until("it streams", || async {
+        router.metric("router_worker_prefill_tokens{worker=\"w0\"}").await == 0.0 && !worker.seen().is_empty()
+    })
+    .await;
+    worker.hang(true);
+    until("many have gone unanswered", || async { worker.unanswered() >= 30 }).await;
+    assert_eq!(state(&router, 0).await["up"], true);
+    stream.abort();
+    until("it is out, once its tokens have ended", || async { state(&router, 0).await["up"] == false }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_that_all_fail_their_probes_serve_on_and_are_not_forgotten() {
+    let one = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let two = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let arguments = [&workers(&[&one, &two]), "--probe-interval=50ms", "--probe-timeout=200ms"];
+    let router = Router::start(&arguments).await;
+    let prompt = chat(&"a long story ".repeat(100));
+    let home = router.post(CHAT, &prompt).await.header("x-router-worker").to_owned();
+    one.hang(true);
+    two.hang(true);
+    let all_down = async || {
+        let states = [state(&router, 0).await, state(&router, 1).await];
+        states.iter().all(|state| state["up"] == false && state["down_by_probes_alone"] == true)
+    };
+    until("both are down", all_down).await;
+    let reply = router.post(CHAT, &prompt).await;
+    assert_eq!((reply.status, reply.header("x-router-worker")), (200, home.as_str()));
+    assert!(reply.header("x-router-hit-tokens").parse::<usize>().unwrap() > 200);
+    assert_eq!(router.get("/readyz").await.status, 200);
+    assert_eq!(router.get("/v1/models").await.json()["data"][0]["id"], "m");
+    let (at, other) = if home == "w0" { (0, two) } else { (1, one) };
+    other.hang(false);
+    until("one is back", || async { state(&router, 1 - at).await["up"] == true }).await;
+    assert_ne!(router.post(CHAT, &prompt).await.header("x-router-worker"), home, "it comes first");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_hangs_while_its_probes_pass_is_left_alone() {
+    let hangs = MockWorker::start(&["m"], |_| vec![Act::Wait(Arc::new(Notify::new()))]).await;
+    let good = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let arguments = [&workers(&[&hangs, &good]), "--policy=round_robin", "--request-timeout=200ms"];
+    let router = Router::start(&arguments).await;
+    until("its breaker has opened", || async {
+        router.post(CHAT, &chat("x")).await;
+        state(&router, 0).await["breaker"] != "closed"
+    })
+    .await;
+    assert_eq!(state(&router, 0).await["up"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_ask_too_much_are_no_failures_of_a_worker_that_answers_others() {
+    let script = |seen: &Seen| match find(&seen.body, b"too much") {
+        Some(_) => vec![Act::Wait(Arc::new(Notify::new()))],
+        None => tokens(),
+    };
+    let worker = MockWorker::start(&["m", "n"], script).await;
+    let router = Router::start(&[&workers(&[&worker]), "--model-timeouts=n total=100ms"]).await;
+    let stream = in_the_background(&router, chat("x"));
+    let prefilling = "router_worker_prefill_tokens{worker=\"w0\"}";
+    until("it streams", || async { router.metric(prefilling).await == 0.0 && !worker.seen().is_empty() })
+        .await;
+    for _ in 0..10 {
+        let reply = router.post(CHAT, &chat("too much").replace("\"m\"", "\"n\"")).await;
+        assert_eq!(reply.status, 504);
+    }
+    assert_eq!(state(&router, 0).await["breaker"], "closed");
+    stream.abort();
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -231,7 +231,15 @@ type Script = Arc<dyn Fn(&Seen) -> Vec<Act> + Send + Sync>;
 pub(crate) struct MockWorker {
     pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
+    hangs: Arc<Hangs>,
     task: tokio::task::JoinHandle<()>,
+}
+
+/// Whether probes go unanswered, and how many have.
+#[derive(Default)]
+struct Hangs {
+    now: AtomicBool,
+    unanswered: AtomicUsize,
 }
 
 impl Drop for MockWorker {
@@ -258,14 +266,17 @@ impl MockWorker {
         let listener = bind(address).await;
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
+        let hangs = Arc::<Hangs>::default();
         let (script, log): (Script, _) = (Arc::new(script), Arc::clone(&seen));
+        let hanging = Arc::clone(&hangs);
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(play(stream, models, Arc::clone(&script), Arc::clone(&log)));
+                let (script, log, hangs) = (Arc::clone(&script), Arc::clone(&log), Arc::clone(&hanging));
+                connections.spawn(play(stream, models, script, (log, hangs)));
             }
         });
-        Self { address, seen, task }
+        Self { address, seen, hangs, task }
     }
 
     /// A worker that answers every POST with the same whole reply.
@@ -278,6 +289,16 @@ impl MockWorker {
         let address = self.address;
         drop(self);
         until("nobody listens", || async { TcpStream::connect(address).await.is_err() }).await;
+    }
+
+    /// From now on its probes go unanswered, or no longer.
+    pub(crate) fn hang(&self, hangs: bool) {
+        self.hangs.now.store(hangs, Ordering::SeqCst);
+    }
+
+    /// Probes that went unanswered.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.hangs.unanswered.load(Ordering::SeqCst)
     }
 
     /// The POSTs it has seen.
@@ -308,10 +329,20 @@ pub(crate) fn workers(mocks: &[&MockWorker]) -> String {
     format!("--workers={}", list.join(","))
 }
 
-async fn play(mut stream: TcpStream, models: &[&str], script: Script, log: Arc<Mutex<Vec<Seen>>>) {
+async fn play(
+    mut stream: TcpStream,
+    models: &[&str],
+    script: Script,
+    (log, hangs): (Arc<Mutex<Vec<Seen>>>, Arc<Hangs>),
+) {
     let mut raw = Vec::new();
     loop {
         let Some(request) = read_request(&mut stream, &mut raw).await else { return };
+        if request.method == "GET" && hangs.now.load(Ordering::SeqCst) {
+            hangs.unanswered.fetch_add(1, Ordering::SeqCst);
+            while stream.read_buf(&mut raw).await.is_ok_and(|count| count > 0) {}
+            return;
+        }
         let acts = if request.method == "GET" {
             vec![Act::Write(probe_answer(&request.path, models))]
         } else {

@@ -307,28 +307,91 @@ async fn an_answer_that_comes_before_the_request_is_out_is_relayed() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_used_connection_that_dies_without_a_word_is_stale_and_another_worker_is_asked() {
-    // Reads the second request of a connection, and closes.
-    let stale = RawWorker::start(|mut wire| async move {
+/// Answers the first POST of each connection; reads another, and closes.
+async fn worker_with_stale_connections() -> RawWorker {
+    RawWorker::start(|mut wire| async move {
         if wire.post().await.is_some() {
             wire.write(OK).await;
             wire.post().await;
         }
     })
-    .await;
-    let transport = stale.transport();
-    assert_eq!(text(transport.send(&post("{}")).await.unwrap()).await, "ok");
-    let error = transport.send(&post("{}")).await.err().unwrap();
-    assert!(matches!(error, TransportError::Stale(_)), "{error}");
-    assert_eq!(stale.posts(), [0, 0], "it may have been processed, so it was not sent twice");
+    .await
+}
 
+#[tokio::test]
+async fn what_was_lost_with_an_idle_connection_is_sent_again_on_a_new_one() {
+    let stale = worker_with_stale_connections().await;
+    let transport = stale.transport();
+    for _ in 0..3 {
+        assert_eq!(text(transport.send(&post("{}")).await.unwrap()).await, "ok");
+    }
+    assert_eq!(stale.posts(), [0, 0, 1, 1, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_with_one_replica_survives_its_connections_going_stale() {
+    let stale = worker_with_stale_connections().await;
+    let router = stale.router().await;
+    let mut client = Client::of(&router).await;
+    for _ in 0..3 {
+        let reply = client.post().await;
+        assert_eq!((reply.status, reply.text().as_str()), (200, "ok"));
+    }
+    assert_eq!(stale.posts(), [0, 0, 1, 1, 2]);
+    assert_eq!(router.metric("router_worker_breaker{worker=\"w0\"}").await, 0.0);
+    assert_eq!(router.metric("router_retries_total").await, 0.0);
+}
+
+#[tokio::test]
+async fn connections_that_have_been_idle_for_longer_than_a_stale_one_go_with_it() {
+    let go: [Arc<Notify>; 2] = Default::default();
+    let waits = go.clone();
+    // Of the first two connections each answers one POST when told to; reads another, and closes.
+    let worker = RawWorker::start(move |mut wire| {
+        let waits = waits.clone();
+        async move {
+            while wire.post().await.is_some() {
+                match wire.number.and_then(|number| waits.get(number)) {
+                    Some(wait) => {
+                        wait.notified().await;
+                        wire.write(OK).await;
+                        wire.post().await;
+                        return;
+                    }
+                    None => wire.write(OK).await,
+                }
+            }
+        }
+    })
+    .await;
+    let transport = Arc::new(worker.transport());
+    let send = || {
+        let transport = Arc::clone(&transport);
+        tokio::spawn(async move { text(transport.send(&post("{}")).await.unwrap()).await })
+    };
+    let one = send();
+    until("one is in flight", || async { worker.posts().len() == 1 }).await;
+    let two = send();
+    until("two are in flight", || async { worker.posts().len() == 2 }).await;
+    for (notify, sent) in go.iter().zip([one, two]) {
+        notify.notify_one();
+        assert_eq!(sent.await.unwrap(), "ok");
+    }
+    assert_eq!(transport.connections().idle, 2);
+    assert_eq!(send().await.unwrap(), "ok");
+    assert_eq!(worker.posts(), [0, 1, 1, 2]);
+    assert_eq!(transport.connections().idle, 1, "the new one; the other was as old");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_otherwise_is_not_stale() {
     let dies = RawWorker::start(|mut wire| async move {
         wire.post().await;
     })
     .await;
     let error = dies.transport().send(&post("{}")).await.err().unwrap();
     assert!(matches!(error, TransportError::Broken(_)), "a fresh connection is not stale: {error}");
+    assert_eq!(dies.posts(), [0]);
 
     let cuts_its_head = RawWorker::start(|mut wire| async move {
         if wire.post().await.is_some() {
@@ -342,6 +405,27 @@ async fn a_used_connection_that_dies_without_a_word_is_stale_and_another_worker_
     text(transport.send(&post("{}")).await.unwrap()).await;
     let error = transport.send(&post("{}")).await.err().unwrap();
     assert!(matches!(error, TransportError::Broken(_)), "an answer had begun: {error}");
+    assert_eq!(cuts_its_head.posts(), [0, 0]);
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_with_a_request_on_an_idle_connection_may_have_died_of_it() {
+    // Nobody listens any more when the second request is read.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let dying = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut raw = Vec::new();
+        read_request(&mut stream, &mut raw).await.unwrap();
+        stream.write_all(OK).await.unwrap();
+        read_request(&mut stream, &mut raw).await.unwrap();
+        drop(listener);
+    });
+    let transport = transport(&format!("http://{address}"), Vec::new());
+    assert_eq!(text(transport.send(&post("{}")).await.unwrap()).await, "ok");
+    let error = transport.send(&post("{}")).await.err().unwrap();
+    assert!(matches!(error, TransportError::Broken(_)), "not that there was no connection: {error}");
+    dying.await.unwrap();
 }
 
 #[tokio::test]

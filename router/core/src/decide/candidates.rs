@@ -19,7 +19,7 @@ use crate::request::RequestView;
 use crate::speed::{Prefill, PrefillSpeed, QueueReading};
 use crate::sync::atomic::Ordering;
 use crate::unseen::Unseen;
-use crate::worker::{Worker, is_draining, is_up, is_usable};
+use crate::worker::{Worker, is_draining, is_suspect, is_up, is_usable};
 
 /// Of all there are, those whose standing is the best: so a worker whose breaker is open, or that is busy, is a candidate only if all are
 /// like it. Kept between picks, for its room.
@@ -346,21 +346,53 @@ pub(super) struct Sought<'a> {
 pub(super) struct Eligible<'a> {
     among: Among<'a>,
     serving: Serving<'a>,
+    suspects: Suspects,
+}
+
+/// Workers that are down by their probes alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Suspects {
+    /// Get nothing.
+    Out,
+    /// Are asked, since nobody else is left.
+    In,
 }
 
 impl<'a> Eligible<'a> {
     pub(super) fn new(fleet: &FleetSnapshot, request: &RequestView<'a>, among: Among<'a>) -> Self {
-        Self { among, serving: fleet.serving(request.model) }
+        Self { among, serving: fleet.serving(request.model), suspects: Suspects::Out }
+    }
+
+    /// The same with those that are down by their probes alone, where these are more than half of who serves the request: it is more
+    /// likely that probes are late in a fleet that has much to do than that most of it has failed at once. `None` if they are fewer,
+    /// or are asked already. Who cannot be connected to is not counted: of it more is known than what probes say, and until one
+    /// passes it has no model to serve.
+    #[cold]
+    pub(super) fn with_suspects(&self, fleet: &FleetSnapshot) -> Option<Self> {
+        let (mut up, mut suspect) = (0, 0);
+        for row in fleet.rows(0..fleet.count()).filter(|row| self.serves(fleet, *row)) {
+            let state = row.load.state.load(Ordering::Relaxed);
+            up += u32::from(is_usable(state));
+            suspect += u32::from(is_suspect(state));
+        }
+        let most = suspect > up && self.suspects == Suspects::Out;
+        most.then_some(Self { suspects: Suspects::In, ..*self })
     }
 
     #[inline]
     pub(super) fn has(&self, fleet: &FleetSnapshot, row: Member<'_>) -> bool {
         let state = row.load.state.load(Ordering::Relaxed);
+        let may_be_asked = |state| is_usable(state) || self.suspects == Suspects::In && is_suspect(state);
         let may_be_picked = match self.among {
-            Among::Untried(tried) => is_usable(state) && !tried.contains(&row.slot),
+            Among::Untried(tried) => may_be_asked(state) && !tried.contains(&row.slot),
             Among::Anyone => !is_draining(state),
         };
         may_be_picked && self.serves(fleet, row)
+    }
+
+    /// Whether there is somebody.
+    pub(super) fn has_any(&self, fleet: &FleetSnapshot) -> bool {
+        fleet.rows(0..fleet.count()).any(|row| self.has(fleet, row))
     }
 
     fn serves(&self, fleet: &FleetSnapshot, row: Member<'_>) -> bool {

@@ -285,6 +285,53 @@ fn draining_workers_get_nothing_and_anyone_includes_those_that_are_down() {
     assert_eq!(error, PickError::NoneUsable { down: 2, draining: 1, total: 3 });
 }
 
+#[test]
+fn where_most_are_down_by_their_probes_alone_they_are_asked_once_nobody_is_better() {
+    let (fleet, decider) = (fleet(5), decider("random"));
+    let workers = fleet.workers();
+    let among = |tried: &[WorkerSlot]| {
+        let request = RequestView::default();
+        let can = Decider::can_decide(&fleet, &request, Among::Untried(tried));
+        let decided = decider.decide(&fleet, &request, Among::Untried(tried), NOW);
+        assert_eq!(can, decided.is_ok());
+        decided.map(|decided| decided.worker.slot.0)
+    };
+    assert!(workers[1].mark_suspect() && workers[2].mark_suspect());
+    assert!([0, 3, 4].contains(&among(&[]).unwrap()));
+    let up = [WorkerSlot(0), WorkerSlot(3), WorkerSlot(4)];
+    assert_eq!(among(&up), Err(PickError::AllTried { tried: 3 }), "of five only two fail their probes");
+    workers[3].mark_suspect();
+    assert_eq!(picked(&fleet, &decider, NOW, 50), ["w0", "w4"]);
+    assert!([1, 2].contains(&among(&up).unwrap()), "three of five");
+    workers[0].mark_down();
+    workers[4].mark_down();
+    assert_eq!(picked(&fleet, &decider, NOW, 50), ["w1", "w2", "w3"], "those that are gone get nothing");
+    assert_eq!(decider.explain(&fleet, &RequestView::default(), NOW).unwrap().candidates.len(), 3);
+    workers[1].drain();
+    workers[2].mark_up();
+    assert_eq!(picked(&fleet, &decider, NOW, 50), ["w2"]);
+    for worker in workers {
+        worker.mark_down();
+    }
+    assert_eq!(among(&[]), Err(PickError::NoneUsable { down: 5, draining: 0, total: 5 }));
+}
+
+#[test]
+fn most_are_most_of_those_that_serve_the_model() {
+    let (fleet, decider) = (fleet(4), decider("random"));
+    for (worker, model) in fleet.workers().iter().zip(["a", "b", "b", "b"]) {
+        worker.set_models(vec![model.into()]);
+    }
+    let decide = |model| {
+        let request = RequestView { model: Some(model), ..RequestView::default() };
+        decider.decide(&fleet, &request, Among::Untried(&[]), NOW).map(|decided| decided.worker.slot.0)
+    };
+    fleet.workers()[0].mark_suspect();
+    assert_eq!(decide("a"), Ok(0), "its only one");
+    fleet.workers()[0].mark_down();
+    assert_eq!(decide("a"), Err(PickError::ModelDown { model: "a".into() }));
+}
+
 /// A closed loop of 32 requests over eight prompts, each with a question of its own, at four engines that hold two prompts each and answer
 /// at once: how many find theirs.
 fn hits_in_small_caches(policy: &str, requests: usize) -> usize {

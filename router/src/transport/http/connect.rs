@@ -1,6 +1,5 @@
 //! From a worker's address to a connected stream of bytes: names, TCP, TLS.
 
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -11,7 +10,8 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::pool::{Pool, Protocol};
+use super::addresses::Addresses;
+use super::pool::Protocol;
 use super::socket::Stream;
 use crate::liveness;
 use crate::transport::TransportError;
@@ -37,14 +37,19 @@ pub struct AddressError {
     wrong: &'static str,
 }
 
+/// What the host of an address is.
+enum Place {
+    /// An IP address: known without asking.
+    Literal(SocketAddr),
+    /// A name.
+    Named(Arc<Addresses>),
+}
+
 /// Where a worker listens.
 pub(super) struct Origin {
     /// As the operator wrote it, for messages.
     address: String,
-    authority: Authority,
-    port: u16,
-    /// Known without asking, if the host is an IP address.
-    literal: Option<SocketAddr>,
+    place: Place,
     security: Security,
     /// `host` of every request.
     pub(super) host: HeaderValue,
@@ -83,9 +88,10 @@ impl Origin {
         Ok(Self {
             address: address.to_owned(),
             host: HeaderValue::from_str(authority.as_str()).map_err(|_| error("is no address"))?,
-            literal: bare.parse().ok().map(|ip| SocketAddr::new(ip, port)),
-            authority: authority.clone(),
-            port,
+            place: match bare.parse() {
+                Ok(ip) => Place::Literal(SocketAddr::new(ip, port)),
+                Err(_) => Place::Named(Addresses::new(authority.host(), port)),
+            },
             security,
             parts,
         })
@@ -105,9 +111,9 @@ impl Origin {
         matches!(self.security, Security::PlainGrpc)
     }
 
-    /// Connects; `pool` remembers addresses for a moment.
-    pub(super) async fn connect(&self, pool: &Pool) -> Result<(Stream, Protocol), TransportError> {
-        let stream = self.connect_tcp(pool).await?;
+    /// Connects.
+    pub(super) async fn connect(&self) -> Result<(Stream, Protocol), TransportError> {
+        let stream = self.connect_tcp().await?;
         liveness::configure(&stream, liveness::WORKER_STALL);
         let Security::Tls { config, name } = &self.security else {
             return Ok((Stream::Plain(stream), self.protocol().unwrap_or(Protocol::Http1)));
@@ -124,40 +130,42 @@ impl Origin {
         Ok((Stream::Tls(Box::new(stream)), protocol))
     }
 
-    /// Tries the addresses in turn.
-    async fn connect_tcp(&self, pool: &Pool) -> Result<TcpStream, TransportError> {
-        let mut failure = std::io::Error::new(ErrorKind::NotFound, "the name has no address");
-        let known;
-        let addresses = if let Some(literal) = &self.literal {
-            std::slice::from_ref(literal)
-        } else {
-            known = self.resolve(pool).await?;
-            &known[..]
-        };
-        for address in addresses {
-            match TcpStream::connect(address).await {
-                Ok(stream) => return Ok(stream),
-                Err(source) => failure = source,
-            }
+    /// No connection came about in time.
+    pub(super) fn doubt(&self) {
+        if let Place::Named(addresses) = &self.place {
+            addresses.doubt();
         }
-        Err(TransportError::Connect { address: self.address.clone(), source: failure })
     }
 
-    async fn resolve(&self, pool: &Pool) -> Result<Arc<[SocketAddr]>, TransportError> {
-        if let Some(known) = pool.addresses() {
-            return Ok(known);
-        }
-        let host = self.authority.host();
-        let found: Arc<[_]> = match tokio::net::lookup_host((host, self.port)).await {
-            Ok(found) => found.collect(),
-            // That names cannot be looked up for a while says nothing about the worker.
-            Err(source) => {
-                pool.last_addresses().ok_or(TransportError::Resolve { host: host.to_owned(), source })?
+    /// Where a name leads may have changed: if no connection can be made, it is asked for once more.
+    async fn connect_tcp(&self) -> Result<TcpStream, TransportError> {
+        let stream = match &self.place {
+            Place::Literal(address) => TcpStream::connect(address).await,
+            Place::Named(addresses) => {
+                let known = addresses.get().await?;
+                match connect_to_one_of(&known).await {
+                    Ok(stream) => Ok(stream),
+                    Err(failure) => match addresses.instead_of(&known).await {
+                        Some(others) => connect_to_one_of(&others).await,
+                        None => Err(failure),
+                    },
+                }
             }
         };
-        pool.remember(Arc::clone(&found));
-        Ok(found)
+        stream.map_err(|source| TransportError::Connect { address: self.address.clone(), source })
     }
+}
+
+/// Tries the addresses in turn.
+async fn connect_to_one_of(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
+    let mut failure = None;
+    for address in addresses {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(source) => failure = Some(source),
+        }
+    }
+    Err(failure.unwrap_or_else(|| std::io::ErrorKind::NotFound.into()))
 }
 
 /// The host without the brackets of an IPv6 address.
@@ -167,6 +175,8 @@ fn bare_host(authority: &Authority) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
 
     fn origin(address: &str) -> Result<Origin, AddressError> {
@@ -178,9 +188,10 @@ mod tests {
         for (address, literal) in
             [("http://127.0.0.1:80", "127.0.0.1:80"), ("h2c://[::1]:9000", "[::1]:9000")]
         {
-            assert_eq!(origin(address).unwrap().literal, literal.parse().ok());
+            let place = origin(address).unwrap().place;
+            assert!(matches!(place, Place::Literal(found) if found == literal.parse().unwrap()));
         }
-        assert_eq!(origin("https://gpu.example:443").unwrap().literal, None);
+        assert!(matches!(origin("https://gpu.example:443").unwrap().place, Place::Named(_)));
     }
 
     #[test]
@@ -200,30 +211,35 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_name_is_looked_up_once_and_all_its_addresses_are_tried() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let closed = {
-            let other = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            other.local_addr().unwrap()
-        };
-        let (pool, _alive) = Pool::new();
-        let origin = origin(&format!("http://no-such-host.invalid:{}", address.port())).unwrap();
-        pool.remember([closed, address].into());
-        assert!(origin.connect(&pool).await.is_ok());
+    /// A listener, and an address where nobody listens.
+    async fn open_and_closed() -> (TcpListener, SocketAddr) {
+        let (open, closed) = (TcpListener::bind("127.0.0.1:0").await, TcpListener::bind("127.0.0.1:0").await);
+        (open.unwrap(), closed.unwrap().local_addr().unwrap())
+    }
+
+    fn known(host: &str, list: &[SocketAddr]) -> Origin {
+        let place = Place::Named(Addresses::known_for(host, list, std::time::Duration::ZERO));
+        Origin { place, ..origin("http://elsewhere:1").unwrap() }
     }
 
     #[tokio::test]
-    async fn while_names_cannot_be_looked_up_the_last_addresses_serve() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (pool, _alive) = Pool::new();
-        let origin = origin(&format!("http://no-such-host.invalid:{}", address.port())).unwrap();
-        assert!(matches!(origin.connect(&pool).await, Err(TransportError::Resolve { .. })));
-        pool.remember([address].into());
-        pool.outdate_addresses();
-        assert!(pool.addresses().is_none());
-        assert!(origin.connect(&pool).await.is_ok());
+    async fn all_addresses_are_tried_and_every_thread_knows_them() {
+        let (open, closed) = open_and_closed().await;
+        let origin = known("no-such-host.invalid", &[closed, open.local_addr().unwrap()]);
+        assert!(origin.connect().await.is_ok());
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(origin.connect()).is_ok()
+        });
+        assert!(elsewhere.join().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_has_moved_is_found_as_soon_as_its_old_address_refuses() {
+        let (open, closed) = open_and_closed().await;
+        let addresses = Addresses::new("localhost", open.local_addr().unwrap().port());
+        addresses.pretend(&[closed], std::time::Duration::ZERO);
+        let origin = Origin { place: Place::Named(addresses), ..origin("http://elsewhere:1").unwrap() };
+        assert!(origin.connect().await.is_ok());
     }
 }

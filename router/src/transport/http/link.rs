@@ -45,16 +45,21 @@ pub(super) struct Link {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    Idle { since: Instant },
-    Busy,
+    Idle {
+        since: Instant,
+    },
+    /// With a request; until then it was idle.
+    Busy {
+        idle_since: Instant,
+    },
 }
 
 /// Why an exchange brought no answer.
 pub(super) enum Failed {
     /// The connection had ended before anything was written.
     Unsent(Broken),
-    /// It ended after that, before the first byte of an answer.
-    Silent(Broken),
+    /// It ended after that, before the first byte of an answer. Until the request it was idle.
+    Silent { broken: Broken, idle_since: Instant },
     /// It ended in the middle of the answer's head, or that was none.
     Broken(Broken),
     /// The head leaves open where its body ends.
@@ -77,7 +82,7 @@ impl Link {
         bodiless: Bodiless,
         pool: Arc<Pool>,
     ) -> Result<Response<LinkBody>, Failed> {
-        self.set(State::Busy);
+        self.take_up();
         if !self.is_quiet() {
             return Err(Failed::Unsent(Broken::Closed));
         }
@@ -124,10 +129,10 @@ impl Link {
 
     /// What it means that the connection broke before an answer.
     fn broke(&self, incoming: &IncomingHead, broken: Broken) -> Failed {
-        match incoming.heard() {
-            Heard::Something => Failed::Broken(broken),
-            Heard::Nothing if self.outgoing.is_untouched() => Failed::Unsent(broken),
-            Heard::Nothing => Failed::Silent(broken),
+        match (incoming.heard(), self.state) {
+            (Heard::Nothing, _) if self.outgoing.is_untouched() => Failed::Unsent(broken),
+            (Heard::Nothing, State::Busy { idle_since }) => Failed::Silent { broken, idle_since },
+            _ => Failed::Broken(broken),
         }
     }
 
@@ -154,19 +159,29 @@ impl Link {
         matches!((self.state, earliest), (State::Idle { since }, Some(earliest)) if since < earliest)
     }
 
-    fn set(&mut self, state: State) {
-        match (self.state, state) {
-            (State::Idle { .. }, State::Busy) => self.counts.took_up(),
-            (State::Busy, State::Idle { .. }) => self.counts.laid_down(),
-            _ => {}
+    /// Whether it has been idle since that moment, or for longer.
+    pub(super) fn has_idled_since(&self, moment: Instant) -> bool {
+        matches!(self.state, State::Idle { since } if since <= moment)
+    }
+
+    fn take_up(&mut self) {
+        if let State::Idle { since } = self.state {
+            self.counts.took_up();
+            self.state = State::Busy { idle_since: since };
         }
-        self.state = state;
+    }
+
+    fn lay_down(&mut self) {
+        if let State::Busy { .. } = self.state {
+            self.counts.laid_down();
+            self.state = State::Idle { since: Instant::now() };
+        }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if self.state == State::Busy {
+        if let State::Busy { .. } = self.state {
             self.counts.laid_down();
         }
         self.counts.closed();
@@ -218,7 +233,7 @@ impl LinkBody {
         let Some(mut link) = self.link.take() else { return };
         if self.keep_alive == KeepAlive::Yes && self.incoming.surplus().is_empty() && link.outgoing.is_over()
         {
-            link.set(State::Idle { since: Instant::now() });
+            link.lay_down();
             self.pool.put(link);
         }
     }

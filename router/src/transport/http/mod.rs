@@ -1,8 +1,10 @@
 //! To any OpenAI-speaking engine over HTTP: 1.1 or 2, plain or TLS.
 //!
 //! A request takes a connection of its own thread's pool, or makes one. What has certainly not been processed is sent again
-//! on another connection; whatever else fails is reported, and the stages decide. Knows no policies and no clients.
+//! on another connection, and once what was lost with a connection that had been idle; whatever else fails is reported, and the
+//! stages decide. Knows no policies and no clients.
 
+mod addresses;
 mod connect;
 mod framing;
 mod incoming;
@@ -17,7 +19,7 @@ mod socket;
 pub(super) mod tls;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Method, Request, Response, Version, header};
 use router_core::WorkerSpec;
@@ -116,6 +118,12 @@ enum Tried {
     Answered(Response<UpstreamBody>),
     /// Not processed: may be tried again.
     Unsent(TransportError),
+    /// A connection that had served before, and was idle since then, ended without a byte of an answer. Most likely the worker has
+    /// closed it for being idle at that very moment; it may have died.
+    Stale {
+        broken: Broken,
+        idle_since: Instant,
+    },
     Failed(TransportError),
 }
 
@@ -131,12 +139,18 @@ impl HttpTransport {
         &self,
         request: &WorkerRequest,
     ) -> Result<Response<UpstreamBody>, TransportError> {
-        let mut refusals = 0;
+        let (mut refusals, mut stale) = (0, None);
         loop {
-            let (line, age) = match self.pool.take() {
+            // After a stale connection the worker is asked once more, on a new one. It may have seen the request twice then, as two
+            // workers would have otherwise.
+            let taken = if stale.is_none() { self.pool.take() } else { None };
+            let (line, age) = match taken {
                 Some(line) => (line, Age::Used),
                 // Boxed, as is HTTP/2: what most requests do not need should not make them larger.
-                None => (Box::pin(self.connect()).await?, Age::New),
+                None => match Box::pin(self.connect()).await {
+                    Ok(line) => (line, Age::New),
+                    Err(error) => return Err(unless_stale(stale, error)),
+                },
             };
             let multiplexed = matches!(line, Line::Mux(_));
             request.sets_out();
@@ -147,10 +161,14 @@ impl HttpTransport {
             match tried {
                 Tried::Answered(response) => return Ok(response),
                 Tried::Failed(error) => return Err(error),
+                Tried::Stale { broken, idle_since } => {
+                    self.pool.discard_idle_since(idle_since);
+                    stale = Some(broken);
+                }
                 // A used HTTP/1 connection costs nothing to give up, and there are only so many of them.
                 Tried::Unsent(_) if age == Age::Used && !multiplexed => {}
                 Tried::Unsent(_) if multiplexed && refusals < MAX_REFUSALS => refusals += 1,
-                Tried::Unsent(error) => return Err(error),
+                Tried::Unsent(error) => return Err(unless_stale(stale, error)),
             }
         }
     }
@@ -162,11 +180,11 @@ impl HttpTransport {
         };
         match link.exchange(write, bodiless, Arc::clone(&self.pool)).await {
             Ok(response) => Tried::Answered(response.map(UpstreamBody::Http1)),
-            Err(link::Failed::Unsent(broken)) => Tried::Unsent(TransportError::Broken(broken)),
-            Err(link::Failed::Silent(broken)) if age == Age::Used => {
-                Tried::Failed(TransportError::Stale(broken))
+            Err(link::Failed::Unsent(broken)) => Tried::Unsent(TransportError::Unsent(broken)),
+            Err(link::Failed::Silent { broken, idle_since }) if age == Age::Used && broken.is_close() => {
+                Tried::Stale { broken, idle_since }
             }
-            Err(link::Failed::Silent(broken) | link::Failed::Broken(broken)) => {
+            Err(link::Failed::Silent { broken, .. } | link::Failed::Broken(broken)) => {
                 Tried::Failed(TransportError::Broken(broken))
             }
             Err(link::Failed::Ambiguous(what)) => Tried::Failed(TransportError::Protocol { what }),
@@ -224,11 +242,14 @@ impl HttpTransport {
             drop(permit);
             Ok(line)
         };
-        tokio::time::timeout(limit, connecting).await.map_err(|_| TransportError::ConnectTimeout { limit })?
+        tokio::time::timeout(limit, connecting).await.unwrap_or_else(|_| {
+            self.origin.doubt();
+            Err(TransportError::ConnectTimeout { limit })
+        })
     }
 
     async fn open(&self) -> Result<Line, TransportError> {
-        let (stream, protocol) = self.origin.connect(&self.pool).await?;
+        let (stream, protocol) = self.origin.connect().await?;
         self.pool.learn(protocol);
         let counts = self.pool.counts();
         Ok(match protocol {
@@ -240,6 +261,12 @@ impl HttpTransport {
             }
         })
     }
+}
+
+/// Why a request came to nothing. What was sent over a connection that broke counts, whatever became of the attempt to send it again: the
+/// worker may have died of it.
+fn unless_stale(stale: Option<Broken>, error: TransportError) -> TransportError {
+    stale.map_or(error, TransportError::Broken)
 }
 
 impl Transport for HttpTransport {

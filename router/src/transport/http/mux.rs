@@ -71,7 +71,7 @@ impl Mux {
             .max_header_list_size(MAX_HEAD_BYTES)
             .handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| TransportError::Broken(Broken::Http2(error)))?;
+            .map_err(|error| TransportError::Unsent(Broken::Http2(error)))?;
         counts.opened();
         let load = Arc::new(Load {
             streams: AtomicUsize::new(0),

@@ -6,7 +6,6 @@
 //! connections are shared while they carry requests. Knows nothing of requests.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,8 +24,6 @@ const IDLE_LIMIT: Duration = Duration::from_secs(4);
 const MAX_MUXES: usize = 8;
 /// Between two looks at what is idle. Connections that have ended or aged are closed at most so much later.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// A name's addresses are asked for again after this: a burst of connections is one lookup, a change is seen at once.
-const ADDRESSES_LIMIT: Duration = Duration::from_secs(1);
 
 /// One thread's connections to a worker, counted. Others only read.
 #[derive(Default)]
@@ -94,7 +91,6 @@ struct Shard {
     protocol: Option<Protocol>,
     /// One HTTP/2 connection is made at a time, since the others can use it.
     connecting: Arc<Semaphore>,
-    addresses: Option<(Instant, Arc<[SocketAddr]>)>,
     sweeper: Sweeper,
 }
 
@@ -162,6 +158,14 @@ impl Pool {
         self.sweep_later();
     }
 
+    /// Closes what this thread keeps that has been idle since that moment, or for longer: the worker has closed one that was.
+    pub(super) fn discard_idle_since(&self, moment: Instant) {
+        let idle = |shard: &mut Shard| {
+            shard.idle.extract_if(.., |link| link.has_idled_since(moment)).collect::<Vec<_>>()
+        };
+        drop(self.with(idle));
+    }
+
     /// Shares a new connection with this thread's other requests.
     pub(super) fn share(self: &Arc<Self>, mux: &Mux) {
         self.with(|shard| shard.muxes.push(mux.clone()));
@@ -191,33 +195,6 @@ impl Pool {
     /// The permit to make this thread's next HTTP/2 connection.
     pub(super) fn connecting(&self) -> Arc<Semaphore> {
         self.with(|shard| Arc::clone(&shard.connecting))
-    }
-
-    /// The worker's addresses, if they were asked for a moment ago.
-    pub(super) fn addresses(&self) -> Option<Arc<[SocketAddr]>> {
-        self.with(|shard| {
-            let (since, addresses) = shard.addresses.as_ref()?;
-            (since.elapsed() < ADDRESSES_LIMIT).then(|| Arc::clone(addresses))
-        })
-    }
-
-    /// The worker's addresses as they were when they were last known.
-    pub(super) fn last_addresses(&self) -> Option<Arc<[SocketAddr]>> {
-        self.with(|shard| shard.addresses.as_ref().map(|(_, addresses)| Arc::clone(addresses)))
-    }
-
-    #[cfg(test)]
-    pub(super) fn outdate_addresses(&self) {
-        self.with(|shard| {
-            if let Some((since, _)) = &mut shard.addresses {
-                *since -= 2 * ADDRESSES_LIMIT;
-            }
-        });
-    }
-
-    /// Keeps the worker's addresses for a moment.
-    pub(super) fn remember(&self, addresses: Arc<[SocketAddr]>) {
-        self.with(|shard| shard.addresses = Some((Instant::now(), addresses)));
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Shard) -> T) -> T {
@@ -290,7 +267,6 @@ impl Shard {
             muxes: Vec::new(),
             protocol: None,
             connecting: Arc::new(Semaphore::new(1)),
-            addresses: None,
             sweeper: Sweeper::Absent,
         }
     }

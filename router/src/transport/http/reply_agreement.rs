@@ -141,7 +141,7 @@ fn read_body(mut incoming: IncomingBody, pieces: &mut dyn Iterator<Item = Bytes>
 
 fn said(failed: Failed) -> String {
     match failed {
-        Failed::Unsent(broken) | Failed::Silent(broken) => panic!("something came: {broken}"),
+        Failed::Unsent(broken) | Failed::Silent { broken, .. } => panic!("something came: {broken}"),
         Failed::Broken(broken) => broken.to_string(),
         Failed::Ambiguous(reason) => reason.to_owned(),
     }
