@@ -282,7 +282,7 @@ mod tests {
     fn after_with(error: &TransportError, prepare: fn(&Worker)) -> (bool, usize) {
         let config = Cli::configure(&["--workers=127.0.0.1:9".to_owned()], None).unwrap();
         let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
-        let fleet = FleetService::new(&config.settings, connector, Instant::now());
+        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
         let policy = by_name("prefix_aware").unwrap();
         let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
         fleet.set(&config.workers, &decider).unwrap();
