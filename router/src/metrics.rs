@@ -15,6 +15,7 @@ use router_core::{BreakerState, Worker, WorkerId};
 use crate::app::App;
 use crate::error::Blame;
 use crate::listener::metrics::ListenerMetrics;
+use crate::logs;
 use crate::openai::usage::ReportedUsage;
 use crate::routes::Endpoint;
 
@@ -162,6 +163,7 @@ impl Default for Metrics {
             .buckets(TOKENS.to_vec()),
             &["direction"],
         ));
+        maker.add(Ok(logs::dropped_lines()));
         let cached_tokens = maker.counters(
             "router_cached_tokens_total",
             "Prompt tokens found in a prefix cache: as the router predicted, and as workers report.",

@@ -406,11 +406,22 @@ impl Process {
     }
 
     fn run(mut command: Command, arguments: &[&str]) -> Self {
+        command.stderr(Stdio::null());
+        Self::spawn(command, arguments)
+    }
+
+    /// Starts it with a log that nobody reads.
+    fn unread(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_router"));
+        command.stderr(Stdio::piped());
+        Self::spawn(command, arguments)
+    }
+
+    fn spawn(mut command: Command, arguments: &[&str]) -> Self {
         let mut child = command
             .args(["--port=0", "--threads=2"])
             .args(arguments)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -451,6 +462,35 @@ async fn a_signal_drains_and_the_process_ends_well() {
     assert_eq!(process.get("/readyz").await.status, 200);
     process.signal("-TERM");
     assert_eq!(process.code().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_stops_nothing() {
+    let worker = one_worker().await;
+    let mut process = Process::unread(&[&workers(&[&worker]), "--drain-delay=0s"]);
+    // A pipe holds 64 KiB, and each of these is a line.
+    let mut stream = TcpStream::connect(&process.address).await.unwrap();
+    for _ in 0..1_000 {
+        stream.write_all(&request_bytes("GET", "/nothing/here", &[], b"")).await.unwrap();
+        let reply = tokio::time::timeout(LIMIT, read_reply(&mut stream)).await.expect("it still serves");
+        assert_eq!(reply.status, 404);
+    }
+    drop(stream);
+    process.signal("-TERM");
+    let log = process.child.stderr.take().unwrap();
+    assert_eq!(process.code().await, Some(0));
+    let text = std::io::read_to_string(log).unwrap();
+    assert!(text.contains("endpoint=\"unknown\""), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn why_it_cannot_start_is_said() {
+    let taken = bind(([127, 0, 0, 1], 0).into()).await;
+    let port = format!("--port={}", taken.local_addr().unwrap().port());
+    let ended = Command::new(env!("CARGO_BIN_EXE_router")).args([&port, "--workers=127.0.0.1:1"]).output();
+    let ended = ended.unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!((ended.status.code(), said.contains("router: cannot listen on")), (Some(1), true), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
