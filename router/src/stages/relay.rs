@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use http_body::{Body, Frame, SizeHint};
 use router_core::Lease;
 use tokio::sync::OwnedSemaphorePermit;
@@ -51,7 +51,7 @@ pub struct RelayStream {
     upstream: UpstreamBody,
     first: Option<Bytes>,
     state: State,
-    /// Of a reply that is a stream of server-sent events, in which an error can be said.
+    /// Of a reply that is a stream of server-sent events as they are, in which an error can be said.
     events: Option<WholeEvents>,
     limits: Limits,
     recorder: Recorder,
@@ -126,13 +126,19 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         }
         head.headers.insert(ROUTER_HIT_TOKENS, HeaderValue::from(hit_tokens));
     }
-    let events = is_stream(&head.headers).then(WholeEvents::default);
+    let events = (is_stream(&head.headers) && !is_encoded(&head.headers)).then(WholeEvents::default);
     recorder.answered(head.status);
     let limits = Limits::new(limits.idle, limits.total, deadline);
     let _held = (lease, permit);
     let stream =
         RelayStream { upstream, first, state: State::Flowing, events, limits, recorder, reading, _held };
     Response::from_parts(head, RelayBody::Stream(Box::new(stream)))
+}
+
+/// Whether the body is compressed, or the like: where events end in it cannot be seen, and nothing of ours can be put between its bytes.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(header::CONTENT_ENCODING);
+    codings.iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 impl RelayStream {

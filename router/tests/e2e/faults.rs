@@ -133,6 +133,45 @@ async fn of_an_event_that_breaks_off_in_the_middle_nothing_is_seen() {
     }
 }
 
+/// Reads until `what` has come.
+async fn read_until(client: &mut TcpStream, what: &[u8]) -> Vec<u8> {
+    let mut raw = Vec::new();
+    let reading = async {
+        while find(&raw, what).is_none() {
+            assert!(client.read_buf(&mut raw).await.unwrap() > 0, "closed: {raw:?}");
+        }
+    };
+    tokio::time::timeout(LIMIT, reading).await.expect("it came in time");
+    raw
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compressed_stream_goes_on_as_it_comes_and_nothing_is_put_into_it() {
+    let seen = Arc::new(Notify::new());
+    let waits = Arc::clone(&seen);
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: br\r\n\
+                 transfer-encoding: chunked\r\n\r\n";
+    let worker = MockWorker::start(&["m"], move |_| {
+        vec![
+            Act::Write(head.to_vec()),
+            Act::Write(chunk("no end of an event")),
+            Act::Wait(Arc::clone(&waits)),
+            Act::Close,
+        ]
+    })
+    .await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let mut client = TcpStream::connect(router.address).await.unwrap();
+    let request = request_bytes("POST", "/v1/chat/completions", &[], chat("x").as_bytes());
+    client.write_all(&request).await.unwrap();
+    read_until(&mut client, b"no end of an event").await;
+    seen.notify_one();
+    let mut rest = Vec::new();
+    // It may be a reset as well.
+    let _ = client.read_to_end(&mut rest).await;
+    assert!(find(&rest, b"error").is_none() && find(&rest, b"0\r\n\r\n").is_none(), "{rest:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_behind_when_a_stream_breaks_loses_nothing_of_it() {
     const EVENTS: usize = 600;
