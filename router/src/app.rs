@@ -57,6 +57,7 @@ pub struct App {
     /// When the process began to serve.
     pub started: Instant,
     draining: AtomicBool,
+    cuts_off: AtomicBool,
 }
 
 /// Why the router could not be put together.
@@ -125,6 +126,7 @@ impl App {
             recording,
             started,
             draining: AtomicBool::new(false),
+            cuts_off: AtomicBool::new(false),
             settings,
         });
         app.keys.keep_fresh();
@@ -154,5 +156,16 @@ impl App {
     /// From now on probes say that it is on its way out.
     pub fn begin_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the time that answers had after that is over.
+    #[must_use]
+    pub fn cuts_off(&self) -> bool {
+        self.cuts_off.load(Ordering::Acquire)
+    }
+
+    /// From now on answers that are not whole break off, once they are asked for what comes next.
+    pub fn begin_cutting_off(&self) {
+        self.cuts_off.store(true, Ordering::Release);
     }
 }

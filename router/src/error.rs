@@ -38,6 +38,9 @@ impl Blame {
     }
 }
 
+/// OpenAI's `code` of answers that end with the router, whether they had begun or not.
+pub const SHUTTING_DOWN: &str = "router_shutting_down";
+
 /// Why a request was not answered by a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
@@ -117,6 +120,9 @@ pub enum RequestError {
         /// The limit.
         limit: Duration,
     },
+    /// The time that answers had after the router was told to stop is over.
+    #[error("the router is shutting down")]
+    ShuttingDown,
     /// No worker could be reached; nothing was processed anywhere.
     #[error("no worker can be reached: {attempts} attempts, the last one at {worker}: {}", source.for_clients())]
     Unreachable {
@@ -160,7 +166,9 @@ impl RequestError {
             Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
                 StatusCode::TOO_MANY_REQUESTS
             }
-            Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Worker { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::Worker { .. } => StatusCode::BAD_GATEWAY,
         }
@@ -170,7 +178,10 @@ impl RequestError {
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => Blame::Router,
+            Self::Overloaded { .. }
+            | Self::QueueTimeout { .. }
+            | Self::BodyMemoryFull(_)
+            | Self::ShuttingDown => Blame::Router,
             Self::Pick(PickError::UnknownModel { .. }) => Blame::Client,
             Self::Worker { .. } | Self::Unreachable { .. } | Self::Pick(_) | Self::NoRoom { .. } => {
                 Blame::Worker
@@ -190,6 +201,7 @@ impl RequestError {
             Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } => {
                 ("service_unavailable_error", Some("no_worker_available"))
             }
+            Self::ShuttingDown => ("server_error", Some(SHUTTING_DOWN)),
             Self::Worker { source, .. } if source.is_timeout() => ("server_error", Some("worker_timeout")),
             Self::Worker { .. } => ("server_error", Some("worker_failed")),
             _ => ("invalid_request_error", None),
@@ -205,6 +217,7 @@ impl RequestError {
             | Self::BodyMemoryFull(_)
             | Self::Pick(_)
             | Self::NoRoom { .. }
+            | Self::ShuttingDown
             | Self::Unreachable { .. } => Some(HeaderValue::from_static("1")),
             _ => None,
         }

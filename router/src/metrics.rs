@@ -45,7 +45,7 @@ pub enum AttemptOutcome {
     Failed,
     /// In the middle of its answer; it has been counted by its status as well.
     Broken,
-    /// The client left.
+    /// The client left, or the router had to end.
     Cancelled,
 }
 

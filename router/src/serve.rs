@@ -81,7 +81,7 @@ pub async fn serve(
     accept_until(&acceptor, &listener, tokio::time::sleep(settings.drain_delay)).await;
     acceptor.close(listener);
     tracing::info!("draining");
-    let cut_off = cores.drain(settings.grace_period).await;
+    let cut_off = cores.drain(settings.grace_period, || app.begin_cutting_off()).await;
     if let Some(recording) = &app.recording {
         recording.flush();
     }

@@ -2,7 +2,10 @@
 //!
 //! Next: [`admit`](super::admit).
 
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use http::{HeaderValue, Request, Response};
 
@@ -38,10 +41,20 @@ async fn answer<B: RequestBody>(
     }
     let outcome = match understanding {
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),
-        Some(understanding) => match forward(app, request, understanding, &mut recorder).await {
-            Ok(dispatched) => return relay(app, dispatched, recorder),
-            Err(error) => Err(error),
-        },
+        Some(understanding) => {
+            let dispatched = {
+                let mut forwarding = pin!(forward(app, request, understanding, &mut recorder));
+                poll_fn(|cx| match app.cuts_off() {
+                    true => Poll::Ready(Err(RequestError::ShuttingDown)),
+                    false => forwarding.as_mut().poll(cx),
+                })
+                .await
+            };
+            match dispatched {
+                Ok(dispatched) => return relay(app, dispatched, recorder),
+                Err(error) => Err(error),
+            }
+        }
         None => answers::answer(app, endpoint, request.uri().path()),
     };
     match outcome {

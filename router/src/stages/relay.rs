@@ -21,7 +21,7 @@ use super::parse::Reading;
 use super::record::{Outcome, Recorder};
 use crate::app::App;
 use crate::config::Switch;
-use crate::error::error_body;
+use crate::error::{SHUTTING_DOWN, error_body};
 use crate::hop_by_hop;
 use crate::openai::events::WholeEvents;
 use crate::transport::{TransportError, UpstreamBody};
@@ -166,6 +166,9 @@ impl RelayStream {
     }
 
     fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        if self.recorder.is_cut_off() {
+            return Poll::Ready(Some(self.break_off(TransportError::ShuttingDown)));
+        }
         loop {
             match Pin::new(&mut self.upstream).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -235,13 +238,18 @@ impl RelayStream {
 
     /// The rest will not come: says so in the stream if it is one, never with `[DONE]`, and closes the connection.
     fn break_off(&mut self, error: TransportError) -> Result<Frame<Bytes>, TransportError> {
-        self.recorder.finish(Outcome::Broken(&error), &self.reading);
+        let is_ours = matches!(error, TransportError::ShuttingDown);
+        let outcome = if is_ours { Outcome::CutOff } else { Outcome::Broken(&error) };
+        self.recorder.finish(outcome, &self.reading);
         if self.events.is_none() {
             self.state = State::Ended;
             return Err(error);
         }
-        let code = if error.is_timeout() { "worker_timeout" } else { "worker_failed" };
-        let message = format!("the worker's stream broke: {error}");
+        let (message, code) = match &error {
+            _ if is_ours => (error.to_string(), SHUTTING_DOWN),
+            error if error.is_timeout() => (format!("the worker's stream broke: {error}"), "worker_timeout"),
+            error => (format!("the worker's stream broke: {error}"), "worker_failed"),
+        };
         let body = error_body(&message, "server_error", None, Some(code));
         let event = [b"data: ", &body[..], b"\n\n"].concat();
         self.state = State::Broken(error);

@@ -173,6 +173,37 @@ async fn a_compressed_stream_goes_on_as_it_comes_and_nothing_is_put_into_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_of_the_grace_period_clients_hear_why() {
+    let worker = MockWorker::start(&["m"], |request| {
+        let never = Act::Wait(Arc::new(Notify::new()));
+        if find(&request.body, b"unanswered").is_some() {
+            return vec![never];
+        }
+        vec![Act::Write(sse_head()), Act::Write(chunk("data: 1\n\ndata: half")), never]
+    })
+    .await;
+    let mut router = Router::start(&[&workers(&[&worker]), "--grace-period=100ms"]).await;
+    let mut streams = TcpStream::connect(router.address).await.unwrap();
+    let mut waits = TcpStream::connect(router.address).await.unwrap();
+    for (client, content) in [(&mut streams, "x"), (&mut waits, "unanswered")] {
+        let request = request_bytes("POST", "/v1/chat/completions", &[], chat(content).as_bytes());
+        client.write_all(&request).await.unwrap();
+    }
+    read_until(&mut streams, b"data: 1\n\n").await;
+    until("both are there", || async { worker.seen().len() == 2 }).await;
+    router.stop();
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(LIMIT, streams.read_to_end(&mut rest)).await;
+    ended.expect("it is closed").unwrap();
+    let text = String::from_utf8(rest).unwrap();
+    assert!(text.contains("the router is shutting down") && text.contains("router_shutting_down"), "{text}");
+    assert!(!text.contains("half") && !text.contains("[DONE]") && !text.contains("0\r\n\r\n"), "{text}");
+    let answer = tokio::time::timeout(LIMIT, read_reply(&mut waits)).await.unwrap();
+    assert_eq!((answer.status, answer.error().1.as_str()), (503, "router_shutting_down"));
+    router.stopped().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_behind_when_a_stream_breaks_loses_nothing_of_it() {
     const EVENTS: usize = 600;
     let events =

@@ -482,6 +482,26 @@ async fn a_log_that_nobody_reads_stops_nothing() {
     let text = std::io::read_to_string(log).unwrap();
     assert!(text.contains("endpoint=\"unknown\""), "{text}");
 }
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_outlives_the_grace_period_is_logged_as_cut_off_by_the_router() {
+    let act = || vec![Act::Write(sse_head()), Act::Write(chunk("data: 1\n\n")), Act::Wait(Arc::default())];
+    let worker = MockWorker::start(&["m"], move |_| act()).await;
+    let flags = [&workers(&[&worker]), "--drain-delay=0s", "--grace-period=100ms"];
+    let mut process = Process::unread(&flags);
+    let mut client = TcpStream::connect(&process.address).await.unwrap();
+    client.write_all(&request_bytes("POST", CHAT, &[], chat("x").as_bytes())).await.unwrap();
+    let mut come = Vec::new();
+    while find(&come, b"data: 1").is_none() {
+        assert!(client.read_buf(&mut come).await.unwrap() > 0);
+    }
+    process.signal("-TERM");
+    let log = process.child.stderr.take().unwrap();
+    assert_eq!(process.code().await, Some(0));
+    let text = std::io::read_to_string(log).unwrap();
+    let line = text.lines().find(|line| line.contains("outcome=")).unwrap_or(&text);
+    assert!(line.contains("outcome=\"cut_off\"") && line.contains("status=200"), "{line}");
+}
+
 
 #[tokio::test(flavor = "multi_thread")]
 async fn why_it_cannot_start_is_said() {
