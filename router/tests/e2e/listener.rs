@@ -208,6 +208,9 @@ async fn connections_beyond_the_limit_are_refused_and_counted() {
     let reply = read_reply(&mut third).await;
     assert_eq!((reply.status, reply.error().1.as_str()), (503, "too_many_connections"));
     assert_eq!(reply.header("retry-after"), "1");
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(router.admin("GET", path, "").await.status, 200, "{path}: not by what clients take");
+    }
     assert_eq!(router.metric("router_connections_refused_total").await, 1.0);
     drop(held);
     until("there is room again", || async { router.metric("router_connections ").await == 0.0 }).await;
@@ -418,12 +421,8 @@ impl Process {
     }
 
     fn spawn(mut command: Command, arguments: &[&str]) -> Self {
-        let mut child = command
-            .args(["--port=0", "--threads=2"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            command.args(["--port=0", "--threads=2"]).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let mut said = BufReader::new(child.stdout.take().unwrap());
         said.read_line(&mut line).unwrap();
@@ -482,6 +481,7 @@ async fn a_log_that_nobody_reads_stops_nothing() {
     let text = std::io::read_to_string(log).unwrap();
     assert!(text.contains("endpoint=\"unknown\""), "{text}");
 }
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_outlives_the_grace_period_is_logged_as_cut_off_by_the_router() {
     let act = || vec![Act::Write(sse_head()), Act::Write(chunk("data: 1\n\n")), Act::Wait(Arc::default())];
@@ -501,7 +501,6 @@ async fn a_stream_that_outlives_the_grace_period_is_logged_as_cut_off_by_the_rou
     let line = text.lines().find(|line| line.contains("outcome=")).unwrap_or(&text);
     assert!(line.contains("outcome=\"cut_off\"") && line.contains("status=200"), "{line}");
 }
-
 
 #[tokio::test(flavor = "multi_thread")]
 async fn why_it_cannot_start_is_said() {
