@@ -75,9 +75,16 @@ pub enum RequestError {
     Unauthorized(#[from] Unauthorized),
     /// Nothing is served at this path.
     #[error(
-        "no such endpoint: {path}; this router serves POST /v1/…, /generate, /tokenize and /detokenize, GET /v1/models and /health"
+        "no such endpoint: {path}; this router serves POST /v1/… and what engines compute at paths of their own (/generate, \
+         /tokenize, /rerank, /score, …), GET /v1/models and /health"
     )]
     NotFound {
+        /// The path asked for.
+        path: String,
+    },
+    /// It would change one engine, whichever is picked.
+    #[error("{path} changes an engine, and is not routed: ask each engine itself")]
+    NotRouted {
         /// The path asked for.
         path: String,
     },
@@ -161,6 +168,7 @@ impl RequestError {
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
+            Self::NotRouted { .. } => StatusCode::FORBIDDEN,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
