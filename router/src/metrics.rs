@@ -113,6 +113,7 @@ pub struct Metrics {
     worker_recomputed: GaugeVec,
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
+    worker_models_known: IntGaugeVec,
     worker_connections: IntGaugeVec,
     worker_breaker: IntGaugeVec,
     worker_draining: IntGaugeVec,
@@ -248,6 +249,11 @@ impl Default for Metrics {
                 "1 if the worker can be reached and is well.",
                 &["worker"],
             ),
+            worker_models_known: maker.gauges(
+                "router_worker_models_known",
+                "1 if the worker has listed its models. One that has not gets no request for a model that another lists.",
+                &["worker"],
+            ),
             worker_breaker: maker.gauges(
                 "router_worker_breaker",
                 "The worker's circuit breaker. 0: closed, 1: half-open, 2: open.",
@@ -367,6 +373,7 @@ impl Metrics {
             &self.worker_in_line,
             &self.worker_prefill_tokens,
             &self.worker_up,
+            &self.worker_models_known,
             &self.worker_connections,
             &self.worker_breaker,
             &self.worker_draining,
@@ -391,6 +398,8 @@ impl Metrics {
             self.worker_in_line.with_label_values(&id).set(gauge(worker.load.in_line()));
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens as usize));
             self.worker_up.with_label_values(&id).set(i64::from(worker.is_up()));
+            let knows_models = worker.models().is_some();
+            self.worker_models_known.with_label_values(&id).set(i64::from(knows_models));
             self.worker_draining.with_label_values(&id).set(i64::from(worker.is_draining()));
             self.worker_cache_trust.with_label_values(&id).set(worker.reports.trust() as i64);
             let breaker = match worker.health.breaker(app.now()) {
