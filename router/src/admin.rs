@@ -26,6 +26,7 @@ use crate::listener::client_stream::ClientStream;
 use crate::listener::socket::Socket;
 use crate::liveness;
 use crate::routes::{Endpoint, Routes};
+use crate::stages::pick::check_model;
 use crate::stages::relay::RelayBody;
 
 /// Admin requests at once; more are answered 503.
@@ -313,6 +314,9 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
         Ok(reading) => reading,
         Err(reason) => return reason.response(),
     };
+    if let Err(reason) = check_model(app, &reading) {
+        return reason.response();
+    }
     let roster = app.fleet.roster();
     let explanation = match app.decider.explain(&roster.snapshot, &reading.view(), app.now()) {
         Ok(explanation) => explanation,

@@ -118,6 +118,12 @@ pub enum RequestError {
     /// All bodies together are as large as they may be.
     #[error(transparent)]
     BodyMemoryFull(#[from] BodyMemoryFull),
+    /// It names no model, and workers would take it for different ones.
+    #[error("the request names no model, and several are served here: {}", known.join(", "))]
+    ModelNotNamed {
+        /// What there is, sorted.
+        known: Vec<String>,
+    },
     /// No worker can take it.
     #[error(transparent)]
     Pick(#[from] PickError),
@@ -164,7 +170,10 @@ impl RequestError {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::BadJson(_) | Self::NotAnObject { .. } | Self::BodyBroken(_) => StatusCode::BAD_REQUEST,
+            Self::BadJson(_)
+            | Self::NotAnObject { .. }
+            | Self::BodyBroken(_)
+            | Self::ModelNotNamed { .. } => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
@@ -202,6 +211,7 @@ impl RequestError {
     fn kind(&self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
+            Self::ModelNotNamed { .. } => ("invalid_request_error", Some("model_required")),
             Self::Unauthorized(_) => ("invalid_request_error", Some("invalid_api_key")),
             Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
                 ("rate_limit_error", Some("router_overloaded"))
@@ -235,7 +245,9 @@ impl RequestError {
     #[must_use]
     pub fn response(&self) -> Response<RelayBody> {
         let (kind, code) = self.kind();
-        let param = matches!(self, Self::Pick(PickError::UnknownModel { .. })).then_some("model");
+        let is_about_model =
+            matches!(self, Self::Pick(PickError::UnknownModel { .. }) | Self::ModelNotNamed { .. });
+        let param = is_about_model.then_some("model");
         let mut response = Response::new(RelayBody::full(error_body(&self.to_string(), kind, param, code)));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();

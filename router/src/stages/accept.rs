@@ -11,6 +11,7 @@ use http::{HeaderValue, Request, Response};
 
 use super::dispatch::{REQUEST_ID, dispatch};
 use super::parse::{RequestBody, Understanding};
+use super::pick::check_model;
 use super::record::Recorder;
 use super::relay::{RelayBody, relay};
 use crate::answers;
@@ -78,6 +79,7 @@ async fn forward<B: RequestBody>(
 ) -> Result<super::dispatch::Dispatched, RequestError> {
     let admitted = app.admission.admit(request).await?;
     let parsed = app.parser.parse(admitted, understanding, &app.ratios).await?;
+    check_model(app, &parsed.reading)?;
     dispatch(app, parsed, recorder).await
 }
 

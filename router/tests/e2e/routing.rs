@@ -251,3 +251,24 @@ async fn forms_go_to_workers_that_list_their_model() {
     assert!(one.seen().is_empty());
     assert_eq!(router.metric("router_worker_models_known{worker=\"w0\"}").await, 1.0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_workers_differ_a_request_has_to_name_its_model() {
+    let one = MockWorker::answering(&["a", "adapter"], json_reply(200, "{}")).await;
+    let two = MockWorker::answering(&["b"], json_reply(200, "{}")).await;
+    let router = Router::start(&[&workers(&[&one, &two])]).await;
+    for (path, body) in [("/v1/chat/completions", r#"{"messages":[]}"#), ("/generate", r#"{"text":"x"}"#)] {
+        let reply = router.post(path, body).await;
+        let (message, code) = reply.error();
+        assert_eq!((reply.status, code.as_str()), (400, "model_required"), "{path}");
+        assert!(message.contains("a, adapter, b"), "{message}");
+        assert_eq!(reply.json()["error"]["param"], "model");
+    }
+    assert_eq!(router.admin("POST", "/explain", r#"{"messages":[]}"#).await.status, 400);
+    assert!(one.seen().is_empty() && two.seen().is_empty());
+    assert_eq!(router.post("/v1/something", "no JSON").await.status, 200, "nobody knows what it names");
+    // All begin with the same model: that is what a request without one means, whatever adapters there are.
+    let more = MockWorker::answering(&["b", "adapter"], json_reply(200, "{}")).await;
+    let router = Router::start(&[&workers(&[&two, &more])]).await;
+    assert_eq!(router.post("/v1/chat/completions", r#"{"messages":[]}"#).await.status, 200);
+}
