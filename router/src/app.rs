@@ -90,7 +90,7 @@ impl App {
         let recording = settings.record.as_deref().map(Recording::begin).transpose()?;
         let prompt_use = if recording.is_some() { PromptUse::Whole } else { policy.prompt_use() };
         let scan = ScanConfig { seed: rand::random(), prompt_use };
-        let body_memory = BodyMemory::new(settings.max_body_memory);
+        let body_memory = BodyMemory::new(settings.max_body_memory, settings.max_body_bytes);
         let limits = BodyLimits {
             max_bytes: settings.max_body_bytes,
             memory: Arc::clone(&body_memory),

@@ -147,7 +147,7 @@ impl Parser {
         B: RequestBody,
     {
         let Admitted { head, body, permit } = admitted;
-        let mut share = self.limits.memory.share();
+        let mut share = self.limits.memory.share(body.size_hint().lower());
         let form = match understanding {
             Understanding::Required => None,
             // Boxed, since it is rare, and what reads a body should be small.
@@ -297,7 +297,7 @@ mod tests {
     use crate::stages::admit::Admission;
 
     fn parser(max_bytes: usize, timeout: Duration) -> Parser {
-        parser_with(&BodyMemory::new(usize::MAX), max_bytes, timeout)
+        parser_with(&BodyMemory::new(usize::MAX, usize::MAX), max_bytes, timeout)
     }
 
     fn parser_with(memory: &Arc<BodyMemory>, max_bytes: usize, timeout: Duration) -> Parser {
@@ -398,7 +398,7 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_have_a_common_bound_that_those_thrown_away_do_not_count_for() {
-        let memory = BodyMemory::new(50);
+        let memory = BodyMemory::new(50, 50);
         let parser = parser_with(&memory, 1_000, MINUTE);
         let forty = format!("{:40}", "{}");
         let first = parse(&parser, &[Some(&forty)], Understanding::Required).await.unwrap();
