@@ -1,4 +1,4 @@
-//! The operators' listener: metrics, the workers, and why a request would go where. Loopback unless told otherwise.
+//! The operators' listener: metrics, probes, the workers, and why a request would go where. Loopback unless told otherwise.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tower::{Service, ServiceBuilder, ServiceExt};
 
-use crate::answers::{json_response, respond};
+use crate::answers::{self, json_response, respond};
 use crate::app::App;
 use crate::config::parse_worker;
 use crate::error::error_body;
@@ -25,6 +25,8 @@ use crate::fleet::FleetError;
 use crate::listener::client_stream::ClientStream;
 use crate::listener::socket::Socket;
 use crate::liveness;
+use crate::routes::{Endpoint, Routes};
+use crate::stages::pick::check_model;
 use crate::stages::relay::RelayBody;
 
 /// Admin requests at once; more are answered 503.
@@ -39,20 +41,22 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 pub enum Scope {
     /// Everything.
     Admin,
-    /// `/metrics` and nothing else.
+    /// `/metrics`, and what probes ask.
     MetricsOnly,
 }
 
 /// Serves the admin API for ever.
 pub async fn serve(app: Arc<App>, listener: TcpListener, scope: Scope) {
+    let api_app = Arc::clone(&app);
     let api = tower::service_fn(move |request| {
-        let app = Arc::clone(&app);
+        let app = Arc::clone(&api_app);
         async move { Ok::<_, Infallible>(answer(&app, request, scope).await) }
     });
     // Operators' tools must not be able to hurt the traffic beside them.
     let api = ServiceBuilder::new().load_shed().concurrency_limit(MAX_CONCURRENT).service(api);
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
+        let probed = Arc::clone(&app);
         let Ok(place) = Arc::clone(&connections).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -61,9 +65,13 @@ pub async fn serve(app: Arc<App>, listener: TcpListener, scope: Scope) {
         liveness::configure(&stream, TIME_LIMIT);
         let stream = ClientStream::new(Socket::from(stream), TIME_LIMIT);
         let api = api.clone();
-        let service = service_fn(move |request| {
-            let mut api = api.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (mut api, probed) = (api.clone(), Arc::clone(&probed));
             async move {
+                // Before any limit, and without a key, as on the clients' listener.
+                if let Some(response) = probe(&probed, &request) {
+                    return Ok(response);
+                }
                 let answer = async { api.ready().await?.call(request).await };
                 let outcome = tokio::time::timeout(TIME_LIMIT, answer).await;
                 Ok::<_, Infallible>(match outcome {
@@ -87,6 +95,16 @@ pub async fn serve(app: Arc<App>, listener: TcpListener, scope: Scope) {
     }
 }
 
+/// Whether the process runs, and whether it can serve: asked here, clients who take all connections of theirs do not make it look dead.
+fn probe(app: &App, request: &Request<Incoming>) -> Option<Response<RelayBody>> {
+    let endpoint = app.routes.find(request.uri().path());
+    let is_probe = matches!(endpoint, Endpoint::Live | Endpoint::Ready);
+    if !is_probe || !Routes::takes(endpoint, request.method()) {
+        return None;
+    }
+    answers::answer(app, endpoint, request.uri().path()).ok()
+}
+
 async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Response<RelayBody> {
     let (head, body) = request.into_parts();
     let path = head.uri.path();
@@ -105,7 +123,7 @@ async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Res
             }
         }
         _ if scope == Scope::MetricsOnly => {
-            error(StatusCode::NOT_FOUND, "this listener serves GET /metrics alone")
+            error(StatusCode::NOT_FOUND, "this listener serves GET /metrics, /livez and /readyz")
         }
         (&Method::GET, "/workers") => json_response(StatusCode::OK, &workers(app)),
         (&Method::POST, "/workers") => match read(app, body).await {
@@ -124,7 +142,7 @@ async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Res
         },
         _ => error(
             StatusCode::NOT_FOUND,
-            "the admin listener serves GET /metrics, GET and POST /workers, DELETE /workers/ID, POST /workers/ID/drain, \
+            "the admin listener serves GET /metrics, /livez and /readyz, GET and POST /workers, DELETE /workers/ID, POST /workers/ID/drain, \
              POST /workers/ID/undrain and POST /explain",
         ),
     }
@@ -297,6 +315,9 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
         Ok(reading) => reading,
         Err(reason) => return reason.response(),
     };
+    if let Err(reason) = check_model(app, &reading) {
+        return reason.response();
+    }
     let roster = app.fleet.roster();
     let explanation = match app.decider.explain(&roster.snapshot, &reading.view(), app.now()) {
         Ok(explanation) => explanation,

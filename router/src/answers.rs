@@ -19,6 +19,7 @@ pub fn answer(app: &App, endpoint: Endpoint, path: &str) -> Result<Response<Rela
         Endpoint::Models => models(app, path.strip_prefix("/v1/models/")),
         Endpoint::ServerInfo => json_response(StatusCode::OK, &server_info(app)),
         Endpoint::ModelInfo => json_response(StatusCode::OK, &model_info(app)),
+        Endpoint::Administration => return Err(RequestError::NotRouted { path: path.to_owned() }),
         _ => return Err(RequestError::NotFound { path: path.to_owned() }),
     })
 }

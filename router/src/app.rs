@@ -59,6 +59,7 @@ pub struct App {
     /// When the process began to serve.
     pub started: Instant,
     draining: AtomicBool,
+    cuts_off: AtomicBool,
 }
 
 /// Why the router could not be put together.
@@ -94,7 +95,7 @@ impl App {
         // So that routers can tell whether they share it. No secret from those who may listen to workers.
         let seed_digest = config.prefix_seed.map(|seed| xxh3_64_with_seed(b"prefix seed", seed));
         let listener = Listener { router: rand::random(), seed_digest };
-        let body_memory = BodyMemory::new(settings.max_body_memory);
+        let body_memory = BodyMemory::new(settings.max_body_memory, settings.max_body_bytes);
         let limits = BodyLimits {
             max_bytes: settings.max_body_bytes,
             memory: Arc::clone(&body_memory),
@@ -131,6 +132,7 @@ impl App {
             recording,
             started,
             draining: AtomicBool::new(false),
+            cuts_off: AtomicBool::new(false),
             settings,
         });
         app.keys.keep_fresh();
@@ -160,5 +162,16 @@ impl App {
     /// From now on probes say that it is on its way out.
     pub fn begin_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the time that answers had after that is over.
+    #[must_use]
+    pub fn cuts_off(&self) -> bool {
+        self.cuts_off.load(Ordering::Acquire)
+    }
+
+    /// From now on answers that are not whole break off, once they are asked for what comes next.
+    pub fn begin_cutting_off(&self) {
+        self.cuts_off.store(true, Ordering::Release);
     }
 }

@@ -38,6 +38,9 @@ impl Blame {
     }
 }
 
+/// OpenAI's `code` of answers that end with the router, whether they had begun or not.
+pub const SHUTTING_DOWN: &str = "router_shutting_down";
+
 /// Why a request was not answered by a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
@@ -72,9 +75,16 @@ pub enum RequestError {
     Unauthorized(#[from] Unauthorized),
     /// Nothing is served at this path.
     #[error(
-        "no such endpoint: {path}; this router serves POST /v1/…, /generate, /tokenize and /detokenize, GET /v1/models and /health"
+        "no such endpoint: {path}; this router serves POST /v1/… and what engines compute at paths of their own (/generate, \
+         /tokenize, /rerank, /score, …), GET /v1/models and /health"
     )]
     NotFound {
+        /// The path asked for.
+        path: String,
+    },
+    /// It would change one engine, whichever is picked.
+    #[error("{path} changes an engine, and is not routed: ask each engine itself")]
+    NotRouted {
         /// The path asked for.
         path: String,
     },
@@ -108,6 +118,12 @@ pub enum RequestError {
     /// All bodies together are as large as they may be.
     #[error(transparent)]
     BodyMemoryFull(#[from] BodyMemoryFull),
+    /// It names no model, and workers would take it for different ones.
+    #[error("the request names no model, and several are served here: {}", known.join(", "))]
+    ModelNotNamed {
+        /// What there is, sorted.
+        known: Vec<String>,
+    },
     /// No worker can take it.
     #[error(transparent)]
     Pick(#[from] PickError),
@@ -117,6 +133,9 @@ pub enum RequestError {
         /// The limit.
         limit: Duration,
     },
+    /// The time that answers had after the router was told to stop is over.
+    #[error("the router is shutting down")]
+    ShuttingDown,
     /// No worker could be reached; nothing was processed anywhere.
     #[error("no worker can be reached: {attempts} attempts, the last one at {worker}: {}", source.for_clients())]
     Unreachable {
@@ -151,16 +170,22 @@ impl RequestError {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::BadJson(_) | Self::NotAnObject { .. } | Self::BodyBroken(_) => StatusCode::BAD_REQUEST,
+            Self::BadJson(_)
+            | Self::NotAnObject { .. }
+            | Self::BodyBroken(_)
+            | Self::ModelNotNamed { .. } => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::NotFound { .. } | Self::Pick(PickError::UnknownModel { .. }) => StatusCode::NOT_FOUND,
+            Self::NotRouted { .. } => StatusCode::FORBIDDEN,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
                 StatusCode::TOO_MANY_REQUESTS
             }
-            Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Worker { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::Worker { .. } => StatusCode::BAD_GATEWAY,
         }
@@ -170,7 +195,10 @@ impl RequestError {
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => Blame::Router,
+            Self::Overloaded { .. }
+            | Self::QueueTimeout { .. }
+            | Self::BodyMemoryFull(_)
+            | Self::ShuttingDown => Blame::Router,
             Self::Pick(PickError::UnknownModel { .. }) => Blame::Client,
             Self::Worker { .. } | Self::Unreachable { .. } | Self::Pick(_) | Self::NoRoom { .. } => {
                 Blame::Worker
@@ -183,6 +211,7 @@ impl RequestError {
     fn kind(&self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
+            Self::ModelNotNamed { .. } => ("invalid_request_error", Some("model_required")),
             Self::Unauthorized(_) => ("invalid_request_error", Some("invalid_api_key")),
             Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
                 ("rate_limit_error", Some("router_overloaded"))
@@ -190,6 +219,7 @@ impl RequestError {
             Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } => {
                 ("service_unavailable_error", Some("no_worker_available"))
             }
+            Self::ShuttingDown => ("server_error", Some(SHUTTING_DOWN)),
             Self::Worker { source, .. } if source.is_timeout() => ("server_error", Some("worker_timeout")),
             Self::Worker { .. } => ("server_error", Some("worker_failed")),
             _ => ("invalid_request_error", None),
@@ -205,6 +235,7 @@ impl RequestError {
             | Self::BodyMemoryFull(_)
             | Self::Pick(_)
             | Self::NoRoom { .. }
+            | Self::ShuttingDown
             | Self::Unreachable { .. } => Some(HeaderValue::from_static("1")),
             _ => None,
         }
@@ -214,7 +245,9 @@ impl RequestError {
     #[must_use]
     pub fn response(&self) -> Response<RelayBody> {
         let (kind, code) = self.kind();
-        let param = matches!(self, Self::Pick(PickError::UnknownModel { .. })).then_some("model");
+        let is_about_model =
+            matches!(self, Self::Pick(PickError::UnknownModel { .. }) | Self::ModelNotNamed { .. });
+        let param = is_about_model.then_some("model");
         let mut response = Response::new(RelayBody::full(error_body(&self.to_string(), kind, param, code)));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();

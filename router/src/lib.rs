@@ -19,6 +19,7 @@ pub mod keys;
 pub mod kv_events;
 pub mod listener;
 pub mod liveness;
+pub mod logs;
 pub mod metrics;
 pub mod openai;
 pub mod payload;

@@ -3,15 +3,20 @@
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use router::app::App;
 use router::config::{Cli, Command, Config, ConfigErrors, LogFormat};
+use router::logs::LogQueue;
 use router::serve::{Addresses, Signals, serve};
 use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// How long the end of the process waits for its last lines to be read.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -34,14 +39,20 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(errors) => return complain(&errors),
     };
-    start_logging(&config);
-    match run(config) {
-        Ok(code) => code,
+    let logs = match start_logging(&config) {
+        Ok(logs) => logs,
         Err(error) => {
-            eprintln!("router: {error:#}");
-            ExitCode::FAILURE
+            eprintln!("router: cannot start a thread for the log: {error}");
+            return ExitCode::FAILURE;
         }
-    }
+    };
+    let code = run(config).unwrap_or_else(|error| {
+        // After the lines before it, and not waiting for a reader any more than they do.
+        logs.push(format!("router: {error:#}\n").as_bytes());
+        ExitCode::FAILURE
+    });
+    logs.flush(LAST_LINES);
+    code
 }
 
 fn complain(errors: &ConfigErrors) -> ExitCode {
@@ -51,13 +62,16 @@ fn complain(errors: &ConfigErrors) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn start_logging(config: &Config) {
+fn start_logging(config: &Config) -> std::io::Result<Arc<LogQueue>> {
+    let report = |dropped| tracing::warn!(dropped, "log lines left out: stderr was not read fast enough");
+    let queue = LogQueue::start(std::io::stderr(), report)?;
     let filter = EnvFilter::new(config.settings.log_filter());
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Arc::clone(&queue));
     match config.settings.log_format {
         LogFormat::Text => logs.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => logs.json().flatten_event(true).init(),
     }
+    Ok(queue)
 }
 
 /// Serves until a signal comes, then drains; a second one ends that at once.

@@ -1,7 +1,7 @@
 //! What operators see. Labels are bounded: endpoints and outcomes are fixed sets, workers are those of the fleet.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use http::StatusCode;
@@ -15,6 +15,7 @@ use router_core::{BreakerState, Worker, WorkerId};
 use crate::app::App;
 use crate::error::Blame;
 use crate::listener::metrics::ListenerMetrics;
+use crate::logs;
 use crate::openai::usage::ReportedUsage;
 use crate::routes::Endpoint;
 
@@ -44,7 +45,7 @@ pub enum AttemptOutcome {
     Failed,
     /// In the middle of its answer; it has been counted by its status as well.
     Broken,
-    /// The client left.
+    /// The client left, or the router had to end.
     Cancelled,
 }
 
@@ -81,6 +82,8 @@ pub struct Metrics {
     attempts: IntCounterVec,
     /// The counters of [`Metrics::attempts`], by worker slot.
     worker_counters: ArcSwap<Vec<Option<Arc<WorkerCounters>>>>,
+    /// Who has series among [`Metrics::attempts`]. A slot tells that of its last worker alone.
+    named: Mutex<HashSet<WorkerId>>,
     /// Attempts after the first.
     pub retries: IntCounter,
     /// Retries that the budget did not allow.
@@ -110,6 +113,7 @@ pub struct Metrics {
     worker_recomputed: GaugeVec,
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
+    worker_models_known: IntGaugeVec,
     worker_connections: IntGaugeVec,
     worker_breaker: IntGaugeVec,
     worker_draining: IntGaugeVec,
@@ -162,6 +166,7 @@ impl Default for Metrics {
             .buckets(TOKENS.to_vec()),
             &["direction"],
         ));
+        maker.add(Ok(logs::dropped_lines()));
         let cached_tokens = maker.counters(
             "router_cached_tokens_total",
             "Prompt tokens found in a prefix cache: as the router predicted, and as workers report.",
@@ -182,6 +187,7 @@ impl Default for Metrics {
                 &["worker", "outcome"],
             ),
             worker_counters: ArcSwap::default(),
+            named: Mutex::default(),
             retries: maker.add(IntCounter::new("router_retries_total", "Attempts after a request's first.")),
             retries_refused: maker.add(IntCounter::new(
                 "router_retries_refused_total",
@@ -243,6 +249,11 @@ impl Default for Metrics {
                 "1 if the worker can be reached and is well.",
                 &["worker"],
             ),
+            worker_models_known: maker.gauges(
+                "router_worker_models_known",
+                "1 if the worker has listed its models. One that has not gets no request for a model that another lists.",
+                &["worker"],
+            ),
             worker_breaker: maker.gauges(
                 "router_worker_breaker",
                 "The worker's circuit breaker. 0: closed, 1: half-open, 2: open.",
@@ -292,6 +303,7 @@ impl Metrics {
 
     fn add_worker(&self, worker: &Worker) -> Arc<WorkerCounters> {
         let id = worker.id();
+        self.named.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone());
         let attempts = OUTCOME_LABELS.map(|outcome| self.attempts.with_label_values(&[id.as_str(), outcome]));
         let new = Arc::new(WorkerCounters { worker: id.clone(), attempts });
         self.worker_counters.rcu(|known| {
@@ -306,16 +318,15 @@ impl Metrics {
     /// Series of workers that have left end, so that their number stays bounded while workers come and go. Whenever the metrics are read,
     /// since a request that was under way when its worker left counts after that.
     fn forget_workers_but(&self, present: &HashSet<&WorkerId>) {
-        let known = self.worker_counters.load_full();
-        let gone = |counters: &&Arc<WorkerCounters>| !present.contains(&counters.worker);
-        for left in known.iter().flatten().filter(gone) {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        for left in named.extract_if(|worker| !present.contains(worker)) {
             self.worker_counters.rcu(|known| {
-                let is_other = |counters: &Arc<WorkerCounters>| counters.worker != left.worker;
+                let is_other = |counters: &Arc<WorkerCounters>| counters.worker != left;
                 known.iter().map(|counters| counters.clone().filter(is_other)).collect::<Vec<_>>()
             });
             for outcome in OUTCOME_LABELS {
-                // A worker that was never asked has none.
-                let _ = self.attempts.remove_label_values(&[left.worker.as_str(), outcome]);
+                // All are made together; there is nothing to do about one that is missing.
+                let _ = self.attempts.remove_label_values(&[left.as_str(), outcome]);
             }
         }
     }
@@ -362,6 +373,7 @@ impl Metrics {
             &self.worker_in_line,
             &self.worker_prefill_tokens,
             &self.worker_up,
+            &self.worker_models_known,
             &self.worker_connections,
             &self.worker_breaker,
             &self.worker_draining,
@@ -386,6 +398,8 @@ impl Metrics {
             self.worker_in_line.with_label_values(&id).set(gauge(worker.load.in_line()));
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens as usize));
             self.worker_up.with_label_values(&id).set(i64::from(worker.is_up()));
+            let knows_models = worker.models().is_some();
+            self.worker_models_known.with_label_values(&id).set(i64::from(knows_models));
             self.worker_draining.with_label_values(&id).set(i64::from(worker.is_draining()));
             self.worker_cache_trust.with_label_values(&id).set(worker.reports.trust() as i64);
             let breaker = match worker.health.breaker(app.now()) {
@@ -395,5 +409,35 @@ impl Metrics {
             };
             self.worker_breaker.with_label_values(&id).set(breaker);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::core::Collector;
+    use router_core::{WorkerSlot, WorkerSpec};
+
+    use super::*;
+
+    fn in_first_slot(id: &str) -> Worker {
+        let spec = WorkerSpec { id: WorkerId::new(id), address: format!("http://{id}:8000") };
+        Worker::new(spec, WorkerSlot(0))
+    }
+
+    #[test]
+    fn series_of_all_workers_that_a_slot_had_end_but_those_of_the_last() {
+        let metrics = Metrics::default();
+        let workers: Vec<_> = (0..9).map(|number| in_first_slot(&format!("w{number}"))).collect();
+        let last = &workers[8];
+        for worker in &workers {
+            metrics.attempt(worker, AttemptOutcome::Success);
+        }
+        // What was under way at one that has left ends after its successor was asked.
+        metrics.attempt(&workers[3], AttemptOutcome::Success);
+        metrics.attempt(last, AttemptOutcome::Success);
+        metrics.forget_workers_but(&HashSet::from([last.id()]));
+        let series = metrics.attempts.collect();
+        assert_eq!(series[0].get_metric().len(), OUTCOME_LABELS.len(), "{series:?}");
+        assert_eq!(metrics.attempts.with_label_values(&["w8", "2xx"]).get(), 2, "none of its own is lost");
     }
 }

@@ -12,8 +12,10 @@ pub enum Endpoint {
     Chat,
     /// `POST /v1/completions`.
     Completions,
-    /// Any other POST under `/v1/`, `/generate`, `/tokenize` and `/detokenize`: relayed as it came.
+    /// Any other POST under `/v1/`, and what engines compute at paths of their own, such as `/rerank`: relayed as it came.
     Relayed,
+    /// What changes an engine: one that is picked like any other would be changed, and the rest not.
+    Administration,
     /// `GET /v1/models` and `GET /v1/models/ID`.
     Models,
     /// `GET /server_info` and `/get_server_info`.
@@ -30,10 +32,11 @@ pub enum Endpoint {
 
 impl Endpoint {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Chat,
         Self::Completions,
         Self::Relayed,
+        Self::Administration,
         Self::Models,
         Self::ServerInfo,
         Self::ModelInfo,
@@ -49,6 +52,7 @@ impl Endpoint {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Relayed => "relayed",
+            Self::Administration => "administration",
             Self::Models => "models",
             Self::ServerInfo => "server_info",
             Self::ModelInfo => "model_info",
@@ -62,7 +66,7 @@ impl Endpoint {
     #[must_use]
     pub fn method(self) -> &'static str {
         match self {
-            Self::Chat | Self::Completions | Self::Relayed | Self::Unknown => "POST",
+            Self::Chat | Self::Completions | Self::Relayed | Self::Administration | Self::Unknown => "POST",
             _ => "GET",
         }
     }
@@ -78,6 +82,26 @@ impl Endpoint {
     }
 }
 
+/// What vLLM and SGLang compute at paths outside of `/v1/`. Not what changes them (`/flush_cache`, `/sleep`, …), nor what one of them would
+/// have to remember (`/open_session`).
+const ENGINES_OWN: [&str; 15] = [
+    "/generate",
+    "/inference/v1/generate",
+    "/tokenize",
+    "/detokenize",
+    "/rerank",
+    "/v2/rerank",
+    "/v2/embed",
+    "/score",
+    "/pooling",
+    "/classify",
+    "/encode",
+    "/invocations",
+    "/vertex_generate",
+    "/parse_function_call",
+    "/separate_reasoning",
+];
+
 /// The table.
 pub struct Routes {
     table: Trie<String, Endpoint>,
@@ -92,9 +116,8 @@ impl Default for Routes {
             ("/v1/completions", Endpoint::Completions),
             ("/v1/models", Endpoint::Models),
             ("/v1/models/", Endpoint::Models),
-            ("/generate", Endpoint::Relayed),
-            ("/tokenize", Endpoint::Relayed),
-            ("/detokenize", Endpoint::Relayed),
+            ("/v1/load_lora_adapter", Endpoint::Administration),
+            ("/v1/unload_lora_adapter", Endpoint::Administration),
             ("/server_info", Endpoint::ServerInfo),
             ("/get_server_info", Endpoint::ServerInfo),
             ("/get_model_info", Endpoint::ModelInfo),
@@ -103,6 +126,9 @@ impl Default for Routes {
             ("/health", Endpoint::Ready),
         ] {
             table.insert(pattern.to_owned(), endpoint);
+        }
+        for path in ENGINES_OWN {
+            table.insert(path.to_owned(), Endpoint::Relayed);
         }
         Self { table }
     }
@@ -161,6 +187,19 @@ mod tests {
             ("/generate", Endpoint::Relayed),
             ("/tokenize", Endpoint::Relayed),
             ("/detokenize", Endpoint::Relayed),
+            ("/rerank", Endpoint::Relayed),
+            ("/v1/rerank", Endpoint::Relayed),
+            ("/v2/rerank", Endpoint::Relayed),
+            ("/score", Endpoint::Relayed),
+            ("/pooling", Endpoint::Relayed),
+            ("/classify", Endpoint::Relayed),
+            ("/encode", Endpoint::Relayed),
+            ("/inference/v1/generate", Endpoint::Relayed),
+            ("/v2", Endpoint::Unknown),
+            ("/flush_cache", Endpoint::Unknown),
+            ("/v1/load_lora_adapter", Endpoint::Administration),
+            ("/v1/unload_lora_adapter", Endpoint::Administration),
+            ("/v1/load_lora_adapters", Endpoint::Relayed),
             ("/generate_health", Endpoint::Unknown),
             ("/health", Endpoint::Ready),
             ("/v1", Endpoint::Unknown),

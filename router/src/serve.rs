@@ -1,6 +1,7 @@
 //! The life of the process: listen, say so, serve, drain.
 
 use std::future::Future;
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +82,7 @@ pub async fn serve(
     accept_until(&acceptor, &listener, tokio::time::sleep(settings.drain_delay)).await;
     acceptor.close(listener);
     tracing::info!("draining");
-    let cut_off = cores.drain(settings.grace_period).await;
+    let cut_off = cores.drain(settings.grace_period, || app.begin_cutting_off()).await;
     if let Some(recording) = &app.recording {
         recording.flush();
     }
@@ -120,10 +121,11 @@ fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     open().with_context(|| format!("cannot listen on {address}"))
 }
 
-/// SIGTERM and SIGINT, as they come.
+/// SIGTERM, SIGINT and SIGHUP, as they come.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Signals {
@@ -132,14 +134,27 @@ impl Signals {
     /// # Errors
     /// When the handlers cannot be set.
     pub fn take() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
     }
 
-    /// The exit status that a shell gives to a process which ends by the next signal: 143 for SIGTERM, 130 for SIGINT.
+    /// The exit status that a shell gives to a process which ends by the next signal: 143 for SIGTERM, 130 for SIGINT. SIGHUP ends it, with
+    /// 129, where it says that a terminal is gone; services are sent it by those who want files to be read again.
     pub async fn next(&mut self) -> u8 {
-        tokio::select! {
-            _ = self.terminate.recv() => 143,
-            _ = self.interrupt.recv() => 130,
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return 143,
+                _ = self.interrupt.recv() => return 130,
+                _ = self.hangup.recv() => {
+                    if std::io::stderr().is_terminal() {
+                        return 129;
+                    }
+                    tracing::info!("SIGHUP: nothing to do, keys and certificates are read again when their files change");
+                }
+            }
         }
     }
 }

@@ -491,7 +491,12 @@ impl Decider {
 fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
     let workers = fleet.workers();
     let usable = || workers.iter().filter(|worker| worker.is_usable());
-    let serving = usable().filter(|worker| worker.may_serve(request.model)).count();
+    let listed = request.model.filter(|model| workers.iter().any(|worker| worker.lists(model)));
+    let may_serve = |worker: &&Arc<Worker>| match listed {
+        Some(model) => worker.lists(model),
+        None => worker.may_serve(request.model),
+    };
+    let serving = usable().filter(may_serve).count();
     if usable().next().is_none() {
         let draining = workers.iter().filter(|worker| worker.is_up() && worker.is_draining()).count();
         let down = workers.iter().filter(|worker| !worker.is_up()).count();
@@ -499,7 +504,7 @@ fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
     }
     match request.model {
         Some(model) if serving == 0 => {
-            let (model, known) = (model.to_owned(), known_models(workers.iter()));
+            let (model, known) = (model.to_owned(), fleet.known_models());
             // One that has not told its models yet may have this one.
             let untold = workers.iter().filter(|worker| worker.models().is_none()).count();
             match (known.contains(&model), untold) {
@@ -510,14 +515,6 @@ fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
         }
         _ => PickError::AllTried { tried: serving },
     }
-}
-
-fn known_models<'a>(workers: impl Iterator<Item = &'a Arc<Worker>>) -> Vec<String> {
-    let mut known: Vec<String> =
-        workers.filter_map(|worker| worker.models()).flat_map(|models| models.to_vec()).collect();
-    known.sort_unstable();
-    known.dedup();
-    known
 }
 
 #[cfg(test)]

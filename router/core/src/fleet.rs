@@ -93,6 +93,7 @@ impl Fleet {
                 workers.push(worker);
             }
         }
+        diff.removed.iter().for_each(|worker| worker.leave());
         self.free_slots.extend(diff.removed.iter().map(|worker| worker.slot));
         self.current = Arc::new(self.snapshot_of(workers));
         diff
@@ -165,6 +166,22 @@ impl FleetSnapshot {
     /// Who may serve a model.
     pub(crate) fn serving<'a>(&self, model: Option<&'a str>) -> Serving<'a> {
         self.names.serving(model)
+    }
+
+    /// What a request has to name one of, sorted; `None` if all workers that have listed models take a request without one for the same,
+    /// which is the first that each lists.
+    #[must_use]
+    pub fn models_to_choose_from(&self) -> Option<Vec<String>> {
+        self.names.is_ambiguous().then(|| self.known_models())
+    }
+
+    /// All models that workers list, sorted.
+    pub(crate) fn known_models(&self) -> Vec<String> {
+        let lists = self.workers.iter().filter_map(|worker| worker.models());
+        let mut known: Vec<String> = lists.flat_map(|models| models.to_vec()).collect();
+        known.sort_unstable();
+        known.dedup();
+        known
     }
 
     /// The worker of that name.

@@ -7,9 +7,24 @@ use std::sync::{PoisonError, RwLock};
 const OWN_BITS: usize = 31;
 const OTHERS: u32 = 1 << OWN_BITS;
 
-/// The names, in the order in which they were first told.
+/// The names that have been told, and by how many of the present workers.
 #[derive(Debug, Default)]
-pub(crate) struct ModelNames(RwLock<HashMap<Box<str>, u32>>);
+pub(crate) struct ModelNames(RwLock<Names>);
+
+#[derive(Debug, Default)]
+struct Names {
+    known: HashMap<Box<str>, Known>,
+    /// How many of them have a bit of their own, in the order in which they were first told. They keep it.
+    own: usize,
+    /// Models that workers name first, which is what they take a request for that names none; and how many do.
+    first: HashMap<Box<str>, u32>,
+}
+
+#[derive(Debug)]
+struct Known {
+    bit: u32,
+    workers: u32,
+}
 
 /// How a pick finds out who may serve a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,26 +33,31 @@ pub(crate) enum Serving<'a> {
     Anyone,
     /// Those whose bits have this one.
     Bit(u32),
-    /// Of those whose bits have one of these, each that says so when asked for the name.
-    Asked(u32, &'a str),
+    /// Of those whose bits have one of these, each that lists the name.
+    Listed(u32, &'a str),
+    /// Of those whose bits have one of these, each that has listed nothing: nobody lists the name.
+    Untold(u32),
 }
 
 impl ModelNames {
-    /// The bits of a worker that has not said what it serves: it may be anything.
-    pub(crate) const ANY: u32 = u32::MAX;
+    /// The bits of a worker that has not said what it serves: it may be anything, but only what nobody lists is looked for there.
+    pub(crate) const UNTOLD: u32 = OTHERS;
 
-    /// The bits of a worker that serves these models.
-    pub(crate) fn bits(&self, models: &[String]) -> u32 {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let mut bits = 0;
-        for model in models {
-            let next = if known.len() < OWN_BITS { 1 << known.len() } else { OTHERS };
-            bits |= match known.get(model.as_str()) {
-                Some(bit) => *bit,
-                // Names that share a bit need not be remembered.
-                None if next == OTHERS => OTHERS,
-                None => *known.entry(model.as_str().into()).or_insert(next),
-            };
+    /// A worker serves the models of `now` instead of those of `before`. Returns its bits.
+    pub(crate) fn change(&self, before: &[String], now: &[String]) -> u32 {
+        let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let bits = now.iter().fold(0, |bits, model| bits | names.enter(model));
+        before.iter().for_each(|model| names.leave(model));
+        if let Some(first) = now.first() {
+            *names.first.entry(first.as_str().into()).or_default() += 1;
+        }
+        if let Some(first) = before.first()
+            && let Some(workers) = names.first.get_mut(first.as_str())
+        {
+            *workers -= 1;
+            if *workers == 0 {
+                names.first.remove(first.as_str());
+            }
         }
         bits
     }
@@ -45,11 +65,39 @@ impl ModelNames {
     /// Who may serve `model`.
     pub(crate) fn serving<'a>(&self, model: Option<&'a str>) -> Serving<'a> {
         let Some(model) = model else { return Serving::Anyone };
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        match known.get(model) {
-            Some(bit) => Serving::Bit(*bit),
-            // Nobody has told it, or it shares a bit; those who have told nothing have that bit too.
-            None => Serving::Asked(OTHERS, model),
+        let names = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match names.known.get(model).filter(|known| known.workers > 0) {
+            Some(Known { bit: OTHERS, .. }) => Serving::Listed(OTHERS, model),
+            Some(Known { bit, .. }) => Serving::Bit(*bit),
+            None => Serving::Untold(Self::UNTOLD),
+        }
+    }
+
+    /// Whether workers would take a request that names no model for different ones.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).first.len() > 1
+    }
+}
+
+impl Names {
+    /// One more worker lists `model`. Returns its bit.
+    fn enter(&mut self, model: &str) -> u32 {
+        if let Some(known) = self.known.get_mut(model) {
+            known.workers += 1;
+            return known.bit;
+        }
+        let bit = if self.own < OWN_BITS { 1 << self.own } else { OTHERS };
+        self.own += usize::from(bit != OTHERS);
+        self.known.insert(model.into(), Known { bit, workers: 1 });
+        bit
+    }
+
+    fn leave(&mut self, model: &str) {
+        let Some(known) = self.known.get_mut(model) else { return };
+        known.workers -= 1;
+        // Adapters may come and go for ever.
+        if known.workers == 0 && known.bit == OTHERS {
+            self.known.remove(model);
         }
     }
 }
@@ -62,14 +110,32 @@ mod tests {
     fn each_model_has_a_bit_until_there_are_too_many() {
         let names = ModelNames::default();
         let all: Vec<_> = (0..40).map(|number| format!("model-{number}")).collect();
-        let one = names.bits(&all[3..4]);
-        let bits = names.bits(&all);
-        assert_eq!((one.count_ones(), bits & one, bits), (1, one, ModelNames::ANY));
+        let one = names.change(&[], &all[3..4]);
+        let bits = names.change(&[], &all);
+        assert_eq!((one.count_ones(), bits & one, bits), (1, one, u32::MAX));
         assert_eq!(names.serving(Some("model-3")), Serving::Bit(one));
-        assert_eq!(names.serving(Some("model-35")), Serving::Asked(OTHERS, "model-35"));
-        assert_eq!(names.serving(Some("unheard-of")), Serving::Asked(OTHERS, "unheard-of"));
+        assert_eq!(names.serving(Some("model-35")), Serving::Listed(OTHERS, "model-35"));
+        assert_eq!(names.serving(Some("unheard-of")), Serving::Untold(OTHERS));
         assert_eq!(names.serving(None), Serving::Anyone);
-        assert_eq!(names.bits(&all[35..]), OTHERS);
-        assert_eq!(names.bits(&[]), 0);
+        assert_eq!(names.change(&[], &all[35..]), OTHERS);
+        assert_eq!(names.change(&[], &[]), 0);
+    }
+
+    #[test]
+    fn what_nobody_lists_any_more_may_be_anywhere() {
+        let names = ModelNames::default();
+        let all: Vec<_> = (0..40).map(|number| format!("model-{number}")).collect();
+        names.change(&[], &all);
+        names.change(&[], &all[1..]);
+        assert!(names.is_ambiguous(), "one begins with 0, the other with 1");
+        names.change(&all, &all[1..]);
+        assert!(!names.is_ambiguous());
+        assert_eq!(names.serving(Some("model-0")), Serving::Untold(OTHERS));
+        assert!(matches!(names.serving(Some("model-1")), Serving::Bit(_)));
+        names.change(&all[1..], &[]);
+        names.change(&all[1..], &[]);
+        assert_eq!(names.serving(Some("model-39")), Serving::Untold(OTHERS));
+        let names = names.0.into_inner().unwrap();
+        assert_eq!((names.known.len(), names.first.len()), (OWN_BITS, 0), "shared ones are forgotten");
     }
 }

@@ -135,7 +135,7 @@ impl Worker {
         row: RowHandle,
         names: Arc<ModelNames>,
     ) -> Self {
-        row.models.store(ModelNames::ANY, Ordering::Relaxed);
+        row.models.store(ModelNames::UNTOLD, Ordering::Relaxed);
         Self {
             spec,
             slot,
@@ -276,8 +276,18 @@ impl Worker {
         if let Ok(mut known) = self.models.write()
             && known.as_deref() != Some(&models)
         {
-            self.row.models.store(self.names.bits(&models), Ordering::Relaxed);
+            let before = known.take().unwrap_or_default();
+            self.row.models.store(self.names.change(&before, &models), Ordering::Relaxed);
             *known = Some(models.into());
+        }
+    }
+
+    /// It has left the fleet: what it listed may be looked for at those who have listed nothing, if nobody else lists it.
+    pub(crate) fn leave(&self) {
+        if let Ok(mut known) = self.models.write()
+            && let Some(models) = known.take()
+        {
+            self.names.change(&models, &[]);
         }
     }
 
@@ -293,6 +303,13 @@ impl Worker {
     #[must_use]
     pub fn lists(&self, model: &str) -> bool {
         self.models().is_some_and(|known| known.iter().any(|name| name == model))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Its prober may have heard from it once more since it left.
+        self.leave();
     }
 }
 

@@ -79,7 +79,7 @@ pub struct Settings {
     pub max_body_bytes: usize,
 
     /// Memory of all request bodies together; those beyond are answered 429. A body is held until its reply begins, so this is
-    /// some 5,000 prompts of 200 KB whose first token is awaited
+    /// some 5,000 prompts of 200 KB whose first token is awaited. An eighth is kept for bodies up to 1 MiB
     #[arg(long, default_value = "1GiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub max_body_memory: usize,
 

@@ -26,23 +26,50 @@ struct Core {
     closing: Closing,
 }
 
+/// What those who are told to break off have to say so to their clients.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// Tells the connections of a core that the router is on its way out. One for each core, so that cores share no lock.
 #[derive(Clone, Debug, Default)]
-pub struct Closing(Arc<(AtomicBool, Notify)>);
+pub struct Closing(Arc<Stages>);
+
+#[derive(Debug, Default)]
+struct Stages {
+    closes: Event,
+    breaks_off: Event,
+}
 
 impl Closing {
-    fn begin(&self) {
-        self.0.0.store(true, Ordering::Release);
-        self.0.1.notify_waiters();
+    /// Resolves when connections are to close once they have answered what they have been asked.
+    pub async fn begins(&self) {
+        self.0.closes.comes().await;
     }
 
-    /// Resolves when it begins. Costs one load where it is polled again.
-    pub async fn begins(&self) {
-        let (closing, notify) = &*self.0;
-        let mut notified = pin!(notify.notified());
+    /// Resolves when they can wait for answers no longer.
+    pub async fn breaks_off(&self) {
+        self.0.breaks_off.comes().await;
+    }
+}
+
+/// Something that happens once.
+#[derive(Debug, Default)]
+struct Event {
+    has_come: AtomicBool,
+    notify: Notify,
+}
+
+impl Event {
+    fn happen(&self) {
+        self.has_come.store(true, Ordering::Release);
+        self.notify.notify_waiters();
+    }
+
+    /// Resolves when it happens. Costs one load where it is polled again.
+    async fn comes(&self) {
+        let mut notified = pin!(self.notify.notified());
         let mut waits = false;
         poll_fn(|cx| {
-            if closing.load(Ordering::Acquire) {
+            if self.has_come.load(Ordering::Acquire) {
                 return Poll::Ready(());
             }
             if std::mem::replace(&mut waits, true) { Poll::Pending } else { notified.as_mut().poll(cx) }
@@ -127,6 +154,13 @@ impl Spread {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
+    /// Resolves when none is open.
+    async fn finished(&self) {
+        while self.connections() > 0 {
+            self.shared.ended.notified().await;
+        }
+    }
+
     /// Runs a connection on the core with the fewest open streams; among those, on the one with the fewest connections, since
     /// an HTTP/2 connection may be open without a stream.
     pub fn spawn_connection<S>(&self, serve: impl FnOnce(OpenConnection, OpenStream) -> S)
@@ -194,20 +228,23 @@ impl Cores {
         &self.spread
     }
 
-    /// Lets every connection finish what it has in flight and waits for that until `limit` has passed, then ends the threads.
-    /// Returns how many connections were cut off.
-    pub async fn drain(self, limit: Duration) -> usize {
+    /// Lets every connection finish what it has in flight and waits for that until `limit` has passed. Then has what is left told by
+    /// `break_off` that it must not go on, gives it a moment to say so, and ends the threads. Returns how many connections were cut off.
+    pub async fn drain(self, limit: Duration, break_off: impl FnOnce()) -> usize {
         for core in self.spread.cores.iter() {
-            core.closing.begin();
+            core.closing.0.closes.happen();
         }
-        let finished = async {
-            while self.spread.connections() > 0 {
-                self.spread.shared.ended.notified().await;
-            }
-        };
         // Over or not, what is left is counted.
-        let _ = tokio::time::timeout(limit, finished).await;
+        let _ = tokio::time::timeout(limit, self.spread.finished()).await;
         let cut_off = self.spread.connections();
+        if cut_off > 0 {
+            break_off();
+            for core in self.spread.cores.iter() {
+                core.closing.0.breaks_off.happen();
+            }
+            // Whoever does not read what it is told in that time does not hear of it.
+            let _ = tokio::time::timeout(LAST_WORDS, self.spread.finished()).await;
+        }
         for Thread { _stop, handle } in self.threads {
             drop(_stop);
             if handle.join().is_err() {

@@ -62,7 +62,11 @@ pub async fn serve(app: &Arc<App>, stream: ClientStream, closing: &Closing) -> O
             Some(outcome) => outcome,
             None => {
                 Pin::new(&mut connection).graceful_shutdown();
-                (&mut connection).await
+                match drive_until(&mut connection, closing.breaks_off()).await {
+                    Some(outcome) => outcome,
+                    // Its answer is asked for once more, and finds that it is to break off.
+                    None => (&mut connection).await,
+                }
             }
         },
     };

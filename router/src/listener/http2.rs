@@ -181,10 +181,13 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamExecutor {
         streams.open.fetch_add(1, Ordering::AcqRel);
         let open = OpenStream(Arc::clone(streams));
         streams.connection.spawn_stream(async move {
-            let _open = open;
             let mut stream = pin!(stream);
+            let mut breaks_off = pin!(open.0.connection.closing().breaks_off());
+            let mut is_told = false;
             // Cut off, it is dropped, and so reset.
             poll_fn(|cx| {
+                // Only wakes the stream: its answer finds out by itself that it is to break off.
+                is_told = is_told || breaks_off.as_mut().poll(cx).is_ready();
                 if stream.as_mut().poll(cx).is_ready() { Poll::Ready(()) } else { stall.poll_exceeded(cx) }
             })
             .await;

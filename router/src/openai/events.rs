@@ -5,7 +5,7 @@
 //! says. Used by [`relay`](crate::stages::relay).
 
 use bytes::Bytes;
-use memchr::memmem;
+use memchr::memrchr2;
 
 /// So much without the end of an event is no stream of events, whatever its head said: it goes on as it is.
 const LARGEST_EVENT: usize = 256 << 10;
@@ -15,13 +15,21 @@ const LARGEST_EVENT: usize = 256 << 10;
 pub struct WholeEvents {
     /// The beginning of an event whose end has not come.
     begun: Bytes,
+    /// What has gone on ends in a carriage return: a line feed that follows belongs to it.
+    after_cr: bool,
 }
 
 impl WholeEvents {
     /// Takes the next piece, and gives what can go on: nothing, if no event ends in it.
     pub fn pass(&mut self, piece: Bytes) -> Bytes {
         let mut whole = self.with_begun(piece);
-        let end = end_of_last_event(&whole);
+        let mut end = end_of_last_event(&whole);
+        if end == 0 && self.after_cr && whole.first() == Some(&b'\n') {
+            end = 1;
+        }
+        if let Some(last) = whole[..end].last() {
+            self.after_cr = *last == b'\r';
+        }
         if whole.len() - end <= LARGEST_EVENT {
             self.begun = whole.split_off(end);
         }
@@ -41,13 +49,18 @@ impl WholeEvents {
     }
 }
 
-/// How many bytes the whole events take that `bytes` begins with.
+/// How many bytes the whole events take that `bytes` begins with. An event ends with an empty line, and a line with LF, CRLF or CR, not
+/// necessarily each with the same one (HTML Living Standard, 9.2.5).
 fn end_of_last_event(bytes: &[u8]) -> usize {
-    if bytes.ends_with(b"\n\n") || bytes.ends_with(b"\r\n\r\n") {
-        return bytes.len();
+    let mut before = bytes.len();
+    while let Some(last) = memrchr2(b'\n', b'\r', &bytes[..before]) {
+        let line_end = if bytes[..=last].ends_with(b"\r\n") { last - 1 } else { last };
+        if matches!(bytes[..line_end].last(), Some(b'\n' | b'\r')) {
+            return last + 1;
+        }
+        before = line_end;
     }
-    let after = |blank: &[u8]| memmem::rfind(bytes, blank).map_or(0, |at| at + blank.len());
-    after(b"\n\n").max(after(b"\r\n\r\n"))
+    0
 }
 
 #[cfg(test)]
@@ -69,15 +82,34 @@ mod tests {
             sizes in prop::collection::vec(0usize..40, 0..20),
             left in 0usize..30,
             cut in 1usize..200,
-            crlf in any::<bool>(),
+            ends in prop::collection::vec(0usize..3, 40),
         ) {
-            let blank = if crlf { "\r\n\r\n" } else { "\n\n" };
-            let whole: String = sizes.iter().map(|size| format!("data: {}{blank}", "x".repeat(*size))).collect();
+            // CR and LF would be one end, not two.
+            let end_of = |at: usize| ["\n", "\r\n", "\r"][ends[at]];
+            let blank = |at: usize| match [end_of(2 * at), end_of(2 * at + 1)] {
+                ["\r", "\n"] => "\r\r".to_owned(),
+                two => two.concat(),
+            };
+            let event = |(at, size): (usize, &usize)| format!("data: {}{}", "x".repeat(*size), blank(at));
+            let whole: String = sizes.iter().enumerate().map(event).collect();
             let half = "y".repeat(left);
             let (gone, rest) = passed(format!("{whole}{half}").as_bytes(), cut);
             prop_assert_eq!(gone, whole.into_bytes());
             prop_assert_eq!(rest, half.into_bytes());
         }
+    }
+
+    #[test]
+    fn lines_alone_end_no_event() {
+        for end in ["\n", "\r\n", "\r"] {
+            let lines = format!("event: x{end}data: y{end}");
+            let (gone, rest) = passed(lines.as_bytes(), 3);
+            assert_eq!((gone.len(), rest), (0, lines.clone().into_bytes()));
+        }
+        let mut events = WholeEvents::default();
+        assert_eq!(events.pass(Bytes::from_static(b"data: x\r\n\r")), "data: x\r\n\r");
+        assert_eq!(events.pass(Bytes::from_static(b"\ndata: y")), "\n", "the rest of the end of a line");
+        assert_eq!(events.rest(), "data: y");
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub struct ScanConfig {
 }
 
 /// What routing needs of a body.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Scanned {
     /// `model`.
     pub model: Option<Name>,

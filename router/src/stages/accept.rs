@@ -2,12 +2,16 @@
 //!
 //! Next: [`admit`](super::admit).
 
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use http::{HeaderValue, Request, Response};
 
 use super::dispatch::{REQUEST_ID, dispatch};
 use super::parse::{RequestBody, Understanding};
+use super::pick::check_model;
 use super::record::Recorder;
 use super::relay::{RelayBody, relay};
 use crate::answers;
@@ -38,10 +42,20 @@ async fn answer<B: RequestBody>(
     }
     let outcome = match understanding {
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),
-        Some(understanding) => match forward(app, request, understanding, &mut recorder).await {
-            Ok(dispatched) => return relay(app, dispatched, recorder),
-            Err(error) => Err(error),
-        },
+        Some(understanding) => {
+            let dispatched = {
+                let mut forwarding = pin!(forward(app, request, understanding, &mut recorder));
+                poll_fn(|cx| match app.cuts_off() {
+                    true => Poll::Ready(Err(RequestError::ShuttingDown)),
+                    false => forwarding.as_mut().poll(cx),
+                })
+                .await
+            };
+            match dispatched {
+                Ok(dispatched) => return relay(app, dispatched, recorder),
+                Err(error) => Err(error),
+            }
+        }
         None => answers::answer(app, endpoint, request.uri().path()),
     };
     match outcome {
@@ -65,6 +79,7 @@ async fn forward<B: RequestBody>(
 ) -> Result<super::dispatch::Dispatched, RequestError> {
     let admitted = app.admission.admit(request).await?;
     let parsed = app.parser.parse(admitted, understanding, &app.ratios).await?;
+    check_model(app, &parsed.reading)?;
     dispatch(app, parsed, recorder).await
 }
 

@@ -1,6 +1,6 @@
 //! Stage 3: read the body while it arrives, within limits, and of it what routing needs. The body itself stays as it came.
 //!
-//! Knows no JSON; [`scan`](crate::openai::scan) does. Next: [`pick`](super::pick).
+//! Knows neither JSON nor forms; [`scan`](crate::openai::scan) and [`form`](crate::openai::form) do. Next: [`pick`](super::pick).
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -23,6 +23,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::admit::Admitted;
 use crate::body_memory::{BodyMemory, BodyShare};
 use crate::error::RequestError;
+use crate::openai::form::FormScanner;
 use crate::openai::scan::{BodyError, BodyScanner, Name, ScanConfig, Scanned};
 use crate::payload::{Payload, PayloadBuilder};
 use crate::turns;
@@ -32,7 +33,7 @@ use crate::turns;
 pub enum Understanding {
     /// Chat and completions: JSON, or an error.
     Required,
-    /// Every other endpoint: what can be read of it is used.
+    /// Every other endpoint: what can be read of it is used, and a form is read as well.
     BestEffort,
 }
 
@@ -52,6 +53,8 @@ impl<B> RequestBody for B where
 pub struct Reading {
     /// The model asked for.
     pub model: Option<Name>,
+    /// Whether the body was understood, so that one that names no model does name none.
+    pub extent: Extent,
     /// Hash of what names the session.
     pub session: Option<u64>,
     /// Chained hashes of the prompt's full blocks.
@@ -62,6 +65,16 @@ pub struct Reading {
     pub prompt_bytes: usize,
     /// The same in tokens, by what is known of the model's tokenizer.
     pub prompt_tokens: usize,
+}
+
+/// How much of a body was read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Extent {
+    /// It is in no language that is known here.
+    #[default]
+    Nothing,
+    /// All that matters.
+    Whole,
 }
 
 /// A request that has been read.
@@ -134,8 +147,13 @@ impl Parser {
         B: RequestBody,
     {
         let Admitted { head, body, permit } = admitted;
-        let mut share = self.limits.memory.share();
-        let (body, scanned) = self.receive(body, understanding, &mut share).await?;
+        let mut share = self.limits.memory.share(body.size_hint().lower());
+        let form = match understanding {
+            Understanding::Required => None,
+            // Boxed, since it is rare, and what reads a body should be small.
+            Understanding::BestEffort => FormScanner::of(&head.headers).map(Box::new),
+        };
+        let (body, scanned) = self.receive(body, (understanding, form), &mut share).await?;
         let scanned = match scanned {
             Err(error) if understanding == Understanding::Required => return Err(error.into()),
             scanned => scanned.ok(),
@@ -164,7 +182,7 @@ impl Parser {
     async fn receive<B>(
         &self,
         mut body: B,
-        understanding: Understanding,
+        (understanding, mut form): (Understanding, Option<Box<FormScanner>>),
         share: &mut BodyShare,
     ) -> Result<(Payload, Result<Scanned, BodyError>), RequestError>
     where
@@ -185,7 +203,9 @@ impl Parser {
             share.grow(piece.len())?;
             let most_bytes = turns::turn_bytes(came_bytes);
             for part in piece.chunks(most_bytes) {
-                if let Ok(scanner) = &mut scan
+                if let Some(form) = &mut form {
+                    form.push(part);
+                } else if let Ok(scanner) = &mut scan
                     && let Err(error) = scanner.push(part)
                 {
                     scan = Err(error);
@@ -204,14 +224,16 @@ impl Parser {
                 _ => payload.push(piece),
             }
         }
-        let scanned = match scan {
-            Ok(scanner) => scanner.finish(),
-            Err(error) => Err(error),
+        let scanned = match (form, scan) {
+            (Some(form), _) => Ok(Scanned { model: form.finish(), ..Scanned::default() }),
+            (None, Ok(scanner)) => scanner.finish(),
+            (None, Err(error)) => Err(error),
         };
         Ok((payload.finish(), scanned))
     }
 
     fn reading(&self, headers: &HeaderMap, scanned: Option<Scanned>, ratios: &TokenRatios) -> Reading {
+        let extent = if scanned.is_some() { Extent::Whole } else { Extent::Nothing };
         let (model, user, prompt) =
             scanned.map(|scanned| (scanned.model, scanned.user, scanned.prompt)).unwrap_or_default();
         let session = match headers.get(&self.session_header).map(http::HeaderValue::as_bytes) {
@@ -220,6 +242,7 @@ impl Parser {
         };
         Reading {
             session,
+            extent,
             blocks: prompt.hashes,
             tools: prompt.tools,
             prompt_bytes: prompt.prompt_bytes,
@@ -274,7 +297,7 @@ mod tests {
     use crate::stages::admit::Admission;
 
     fn parser(max_bytes: usize, timeout: Duration) -> Parser {
-        parser_with(&BodyMemory::new(usize::MAX), max_bytes, timeout)
+        parser_with(&BodyMemory::new(usize::MAX, usize::MAX), max_bytes, timeout)
     }
 
     fn parser_with(memory: &Arc<BodyMemory>, max_bytes: usize, timeout: Duration) -> Parser {
@@ -309,15 +332,19 @@ mod tests {
         }
     }
 
+    fn pieces(pieces: &[Option<&str>]) -> Pieces {
+        Pieces(
+            pieces.iter().map(|piece| piece.map(|piece| Bytes::copy_from_slice(piece.as_bytes()))).collect(),
+        )
+    }
+
     async fn parse(
         parser: &Parser,
-        pieces: &[Option<&str>],
+        pieces_of_it: &[Option<&str>],
         understanding: Understanding,
     ) -> Result<Parsed, RequestError> {
-        let pieces =
-            pieces.iter().map(|piece| piece.map(|piece| Bytes::copy_from_slice(piece.as_bytes()))).collect();
         let admission = Admission::new(1, 0, Duration::ZERO);
-        let admitted = admission.admit(Request::new(Pieces(pieces))).await.unwrap();
+        let admitted = admission.admit(Request::new(pieces(pieces_of_it))).await.unwrap();
         parser.parse(admitted, understanding, &TokenRatios::default()).await
     }
 
@@ -352,8 +379,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_form_names_its_model_and_passes_as_it_came() {
+        let parser = parser(1_000, MINUTE);
+        let form = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--b--\r\n";
+        let (one, two) = form.split_at(50);
+        let mut request = Request::new(pieces(&[Some(one), Some(two)]));
+        let kind = "multipart/form-data; boundary=b".parse().unwrap();
+        request.headers_mut().insert(http::header::CONTENT_TYPE, kind);
+        let admitted = Admission::new(1, 0, Duration::ZERO).admit(request).await.unwrap();
+        let parsed =
+            parser.parse(admitted, Understanding::BestEffort, &TokenRatios::default()).await.unwrap();
+        assert_eq!(&parsed.body.joined()[..], form.as_bytes());
+        assert_eq!(
+            (parsed.reading.model.as_deref(), parsed.reading.extent),
+            (Some("whisper"), Extent::Whole)
+        );
+    }
+
+    #[tokio::test]
     async fn bodies_have_a_common_bound_that_those_thrown_away_do_not_count_for() {
-        let memory = BodyMemory::new(50);
+        let memory = BodyMemory::new(50, 50);
         let parser = parser_with(&memory, 1_000, MINUTE);
         let forty = format!("{:40}", "{}");
         let first = parse(&parser, &[Some(&forty)], Understanding::Required).await.unwrap();

@@ -11,7 +11,7 @@ use prometheus::Histogram;
 use router_core::{Among, Decided, PickError, RequestView};
 use tokio::time::{Instant, timeout_at};
 
-use super::parse::Reading;
+use super::parse::{Extent, Reading};
 use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::Upstream;
@@ -41,6 +41,21 @@ pub fn pick(
     let decided = app.decider.decide(&roster.snapshot, &view, among, now)?;
     let upstream = roster.upstream(&decided.worker);
     Ok(Picked { decided, upstream })
+}
+
+/// Refuses a request that names no model where workers would take it for different ones: any of them would answer, most likely with a model
+/// that was not meant. A body that could not be read goes on, since it may name one.
+///
+/// # Errors
+/// [`RequestError::ModelNotNamed`].
+pub fn check_model(app: &App, reading: &Reading) -> Result<(), RequestError> {
+    if reading.model.is_some() || reading.extent == Extent::Nothing {
+        return Ok(());
+    }
+    match app.fleet.roster().snapshot.models_to_choose_from() {
+        Some(known) => Err(RequestError::ModelNotNamed { known }),
+        None => Ok(()),
+    }
 }
 
 /// Waits until the picked worker has room for the request, if it is in line. While it waits it is decided anew every now and then: its worker

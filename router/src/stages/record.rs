@@ -28,6 +28,8 @@ pub enum Outcome<'a> {
     Complete,
     /// It broke off.
     Broken(&'a TransportError),
+    /// The router had to end.
+    CutOff,
 }
 
 /// What is known of a request so far.
@@ -82,6 +84,12 @@ impl Recorder {
     #[must_use]
     pub fn is_generation(&self) -> bool {
         matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions)
+    }
+
+    /// Whether it must not go on, since the router ends.
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
+        self.app.cuts_off()
     }
 
     /// An attempt begins.
@@ -188,7 +196,18 @@ impl Recorder {
                 }
                 self.record("broken", Some(usage));
             }
+            Outcome::CutOff => self.give_up(Blame::Router, "cut_off", usage),
         }
+    }
+
+    /// Nobody waits for the rest, or can: that says nothing of the worker.
+    fn give_up(&mut self, blame: Blame, outcome: &'static str, usage: ReportedUsage) {
+        self.app.metrics.error(blame);
+        if let Some(worker) = &self.worker {
+            self.app.metrics.attempt(worker, AttemptOutcome::Cancelled);
+        }
+        self.trial = None;
+        self.record(outcome, Some(usage));
     }
 
     /// What was generated goes into the trace, if one is written. Who left, or was refused, is not in it.
@@ -278,13 +297,16 @@ const CLIENT_CLOSED_REQUEST: StatusCode = match StatusCode::from_u16(499) {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        if !self.recorded {
-            self.app.metrics.error(Blame::Client);
-            if let Some(worker) = &self.worker {
-                self.app.metrics.attempt(worker, AttemptOutcome::Cancelled);
-            }
+        if self.recorded {
+            return;
+        }
+        if self.is_cut_off() {
+            // Its client took nothing, and so nobody asked for the piece that would have said so.
+            self.status.get_or_insert(StatusCode::SERVICE_UNAVAILABLE);
+            self.give_up(Blame::Router, "cut_off", ReportedUsage::default());
+        } else {
             self.status = None;
-            self.record("client_gone", None);
+            self.give_up(Blame::Client, "client_gone", ReportedUsage::default());
         }
     }
 }

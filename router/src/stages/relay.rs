@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use http_body::{Body, Frame, SizeHint};
 use router_core::Lease;
 use tokio::sync::OwnedSemaphorePermit;
@@ -21,7 +21,7 @@ use super::parse::Reading;
 use super::record::{Outcome, Recorder};
 use crate::app::App;
 use crate::config::Switch;
-use crate::error::error_body;
+use crate::error::{SHUTTING_DOWN, error_body};
 use crate::hop_by_hop;
 use crate::openai::events::WholeEvents;
 use crate::transport::{TransportError, UpstreamBody};
@@ -51,7 +51,7 @@ pub struct RelayStream {
     upstream: UpstreamBody,
     first: Option<Bytes>,
     state: State,
-    /// Of a reply that is a stream of server-sent events, in which an error can be said.
+    /// Of a reply that is a stream of server-sent events as they are, in which an error can be said.
     events: Option<WholeEvents>,
     limits: Limits,
     recorder: Recorder,
@@ -126,13 +126,19 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         }
         head.headers.insert(ROUTER_HIT_TOKENS, HeaderValue::from(hit_tokens));
     }
-    let events = is_stream(&head.headers).then(WholeEvents::default);
+    let events = (is_stream(&head.headers) && !is_encoded(&head.headers)).then(WholeEvents::default);
     recorder.answered(head.status);
     let limits = Limits::new(limits.idle, limits.total, deadline);
     let _held = (lease, permit);
     let stream =
         RelayStream { upstream, first, state: State::Flowing, events, limits, recorder, reading, _held };
     Response::from_parts(head, RelayBody::Stream(Box::new(stream)))
+}
+
+/// Whether the body is compressed, or the like: where events end in it cannot be seen, and nothing of ours can be put between its bytes.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(header::CONTENT_ENCODING);
+    codings.iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 impl RelayStream {
@@ -160,6 +166,9 @@ impl RelayStream {
     }
 
     fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        if self.recorder.is_cut_off() {
+            return Poll::Ready(Some(self.break_off(TransportError::ShuttingDown)));
+        }
         loop {
             match Pin::new(&mut self.upstream).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -229,13 +238,18 @@ impl RelayStream {
 
     /// The rest will not come: says so in the stream if it is one, never with `[DONE]`, and closes the connection.
     fn break_off(&mut self, error: TransportError) -> Result<Frame<Bytes>, TransportError> {
-        self.recorder.finish(Outcome::Broken(&error), &self.reading);
+        let is_ours = matches!(error, TransportError::ShuttingDown);
+        let outcome = if is_ours { Outcome::CutOff } else { Outcome::Broken(&error) };
+        self.recorder.finish(outcome, &self.reading);
         if self.events.is_none() {
             self.state = State::Ended;
             return Err(error);
         }
-        let code = if error.is_timeout() { "worker_timeout" } else { "worker_failed" };
-        let message = format!("the worker's stream broke: {error}");
+        let (message, code) = match &error {
+            _ if is_ours => (error.to_string(), SHUTTING_DOWN),
+            error if error.is_timeout() => (format!("the worker's stream broke: {error}"), "worker_timeout"),
+            error => (format!("the worker's stream broke: {error}"), "worker_failed"),
+        };
         let body = error_body(&message, "server_error", None, Some(code));
         let event = [b"data: ", &body[..], b"\n\n"].concat();
         self.state = State::Broken(error);

@@ -89,6 +89,9 @@ pub enum TransportError {
     /// The worker left the fleet between pick and dispatch.
     #[error("the worker has left")]
     Left,
+    /// The router could not wait for the rest: its own time was over.
+    #[error("the router is shutting down")]
+    ShuttingDown,
 }
 
 /// How a connection broke.

@@ -133,6 +133,76 @@ async fn of_an_event_that_breaks_off_in_the_middle_nothing_is_seen() {
     }
 }
 
+/// Reads until `what` has come.
+async fn read_until(client: &mut TcpStream, what: &[u8]) -> Vec<u8> {
+    let mut raw = Vec::new();
+    let reading = async {
+        while find(&raw, what).is_none() {
+            assert!(client.read_buf(&mut raw).await.unwrap() > 0, "closed: {raw:?}");
+        }
+    };
+    tokio::time::timeout(LIMIT, reading).await.expect("it came in time");
+    raw
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compressed_stream_goes_on_as_it_comes_and_nothing_is_put_into_it() {
+    let seen = Arc::new(Notify::new());
+    let waits = Arc::clone(&seen);
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: br\r\n\
+                 transfer-encoding: chunked\r\n\r\n";
+    let worker = MockWorker::start(&["m"], move |_| {
+        vec![
+            Act::Write(head.to_vec()),
+            Act::Write(chunk("no end of an event")),
+            Act::Wait(Arc::clone(&waits)),
+            Act::Close,
+        ]
+    })
+    .await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let mut client = TcpStream::connect(router.address).await.unwrap();
+    let request = request_bytes("POST", "/v1/chat/completions", &[], chat("x").as_bytes());
+    client.write_all(&request).await.unwrap();
+    read_until(&mut client, b"no end of an event").await;
+    seen.notify_one();
+    let mut rest = Vec::new();
+    // It may be a reset as well.
+    let _ = client.read_to_end(&mut rest).await;
+    assert!(find(&rest, b"error").is_none() && find(&rest, b"0\r\n\r\n").is_none(), "{rest:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_of_the_grace_period_clients_hear_why() {
+    let worker = MockWorker::start(&["m"], |request| {
+        let never = Act::Wait(Arc::new(Notify::new()));
+        if find(&request.body, b"unanswered").is_some() {
+            return vec![never];
+        }
+        vec![Act::Write(sse_head()), Act::Write(chunk("data: 1\n\ndata: half")), never]
+    })
+    .await;
+    let mut router = Router::start(&[&workers(&[&worker]), "--grace-period=100ms"]).await;
+    let mut streams = TcpStream::connect(router.address).await.unwrap();
+    let mut waits = TcpStream::connect(router.address).await.unwrap();
+    for (client, content) in [(&mut streams, "x"), (&mut waits, "unanswered")] {
+        let request = request_bytes("POST", "/v1/chat/completions", &[], chat(content).as_bytes());
+        client.write_all(&request).await.unwrap();
+    }
+    read_until(&mut streams, b"data: 1\n\n").await;
+    until("both are there", || async { worker.seen().len() == 2 }).await;
+    router.stop();
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(LIMIT, streams.read_to_end(&mut rest)).await;
+    ended.expect("it is closed").unwrap();
+    let text = String::from_utf8(rest).unwrap();
+    assert!(text.contains("the router is shutting down") && text.contains("router_shutting_down"), "{text}");
+    assert!(!text.contains("half") && !text.contains("[DONE]") && !text.contains("0\r\n\r\n"), "{text}");
+    let answer = tokio::time::timeout(LIMIT, read_reply(&mut waits)).await.unwrap();
+    assert_eq!((answer.status, answer.error().1.as_str()), (503, "router_shutting_down"));
+    router.stopped().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_behind_when_a_stream_breaks_loses_nothing_of_it() {
     const EVENTS: usize = 600;

@@ -77,6 +77,20 @@ async fn streaming_worker(go_on: &Arc<Notify>) -> MockWorker {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_of_the_grace_period_clients_hear_why() {
+    let worker = streaming_worker(&Arc::default()).await;
+    let mut router = Router::start(&[&workers(&[&worker]), "--grace-period=100ms"]).await;
+    let mut client = connect(&router).await;
+    let mut body = client.send_request(request("POST", CHAT, &chat("x"))).await.unwrap().into_body();
+    assert_eq!(piece(&mut body).await.unwrap(), "data: one\n\n");
+    router.stop();
+    let last = piece(&mut body).await.unwrap();
+    assert!(find(&last, b"router_shutting_down").is_some(), "{last:?}");
+    assert_eq!(piece(&mut body).await, Err(false), "it is reset");
+    router.stopped().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn requests_and_answers_are_those_of_http1() {
     let worker = MockWorker::answering(&["m"], json_reply(200, OK)).await;
     let router = Router::start(&[&workers(&[&worker]), "--max-body-bytes=300kB"]).await;

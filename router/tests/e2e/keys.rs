@@ -200,7 +200,11 @@ async fn operators_have_keys_of_their_own() {
         let reply = exchange(admin, method, path, &[("authorization", "Bearer ak-admin")], b"").await;
         assert_ne!(reply.status, 401, "{path}");
     }
-    assert_eq!(exchange(scraped, "GET", "/metrics", &[], b"").await.status, 200, "it shows metrics alone");
+    for (path, status) in [("/metrics", 200), ("/livez", 200), ("/readyz", 503), ("/workers", 404)] {
+        // Its worker has been removed above.
+        assert_eq!(exchange(scraped, "GET", path, &[], b"").await.status, status, "{path}");
+    }
+    assert_eq!(exchange(admin, "GET", "/livez", &[], b"").await.status, 200, "as on the clients' listener");
     assert_eq!(with(&router, &["Bearer ak-admin"], "POST", PATH).await.status, 401);
 }
 

@@ -208,6 +208,9 @@ async fn connections_beyond_the_limit_are_refused_and_counted() {
     let reply = read_reply(&mut third).await;
     assert_eq!((reply.status, reply.error().1.as_str()), (503, "too_many_connections"));
     assert_eq!(reply.header("retry-after"), "1");
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(router.admin("GET", path, "").await.status, 200, "{path}: not by what clients take");
+    }
     assert_eq!(router.metric("router_connections_refused_total").await, 1.0);
     drop(held);
     until("there is room again", || async { router.metric("router_connections ").await == 0.0 }).await;
@@ -406,13 +409,20 @@ impl Process {
     }
 
     fn run(mut command: Command, arguments: &[&str]) -> Self {
-        let mut child = command
-            .args(["--port=0", "--threads=2"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        command.stderr(Stdio::null());
+        Self::spawn(command, arguments)
+    }
+
+    /// Starts it with a log that nobody reads.
+    fn unread(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_router"));
+        command.stderr(Stdio::piped());
+        Self::spawn(command, arguments)
+    }
+
+    fn spawn(mut command: Command, arguments: &[&str]) -> Self {
+        let mut child =
+            command.args(["--port=0", "--threads=2"]).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let mut said = BufReader::new(child.stdout.take().unwrap());
         said.read_line(&mut line).unwrap();
@@ -448,9 +458,60 @@ impl Drop for Process {
 async fn a_signal_drains_and_the_process_ends_well() {
     let worker = one_worker().await;
     let process = Process::start(&[&workers(&[&worker]), "--drain-delay=0s"]);
+    // Nobody's terminal is gone: this is no reason to end.
+    process.signal("-HUP");
     assert_eq!(process.get("/readyz").await.status, 200);
     process.signal("-TERM");
     assert_eq!(process.code().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_stops_nothing() {
+    let worker = one_worker().await;
+    let mut process = Process::unread(&[&workers(&[&worker]), "--drain-delay=0s"]);
+    // A pipe holds 64 KiB, and each of these is a line.
+    let mut stream = TcpStream::connect(&process.address).await.unwrap();
+    for _ in 0..1_000 {
+        stream.write_all(&request_bytes("GET", "/nothing/here", &[], b"")).await.unwrap();
+        let reply = tokio::time::timeout(LIMIT, read_reply(&mut stream)).await.expect("it still serves");
+        assert_eq!(reply.status, 404);
+    }
+    drop(stream);
+    process.signal("-TERM");
+    let log = process.child.stderr.take().unwrap();
+    assert_eq!(process.code().await, Some(0));
+    let text = std::io::read_to_string(log).unwrap();
+    assert!(text.contains("endpoint=\"unknown\""), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_outlives_the_grace_period_is_logged_as_cut_off_by_the_router() {
+    let act = || vec![Act::Write(sse_head()), Act::Write(chunk("data: 1\n\n")), Act::Wait(Arc::default())];
+    let worker = MockWorker::start(&["m"], move |_| act()).await;
+    let flags = [&workers(&[&worker]), "--drain-delay=0s", "--grace-period=100ms"];
+    let mut process = Process::unread(&flags);
+    let mut client = TcpStream::connect(&process.address).await.unwrap();
+    client.write_all(&request_bytes("POST", CHAT, &[], chat("x").as_bytes())).await.unwrap();
+    let mut come = Vec::new();
+    while find(&come, b"data: 1").is_none() {
+        assert!(client.read_buf(&mut come).await.unwrap() > 0);
+    }
+    process.signal("-TERM");
+    let log = process.child.stderr.take().unwrap();
+    assert_eq!(process.code().await, Some(0));
+    let text = std::io::read_to_string(log).unwrap();
+    let line = text.lines().find(|line| line.contains("outcome=")).unwrap_or(&text);
+    assert!(line.contains("outcome=\"cut_off\"") && line.contains("status=200"), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn why_it_cannot_start_is_said() {
+    let taken = bind(([127, 0, 0, 1], 0).into()).await;
+    let port = format!("--port={}", taken.local_addr().unwrap().port());
+    let ended = Command::new(env!("CARGO_BIN_EXE_router")).args([&port, "--workers=127.0.0.1:1"]).output();
+    let ended = ended.unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!((ended.status.code(), said.contains("router: cannot listen on")), (Some(1), true), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -121,6 +121,8 @@ async fn errors_have_openais_shape_and_the_right_status() {
         ("POST", "/v1/models", "", 405, "takes GET"),
         ("POST", "/nowhere", "{}", 404, "/nowhere"),
         ("GET", "/", "", 404, "no such endpoint"),
+        ("POST", "/v1/load_lora_adapter", "{}", 403, "ask each engine itself"),
+        ("POST", "/v1/unload_lora_adapter", "{}", 403, "ask each engine itself"),
     ] {
         let reply = exchange(router.address, method, path, &[], body.as_bytes()).await;
         let (message, _) = reply.error();

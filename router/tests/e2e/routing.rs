@@ -227,3 +227,48 @@ async fn what_the_router_answers_itself_has_the_requests_id() {
     }
     assert!(!router.get("/v1/models").await.header("x-request-id").is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forms_go_to_workers_that_list_their_model() {
+    let one = MockWorker::answering(&["chat"], json_reply(200, "{}")).await;
+    let two = MockWorker::answering(&["whisper"], json_reply(200, "{}")).await;
+    let router = Router::start(&[&workers(&[&one, &two]), "--policy=round_robin"]).await;
+    let form = |model: &str| {
+        let file = "content-disposition: form-data; name=\"file\"; filename=\"a.wav\"";
+        let named = format!("--xyz\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\n{model}\r\n");
+        format!("--xyz\r\n{file}\r\n\r\n{}\r\n{named}--xyz--\r\n", "sound".repeat(50_000))
+    };
+    let kind = [("content-type", "multipart/form-data; boundary=xyz")];
+    let path = "/v1/audio/transcriptions";
+    for _ in 0..4 {
+        let body = form("whisper");
+        let reply = exchange(router.address, "POST", path, &kind, body.as_bytes()).await;
+        assert_eq!((reply.status, reply.header("x-router-worker")), (200, "w1"));
+        assert_eq!(two.seen().last().unwrap().body, body.as_bytes(), "as it came");
+    }
+    let unknown = exchange(router.address, "POST", path, &kind, form("other").as_bytes()).await;
+    assert_eq!((unknown.status, unknown.error().1.as_str()), (404, "model_not_found"));
+    assert!(one.seen().is_empty());
+    assert_eq!(router.metric("router_worker_models_known{worker=\"w0\"}").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_workers_differ_a_request_has_to_name_its_model() {
+    let one = MockWorker::answering(&["a", "adapter"], json_reply(200, "{}")).await;
+    let two = MockWorker::answering(&["b"], json_reply(200, "{}")).await;
+    let router = Router::start(&[&workers(&[&one, &two])]).await;
+    for (path, body) in [("/v1/chat/completions", r#"{"messages":[]}"#), ("/generate", r#"{"text":"x"}"#)] {
+        let reply = router.post(path, body).await;
+        let (message, code) = reply.error();
+        assert_eq!((reply.status, code.as_str()), (400, "model_required"), "{path}");
+        assert!(message.contains("a, adapter, b"), "{message}");
+        assert_eq!(reply.json()["error"]["param"], "model");
+    }
+    assert_eq!(router.admin("POST", "/explain", r#"{"messages":[]}"#).await.status, 400);
+    assert!(one.seen().is_empty() && two.seen().is_empty());
+    assert_eq!(router.post("/v1/something", "no JSON").await.status, 200, "nobody knows what it names");
+    // All begin with the same model: that is what a request without one means, whatever adapters there are.
+    let more = MockWorker::answering(&["b", "adapter"], json_reply(200, "{}")).await;
+    let router = Router::start(&[&workers(&[&two, &more])]).await;
+    assert_eq!(router.post("/v1/chat/completions", r#"{"messages":[]}"#).await.status, 200);
+}

@@ -400,12 +400,18 @@ impl<'a> Eligible<'a> {
         match self.serving {
             Serving::Anyone => true,
             Serving::Bit(bit) => has(bit),
-            Serving::Asked(bits, model) => has(bits) && is_served(fleet.worker(row), model),
+            Serving::Listed(bits, model) => has(bits) && lists(fleet.worker(row), model),
+            Serving::Untold(bits) => has(bits) && has_told_nothing(fleet.worker(row)),
         }
     }
 }
 
 #[cold]
-fn is_served(worker: &Worker, model: &str) -> bool {
-    worker.may_serve(Some(model))
+fn lists(worker: &Worker, model: &str) -> bool {
+    worker.lists(model)
+}
+
+#[cold]
+fn has_told_nothing(worker: &Worker) -> bool {
+    worker.models().is_none()
 }

@@ -149,6 +149,31 @@ fn goes_only_to_workers_that_list_the_model() {
 }
 
 #[test]
+fn a_worker_that_never_said_what_it_serves_gets_only_what_nobody_lists() {
+    let mut fleet = Fleet::default();
+    let spec = |id: &str| WorkerSpec { id: WorkerId::new(id), address: format!("http://{id}:8000") };
+    fleet.reconcile(&["lists", "lists-no-more", "silent"].map(spec));
+    let workers = fleet.snapshot().workers().to_vec();
+    workers.iter().for_each(|worker| assert!(worker.mark_up().is_some()));
+    workers[0].set_models(vec!["a".into()]);
+    workers[1].set_models(vec!["b".into()]);
+    let decider = decider("round_robin");
+    let picks = |fleet: &Fleet, model| {
+        let request = RequestView { model: Some(model), ..RequestView::default() };
+        let decide = || decider.decide(&fleet.snapshot(), &request, Among::Untried(&[]), NOW);
+        (0..4).map(|_| decide().map(|decided| decided.worker.id().to_string())).collect::<Vec<_>>()
+    };
+    assert_eq!(picks(&fleet, "a"), vec![Ok("lists".to_owned()); 4]);
+    assert_eq!(picks(&fleet, "c"), vec![Ok("silent".to_owned()); 4]);
+    workers[1].mark_down();
+    assert_eq!(picks(&fleet, "b"), vec![Err(PickError::ModelDown { model: "b".into() }); 4]);
+    fleet.reconcile(&["lists", "silent"].map(spec));
+    assert_eq!(picks(&fleet, "b"), vec![Ok("silent".to_owned()); 4], "nobody lists it any more");
+    fleet.reconcile(&["silent"].map(spec));
+    assert_eq!(picks(&fleet, "a"), vec![Ok("silent".to_owned()); 4]);
+}
+
+#[test]
 fn explaining_changes_nothing() {
     let (fleet, decider) = (fleet(3), decider("prefix_aware"));
     let prompt = hashed(&"z".repeat(2_000));
