@@ -266,6 +266,7 @@ impl Decider {
                 speed,
                 room: recomputed.room(picked.slot, candidates.capacity(&picked)),
                 may_wait_since,
+                answer: request.answer,
             };
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;

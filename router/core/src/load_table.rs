@@ -57,6 +57,8 @@ pub(crate) struct Row {
     pub(crate) line_bits: AtomicU32,
     /// Seconds that the first of them takes, as an `f32`.
     pub(crate) head_bits: AtomicU32,
+    /// From when on the first of them counts as computed, if nobody will see it: seconds, as an `f64`; 0 for never.
+    pub(crate) lapses_bits: AtomicU64,
     /// Times the fleet's, as an `f32`, less one: an empty row is that of a worker as fast as the fleet.
     pub(crate) ratio_less_one_bits: AtomicU32,
     /// What its KV cache has room for; 0 while it has not said.
@@ -84,6 +86,7 @@ impl Row {
         }
         self.last_pick.store(0, Ordering::Relaxed);
         self.since_bits.store(0, Ordering::Relaxed);
+        self.lapses_bits.store(0, Ordering::Relaxed);
     }
 }
 

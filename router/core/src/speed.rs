@@ -7,11 +7,14 @@
 mod additions;
 mod line;
 mod queue;
+mod ratio;
 mod regression;
+mod silent;
 
 use std::time::Duration;
 
 pub use additions::CacheRoom;
+pub(crate) use queue::lapses_s;
 pub use queue::{PrefillQueue, QueueReading, Sent};
 use regression::Regression;
 

@@ -146,6 +146,7 @@ impl Worker {
 
     /// It says what its load is `now`, by the clock of picks.
     pub fn hear_load(&self, load: &ReportedWorkerLoad, now: Duration) {
+        self.load.lapse(now);
         let others = self.reports.set_load(load, (&self.load.read_sent(), self.load.sent()), now);
         // Tokens alone tell nothing: the router guesses those of its own prompts, and guesses short by the template.
         if others.requests > 0 && others.uncached_tokens > 0 {

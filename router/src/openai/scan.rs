@@ -19,6 +19,7 @@ mod text;
 
 use router_core::PromptUse;
 use router_core::prefix::PromptBlocks;
+use router_core::request::Answer;
 
 pub use error::{BodyError, Problem, SyntaxError};
 pub use fields::{MAX_FIELD_BYTES, Name};
@@ -42,6 +43,8 @@ pub struct Scanned {
     pub model: Option<Name>,
     /// Hash of `user`, OpenAI's name for an end user.
     pub user: Option<u64>,
+    /// Whether it asks for a `stream`.
+    pub answer: Answer,
     /// The prompt, kept apart from those with another model or `cache_salt`.
     pub prompt: PromptBlocks,
 }

@@ -222,7 +222,7 @@ fn lost(
     let own = is_routers_own(&source);
     if !own && (cause.is_unreachable() || cause == Cause::Reset) {
         // While the lease still counts this request among those that wait there.
-        worker.rescue.note(now, worker.load.read().prefilling as usize);
+        worker.rescue.note(now, worker.load.unanswered());
     }
     drop(lease);
     // A request that took longer than it may, a worker that left, or an idle connection that the worker closed as we wrote

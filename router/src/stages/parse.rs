@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName};
 use http_body::Body;
 use roundhouse_types::BlockHash;
 use router_core::prefix::blocks::ToolsSegment;
-use router_core::request::RequestView;
+use router_core::request::{Answer, RequestView};
 use router_core::token_ratio::TokenRatios;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
@@ -62,6 +62,8 @@ pub struct Reading {
     pub prompt_bytes: usize,
     /// The same in tokens, by what is known of the model's tokenizer.
     pub prompt_tokens: usize,
+    /// Whether its first token will be seen.
+    pub answer: Answer,
 }
 
 /// A request that has been read.
@@ -108,6 +110,7 @@ impl Reading {
             block_tokens: None,
             prompt_bytes: self.prompt_bytes,
             prompt_tokens: self.prompt_tokens,
+            answer: self.answer,
             may_wait_since: None,
         }
     }
@@ -212,8 +215,9 @@ impl Parser {
     }
 
     fn reading(&self, headers: &HeaderMap, scanned: Option<Scanned>, ratios: &TokenRatios) -> Reading {
-        let (model, user, prompt) =
-            scanned.map(|scanned| (scanned.model, scanned.user, scanned.prompt)).unwrap_or_default();
+        let (model, user, answer, prompt) = scanned
+            .map(|scanned| (scanned.model, scanned.user, scanned.answer, scanned.prompt))
+            .unwrap_or_default();
         let session = match headers.get(&self.session_header).map(http::HeaderValue::as_bytes) {
             Some(header) => Some(header).filter(|name| !name.is_empty()).map(xxh3_64),
             None => user,
@@ -224,6 +228,7 @@ impl Parser {
             tools: prompt.tools,
             prompt_bytes: prompt.prompt_bytes,
             prompt_tokens: ratios.tokens(model.as_deref(), prompt.prompt_bytes),
+            answer,
             model,
         }
     }

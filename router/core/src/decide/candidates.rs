@@ -16,7 +16,7 @@ use crate::prefix::PrefixHits;
 use crate::prefix::recomputed::Capacity;
 use crate::reports::LoadReport;
 use crate::request::RequestView;
-use crate::speed::{Prefill, PrefillSpeed, QueueReading};
+use crate::speed::{Prefill, PrefillSpeed, QueueReading, lapses_s};
 use crate::sync::atomic::Ordering;
 use crate::unseen::Unseen;
 use crate::worker::{Worker, is_draining, is_up, is_usable};
@@ -216,6 +216,9 @@ impl Candidates {
 
     #[inline]
     fn add(&mut self, fleet: &FleetSnapshot, row: Member<'_>, moment: &Moment) {
+        if lapses_s(row.load).is_some_and(|at_s| at_s <= moment.now_s) {
+            fleet.worker(row).load.lapse(moment.now);
+        }
         let load = LoadReading::of(row.load);
         self.requests += u64::from(load.requests);
         self.prefilling += u64::from(load.prefilling);

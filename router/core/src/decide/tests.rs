@@ -1,6 +1,7 @@
 //! The decider over a small fleet.
 
 mod line;
+mod whole_answers;
 
 use roundhouse_types::{ChainHasher, RouterPlace, WorkerLoad as ReportedWorkerLoad};
 
@@ -10,6 +11,7 @@ use crate::ledger::LoadReading;
 use crate::policy::{Choice, by_name};
 use crate::prefix::{PromptBlocks, PromptHasher};
 use crate::reports::LoadReport;
+use crate::request::Answer;
 use crate::worker::{WorkerId, WorkerSpec};
 
 const NOW: Duration = Duration::from_secs(100);
@@ -643,11 +645,14 @@ fn threads_that_decide_fail_end_and_forget_at_once_leave_a_sound_tree_and_idle_w
             let system = format!("system prompt {} ", rng.random_range(0..4)).repeat(30);
             let own = format!("{seed} {} ", turn / 2).repeat(rng.random_range(1..60));
             let prompt = hashed(&(system + &own));
-            let mut one = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+            let answer = if rng.random_bool(0.5) { Answer::Streamed } else { Answer::Whole };
+            let (request, now) = (RequestView { answer, ..view(&prompt) }, NOW + Duration::from_millis(turn));
+            let mut one = decider.decide(&fleet, &request, Among::Untried(&[]), now).unwrap();
             match rng.random_range(0..8) {
                 0 => decider.take_back(&mut one.lease, one.worker.slot, &prompt.hashes, one.basis),
-                1 => decider.first_token(&mut one.lease, NOW, None),
+                1 => decider.first_token(&mut one.lease, now, None),
                 2 if seed == 0 => decider.forget(one.worker.slot),
+                3 => decider.whole_answer(&mut one.lease, now),
                 _ => {}
             }
             running.push(one);

@@ -19,6 +19,7 @@ pub(super) enum Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Key {
     Field(Field),
+    Stream,
     Tools,
     Messages,
     /// Its value is text of the prompt, whatever it is: in the body `prompt` and its like, in a message `role` and
@@ -38,6 +39,8 @@ pub(super) enum Use {
     Enter(Place),
     /// Kept, if it is a string.
     Field(Field),
+    /// It says whether the answer is to be a stream.
+    Stream,
     /// Hashed as it stands, a string without its quotes.
     Text,
     /// Hashed as it stands, as tools.
@@ -82,6 +85,7 @@ impl Place {
             (Self::Body, b"model") => Key::Field(Field::Model),
             (Self::Body, b"user") => Key::Field(Field::User),
             (Self::Body, b"cache_salt") => Key::Field(Field::CacheSalt),
+            (Self::Body, b"stream") => Key::Stream,
             (Self::Body, b"tools") => Key::Tools,
             (Self::Body, b"prompt" | b"input" | b"text" | b"input_ids") => Key::Said,
             (Self::Message, b"role" | b"tool_calls") => Key::Said,
@@ -96,6 +100,7 @@ impl Place {
         match (self, key, kind) {
             (Self::Document, _, Kind::Object) => Use::Enter(Self::Body),
             (Self::Body, Key::Field(field), _) => Use::Field(field),
+            (Self::Body, Key::Stream, _) => Use::Stream,
             (Self::Body, Key::Tools, _) => Use::Tools,
             (Self::Body, Key::Messages, Kind::Array) => Use::Enter(Self::Messages),
             (Self::Messages, _, Kind::Object) => Use::Enter(Self::Message),

@@ -3,6 +3,7 @@
 
 use roundhouse_types::ChainHasher;
 use router_core::prefix::PromptHasher;
+use router_core::request::Answer;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::error::BodyError;
@@ -21,6 +22,7 @@ pub(super) struct Reader {
     /// Of the current part of a content, if it came in several pieces.
     digest: Option<Box<Xxh3>>,
     fields: Fields,
+    answer: Answer,
     prompt: PromptHasher,
 }
 
@@ -54,6 +56,7 @@ impl Reader {
             capture: None,
             digest: None,
             fields: Fields::default(),
+            answer: Answer::Whole,
             prompt: PromptHasher::new(ChainHasher::new(config.seed), config.prompt_use),
         }
     }
@@ -84,6 +87,10 @@ impl Reader {
                     self.capture =
                         Some(Capture { sink: Sink::Field(field), from: at + 1, quote_bytes: 1, depth });
                 }
+            }
+            Use::Stream => {
+                let asks_for_it = piece.get(at) == Some(&b't');
+                self.answer = if asks_for_it { Answer::Streamed } else { Answer::Whole };
             }
             Use::Text => {
                 // A part with a text is that text.
@@ -134,7 +141,7 @@ impl Reader {
         let Fields { model, user, cache_salt, .. } = self.fields;
         let salt = ChainHasher::new(self.seed).salted(model.as_ref().map_or(&[], Name::as_bytes));
         let salt = cache_salt.map_or(salt, |own| salt.salted(&own.to_le_bytes()));
-        Ok(Scanned { model, user, prompt: self.prompt.finish(salt) })
+        Ok(Scanned { model, user, answer: self.answer, prompt: self.prompt.finish(salt) })
     }
 
     /// Part of a captured value.

@@ -346,3 +346,21 @@ fn policies_that_read_no_prompts_are_told_their_length() {
         assert!(read.hashes.len() <= prompt_use.max_blocks());
     }
 }
+
+#[test]
+fn only_who_asks_for_a_stream_will_be_seen_to_begin() {
+    for (body, answer) in [
+        (r#"{"stream": true}"#, Answer::Streamed),
+        (r#"{"stream":true,"prompt":"a"}"#, Answer::Streamed),
+        (r#"{"stream": false}"#, Answer::Whole),
+        (r#"{"stream": null}"#, Answer::Whole),
+        (r#"{"stream": true, "stream": false}"#, Answer::Whole),
+        (
+            r#"{"stream_options": true, "metadata": {"stream": true}, "messages": [{"stream": true}]}"#,
+            Answer::Whole,
+        ),
+        ("{}", Answer::Whole),
+    ] {
+        assert_eq!(scan_every_way(body.as_bytes()).unwrap().answer, answer, "{body}");
+    }
+}
