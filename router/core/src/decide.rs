@@ -13,6 +13,7 @@ use crate::fleet::FleetSnapshot;
 use crate::health::Trial;
 use crate::ledger::{Booking, HeldPrompt, Lease};
 use crate::policy::{Candidate, PickError, Policy};
+use crate::pools::Pools;
 use crate::prefix::feed::CacheChange;
 use crate::prefix::follow_ups::FollowUps;
 use crate::prefix::index::{Basis, Comparison, InFlight};
@@ -21,9 +22,8 @@ use crate::prefix::tree::{TreeLimits, WorkerTells};
 use crate::prefix::{PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{PromptUse, RequestView};
-use crate::speed::{PrefillSpeed, Speeds};
+use crate::speed::PrefillSpeed;
 use crate::sync::{Mutex, MutexGuard, lock_soon};
-use crate::unseen::UnseenPicks;
 use crate::worker::{Worker, WorkerSlot};
 use candidates::{Candidates, Eligible, Learned, Moment, Sought};
 
@@ -45,9 +45,8 @@ struct State {
     index: PrefixIndex,
     recomputed: Recomputed,
     follow_ups: FollowUps,
-    speeds: Speeds,
+    pools: Pools,
     picks: u64,
-    unseen: UnseenPicks,
     rng: SmallRng,
     candidates: Candidates,
 }
@@ -102,9 +101,8 @@ impl Decider {
             index: PrefixIndex::new(limits),
             recomputed: Recomputed::default(),
             follow_ups: FollowUps::default(),
-            speeds: Speeds::default(),
+            pools: Pools::default(),
             picks: 0,
-            unseen: UnseenPicks::default(),
             rng,
             candidates: Candidates::default(),
         };
@@ -224,26 +222,26 @@ impl Decider {
         let eligible = Eligible::new(fleet, request, among);
         loop {
             let mut state = self.lock();
-            let State { index, recomputed, follow_ups, speeds, picks, unseen, rng, candidates } = &mut *state;
+            let State { index, recomputed, follow_ups, pools, picks, rng, candidates } = &mut *state;
             index.catch_up();
-            if is_new {
-                speeds.arrival(now);
-            }
-            let speed = speeds.prefill();
             let hits = self.look_up(index, request);
-            let moment = self.moment(now, request, speed);
+            let moment = self.moment(now, request, pools);
             let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
             candidates.gather(fleet, &sought, self.policy.most_workers(), &mut || rng.random::<f64>());
             if candidates.list.is_empty() {
                 drop(state);
                 return Err(why_nobody(fleet, request));
             }
+            if is_new {
+                pools.arrival(now, candidates.parts());
+            }
             self.add_tree_sizes(index, candidates);
+            let (speed, pool) = (candidates.speed(), candidates.pool());
             learn(&mut candidates.list, &speed);
             let learned = Learned {
-                arrivals_per_s: speeds.arrivals_per_s(),
+                arrivals_per_s: pools.arrivals_per_s(candidates.parts()),
                 later_turns: follow_ups.see(request.model, self.whole(request), hits.deepest()),
-                unseen: unseen.at(now, candidates.report_age()),
+                unseen: pools.unseen(pool).at(now, candidates.report_age()),
                 speed,
             };
             let ring = &|| fleet.ring();
@@ -254,7 +252,7 @@ impl Decider {
                 // Another request has just become the probe of this worker's breaker: it is no candidate any more.
                 continue;
             };
-            unseen.picked(picked.own_s);
+            pools.unseen(pool).picked(picked.own_s);
             *picks += 1;
             let may_wait_since = request.may_wait_since.filter(|_| self.policy.binds_late());
             let booking = Booking {
@@ -263,7 +261,7 @@ impl Decider {
                 context_tokens: request.prompt_tokens,
                 held: HeldPrompt::of(request),
                 prefill: picked.prefill(request),
-                speed,
+                speed: if picked.pool == pool { speed } else { pools.speed(picked.pool) },
                 room: recomputed.room(picked.slot, candidates.capacity(&picked)),
                 may_wait_since,
                 answer: request.answer,
@@ -304,10 +302,9 @@ impl Decider {
     ) -> Result<Explanation, PickError> {
         let mut candidates = Candidates::default();
         let state = self.lock();
-        let speed = state.speeds.prefill();
         let hits = self.look_up(&state.index, request);
         let eligible = Eligible::new(fleet, request, Among::Untried(&[]));
-        let moment = self.moment(now, request, speed);
+        let moment = self.moment(now, request, &state.pools);
         let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
         candidates.gather(fleet, &sought, u32::MAX, &mut || 0.0);
         if candidates.list.is_empty() {
@@ -317,10 +314,10 @@ impl Decider {
         self.add_tree_sizes(&state.index, &mut candidates);
         let ring = &|| fleet.ring();
         let learned = Learned {
-            arrivals_per_s: state.speeds.arrivals_per_s(),
+            arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
             later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
-            unseen: state.unseen.mean(),
-            speed,
+            unseen: state.pools.mean_unseen(candidates.pool()),
+            speed: candidates.speed(),
         };
         let choice = candidates.choice(ring, learned);
         let costs = self.policy.costs(request, &choice);
@@ -412,8 +409,8 @@ impl Decider {
         if self.reads_prefixes() { index.hits(request.blocks) } else { PrefixHits::default() }
     }
 
-    fn moment(&self, now: Duration, request: &RequestView<'_>, speed: PrefillSpeed) -> Moment {
-        Moment::new(now, request, self.reads_prefixes().then_some(speed))
+    fn moment<'a>(&self, now: Duration, request: &RequestView<'_>, pools: &'a Pools) -> Moment<'a> {
+        Moment::new(now, request, self.reads_prefixes().then_some(pools))
     }
 
     fn add_tree_sizes(&self, index: &PrefixIndex, candidates: &mut Candidates) {
@@ -428,23 +425,23 @@ impl Decider {
     /// A worker's first token for a request has come `now`: its prefill is no longer owed, and what it took is learned from.
     /// `cached_tokens` of the prompt were cached, if the worker said so.
     pub fn first_token(&self, lease: &mut Lease, now: Duration, cached_tokens: Option<usize>) {
-        let speeds = &mut self.lock().speeds;
-        if let Some(observation) = lease.first_token_at(now, cached_tokens, &speeds.prefill()) {
-            speeds.learn(&observation);
+        let (pools, pool) = (&mut self.lock().pools, lease.pool());
+        if let Some(observation) = lease.first_token_at(now, cached_tokens, &pools.speed(pool)) {
+            pools.learn(pool, &observation);
         }
     }
 
     /// A worker's whole answer to a request has come `now`, not as a stream: its prefill is no longer owed, and took no longer.
     pub fn whole_answer(&self, lease: &mut Lease, now: Duration) {
         if let Some(answer) = lease.whole_answer_at(now) {
-            self.lock().speeds.learn_whole(&answer);
+            self.lock().pools.learn_whole(lease.pool(), &answer);
         }
     }
 
-    /// How fast the fleet computes prompts, as learned so far.
+    /// How fast workers like this one compute prompts, as learned so far.
     #[must_use]
-    pub fn prefill_speed(&self) -> PrefillSpeed {
-        self.lock().speeds.prefill()
+    pub fn prefill_speed(&self, worker: &Worker) -> PrefillSpeed {
+        self.lock().pools.speed(worker.pool())
     }
 
     /// Whether the policy goes by hits, so that there are any.

@@ -14,6 +14,7 @@ use std::time::Duration;
 pub use self::held::HeldPrompt;
 use self::held::HeldTokens;
 use crate::load_table::{Row, RowHandle};
+use crate::models::PoolNumber;
 use crate::prefix::index::InFlight;
 use crate::request::Answer;
 pub use crate::speed::Sent;
@@ -311,6 +312,11 @@ impl Lease {
             waits,
             in_flight: None,
         }
+    }
+
+    /// Which pool its worker belongs to.
+    pub(crate) fn pool(&self) -> PoolNumber {
+        self.load.row.pool()
     }
 
     /// What a request in line waits for; `None` if it is to be sent at once.

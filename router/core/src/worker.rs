@@ -10,7 +10,7 @@ use roundhouse_types::WorkerLoad as ReportedWorkerLoad;
 use crate::health::Health;
 use crate::ledger::WorkerLoad;
 use crate::load_table::RowHandle;
-use crate::models::ModelNames;
+use crate::models::{ModelNames, PoolNumber};
 use crate::reports::Reports;
 use crate::retry_budget::Rescue;
 
@@ -144,6 +144,11 @@ impl Worker {
         self.row.number()
     }
 
+    /// Which pool it belongs to.
+    pub(crate) fn pool(&self) -> PoolNumber {
+        self.row.pool()
+    }
+
     /// It says what its load is `now`, by the clock of picks.
     pub fn hear_load(&self, load: &ReportedWorkerLoad, now: Duration) {
         self.load.lapse(now);
@@ -222,6 +227,7 @@ impl Worker {
             && known.as_deref() != Some(&models)
         {
             self.row.models.store(self.names.bits(&models), Ordering::Relaxed);
+            self.row.pool.store(self.names.pool(&models).0, Ordering::Relaxed);
             *known = Some(models.into());
         }
     }

@@ -1,6 +1,7 @@
 //! The decider over a small fleet.
 
 mod line;
+mod pools;
 mod whole_answers;
 
 use roundhouse_types::{ChainHasher, RouterPlace, WorkerLoad as ReportedWorkerLoad};
@@ -442,7 +443,7 @@ fn what_others_have_to_compute_at_a_worker_counts_and_what_is_ours_counts_once()
 #[test]
 fn a_prompt_guessed_too_short_is_not_taken_for_somebody_elses() {
     let (fleet, decider) = (fleet(1), decider("prefix_aware"));
-    let before = decider.prefill_speed();
+    let before = decider.prefill_speed(&fleet.workers()[0]);
     for number in 0..40 {
         let prompt = hashed(&format!("{number} is a number that was told at length ").repeat(50));
         let now = NOW + Duration::from_secs(10 * number);
@@ -451,7 +452,7 @@ fn a_prompt_guessed_too_short_is_not_taken_for_somebody_elses() {
         fleet.workers()[0].hear_load(&told(1, 10_000), now + Duration::from_secs(1));
         decider.first_token(&mut ours.lease, now + Duration::from_secs(2), None);
     }
-    assert_ne!(decider.prefill_speed(), before, "its speed is learned from all the same");
+    assert_ne!(decider.prefill_speed(&fleet.workers()[0]), before, "its speed is learned from all the same");
 }
 
 #[test]

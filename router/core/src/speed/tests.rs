@@ -293,15 +293,17 @@ fn what_the_worker_says_of_its_cache_counts_more_than_what_was_expected() {
 #[test]
 fn arrivals_are_counted_from_the_first_on_and_forgotten() {
     let mut arrivals = Arrivals::default();
-    assert_eq!(arrivals.per_second(), 0.0);
+    assert_eq!(arrivals.per_second(seconds(5.0)), 0.0);
     for number in 0..50 {
-        arrivals.add(seconds(100.0 + f64::from(number) * 0.2));
+        arrivals.add(seconds(100.0 + f64::from(number) * 0.2), 1.0);
     }
-    assert!((4.0..6.5).contains(&arrivals.per_second()), "{}", arrivals.per_second());
+    let rate = |arrivals: &Arrivals| arrivals.per_second(arrivals.last);
+    assert!((4.0..6.5).contains(&rate(&arrivals)), "{}", rate(&arrivals));
     for number in 0..50 {
-        arrivals.add(seconds(110.0 + f64::from(number) * 4.0));
+        arrivals.add(seconds(110.0 + f64::from(number) * 4.0), 1.0);
     }
-    assert!((0.2..0.35).contains(&arrivals.per_second()), "{}", arrivals.per_second());
+    assert!((0.2..0.35).contains(&rate(&arrivals)), "{}", rate(&arrivals));
+    assert!(arrivals.per_second(seconds(1_000.0)) < 1e-6, "it is long ago");
 }
 
 const LONG: Prefill = Prefill { new_tokens: 60_000, cached_tokens: 0 };

@@ -28,8 +28,8 @@ fn answers_that_come_whole_release_their_prefill_at_its_predicted_end() {
         .map(|prompt| decider.decide(&fleet, &whole(prompt), Among::Untried(&[]), NOW).unwrap())
         .collect();
     let new_tokens = whole(&prompts[0]).prompt_tokens;
-    let own_s = decider.prefill_speed().seconds(Prefill { new_tokens, cached_tokens: 0 });
-    let fixed_s = decider.prefill_speed().fixed_s;
+    let own_s = decider.prefill_speed(&fleet.workers()[0]).seconds(Prefill { new_tokens, cached_tokens: 0 });
+    let fixed_s = decider.prefill_speed(&fleet.workers()[0]).fixed_s;
     let owed = loads(&decider, &fleet, NOW);
     assert!(owed.iter().all(|(prefilling, decoding, _)| (*prefilling, *decoding) == (3, 0)), "{owed:?}");
     let two_left = loads(&decider, &fleet, at(1.01 * own_s + fixed_s));
