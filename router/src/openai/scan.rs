@@ -1,5 +1,5 @@
-//! Reads of a request body what routing needs, while it arrives: piece by piece, in one pass, keeping nothing but three
-//! short strings and the hashes of the prompt.
+//! Reads of a request body what routing needs, while it arrives: piece by piece, in one pass, keeping nothing but
+//! a few short strings and the hashes of the prompt.
 //!
 //! Strict about JSON, lenient about everything else: whether `messages` makes sense is for the engine to say. Strings
 //! are hashed raw, as they stand between their quotes: tools first, as chat templates have them, then role, content and
@@ -45,7 +45,7 @@ pub struct Scanned {
     pub user: Option<u64>,
     /// Whether it asks for a `stream`.
     pub answer: Answer,
-    /// The prompt, kept apart from those with another model or `cache_salt`.
+    /// The prompt, kept apart from those with another model, `cache_salt`, `lora_path` or `extra_key`.
     pub prompt: PromptBlocks,
 }
 

@@ -1,7 +1,7 @@
 //! Where in a request body what stands: the containers that are walked through, the keys that are known in each, and
 //! what is done with a value. All that the router knows of OpenAI's request format is in this file.
 
-use super::fields::{Field, unescaped};
+use super::fields::{Apart, Field, unescaped};
 use super::json::Kind;
 
 /// A container that is walked through. Its number is its depth.
@@ -84,7 +84,9 @@ impl Place {
             (Self::Body, b"messages") => Key::Messages,
             (Self::Body, b"model") => Key::Field(Field::Model),
             (Self::Body, b"user") => Key::Field(Field::User),
-            (Self::Body, b"cache_salt") => Key::Field(Field::CacheSalt),
+            (Self::Body, b"cache_salt") => Key::Field(Field::Apart(Apart::CacheSalt)),
+            (Self::Body, b"lora_path") => Key::Field(Field::Apart(Apart::LoraPath)),
+            (Self::Body, b"extra_key") => Key::Field(Field::Apart(Apart::ExtraKey)),
             (Self::Body, b"stream") => Key::Stream,
             (Self::Body, b"tools") => Key::Tools,
             (Self::Body, b"prompt" | b"input" | b"text" | b"input_ids") => Key::Said,

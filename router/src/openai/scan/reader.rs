@@ -138,9 +138,9 @@ impl Reader {
         if let Some(found) = self.found {
             return Err(BodyError::NotAnObject { found });
         }
-        let Fields { model, user, cache_salt, .. } = self.fields;
+        let Fields { model, user, apart, .. } = self.fields;
         let salt = ChainHasher::new(self.seed).salted(model.as_ref().map_or(&[], Name::as_bytes));
-        let salt = cache_salt.map_or(salt, |own| salt.salted(&own.to_le_bytes()));
+        let salt = apart.iter().flatten().fold(salt, |salt, own| salt.salted(&own.to_le_bytes()));
         Ok(Scanned { model, user, answer: self.answer, prompt: self.prompt.finish(salt) })
     }
 

@@ -97,6 +97,8 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
                 "model",
                 "user",
                 "cache_salt",
+                "lora_path",
+                "extra_key",
                 "prompt",
                 "tool_calls"
             ][..]
@@ -198,6 +200,14 @@ fn models_and_salts_share_no_blocks() {
     assert_ne!(plain[0], blocks(r#", "cache_salt": "s""#)[0]);
     assert_ne!(blocks(r#", "model": "s""#)[0], blocks(r#", "cache_salt": "s""#)[0]);
     assert_eq!(plain, blocks(r#", "temperature": 1"#));
+    let apart = ["cache_salt", "lora_path", "extra_key"];
+    let mut firsts: Vec<_> = apart.iter().map(|key| blocks(&format!(r#", "{key}": "s""#))[0].0).collect();
+    firsts.push(blocks(r#", "lora_path": "t""#)[0].0);
+    firsts.push(blocks(r#", "lora_path": "t", "cache_salt": "s""#)[0].0);
+    firsts.sort_unstable();
+    firsts.dedup();
+    assert!(firsts.len() == 5 && !firsts.contains(&plain[0].0));
+    assert_eq!(plain, blocks(r#", "lora_path": null, "extra_key": """#));
 }
 
 #[test]
