@@ -167,7 +167,7 @@ impl Prober {
                 (self.failures, self.passed) = (self.failures + 1, 0);
                 if self.failures >= FAILURES_TO_DOWN && worker.is_up() && worker.mark_down() {
                     tracing::warn!(worker = %worker.id(), %reason, "worker is down");
-                    self.decider.forget(worker.slot);
+                    self.decider.forget(worker);
                 } else if self.failures == FAILURES_TO_DOWN {
                     // Once: what keeps a worker from coming up, such as a certificate that nobody trusts, is seen nowhere else.
                     tracing::warn!(worker = %worker.id(), %reason, "worker is not up");

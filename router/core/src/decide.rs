@@ -188,6 +188,10 @@ impl Decider {
         lease.goes(now);
         if self.reads_prefixes() {
             let mut state = self.lock();
+            if worker.has_left() {
+                // What it is given now would be found in the cache of the next one with its slot.
+                return;
+            }
             let State { index, recomputed, .. } = &mut *state;
             index.catch_up();
             let hits = index.hits(request.blocks);
@@ -333,9 +337,11 @@ impl Decider {
     }
 
     /// An attempt failed before its first byte: the worker does not hold what was entered for it. The lease pins that no more.
-    pub fn take_back(&self, lease: &mut Lease, slot: WorkerSlot, path: &[BlockHash], basis: Basis) {
-        if self.reads_prefixes() {
-            self.lock().index.take_back(lease.in_flight.take(), slot, path, basis.known_blocks);
+    pub fn take_back(&self, lease: &mut Lease, worker: &Worker, path: &[BlockHash], basis: Basis) {
+        if self.reads_prefixes()
+            && let Some(mut state) = self.lock_for(worker)
+        {
+            state.index.take_back(lease.in_flight.take(), worker.slot, path, basis.known_blocks);
         }
     }
 
@@ -345,26 +351,40 @@ impl Decider {
         if !self.reads_prefixes() || worker.reports.trust() == CacheTrust::Exact {
             return 0;
         }
-        self.lock().index.compare(worker.slot, basis, comparison)
+        self.lock_for(worker).map_or(0, |mut state| state.index.compare(worker.slot, basis, comparison))
     }
 
-    /// A worker has left or restarted: its cache is gone. Takes time proportional to what it held, in slices between which others
+    /// A worker has left the fleet. From now on nobody picks it, not even from an older snapshot, and nothing that is still told of it touches
+    /// its slot, which the next worker may have once this returns.
+    pub fn retire(&self, worker: &Worker) {
+        // Before the lock is taken: who has it finds out, or has entered what is forgotten here.
+        worker.leave();
+        self.forget_slot(worker.slot, || Some(self.lock()));
+    }
+
+    /// A worker has gone down or restarted: its cache is gone. Takes time proportional to what it held, in slices between which others
     /// pick.
-    pub fn forget(&self, slot: WorkerSlot) {
-        let slices = self.lock().index.tree().worker_blocks(slot) / FORGET_BLOCKS;
+    pub fn forget(&self, worker: &Worker) {
+        self.forget_slot(worker.slot, || self.lock_for(worker));
+    }
+
+    fn forget_slot<'a>(&'a self, slot: WorkerSlot, lock: impl Fn() -> Option<MutexGuard<'a, State>>) {
+        let slices = lock().map_or(0, |state| state.index.tree().worker_blocks(slot) / FORGET_BLOCKS);
         for _ in 0..slices {
-            if self.lock().index.forget_oldest(slot, FORGET_BLOCKS) < FORGET_BLOCKS {
+            let forgotten = lock().map_or(0, |mut state| state.index.forget_oldest(slot, FORGET_BLOCKS));
+            if forgotten < FORGET_BLOCKS {
                 break;
             }
         }
-        let mut state = self.lock();
-        state.index.forget(slot);
-        state.recomputed.forget(slot);
+        if let Some(mut state) = lock() {
+            state.index.forget(slot);
+            state.recomputed.forget(slot);
+        }
     }
 
     /// A worker's own events say what they say of its cache.
-    pub fn apply(&self, slot: WorkerSlot, change: &CacheChange) {
-        let mut state = self.lock();
+    pub fn apply(&self, worker: &Worker, change: &CacheChange) {
+        let (slot, Some(mut state)) = (worker.slot, self.lock_for(worker)) else { return };
         let State { index, recomputed, .. } = &mut *state;
         match change {
             CacheChange::Gone(blocks) => index.withdraw(slot, blocks),
@@ -465,6 +485,12 @@ impl Decider {
             capacity: tokens.map(|tokens| request.size_of(tokens)),
             blocks: trust != CacheTrust::Learned,
         }
+    }
+
+    /// To change what is known of a worker; `None` if its slot is not its own any more.
+    fn lock_for(&self, worker: &Worker) -> Option<MutexGuard<'_, State>> {
+        let state = self.lock();
+        (!worker.has_left()).then_some(state)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

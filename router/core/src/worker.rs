@@ -62,15 +62,16 @@ pub struct WorkerSpec {
 const UP: u8 = 1;
 const DRAINING: u8 = 2;
 const HAS_BEEN_UP: u8 = 4;
+const LEFT: u8 = 8;
 
-/// Whether new requests may go to a worker in this state: it is up, and no operator is draining it.
+/// Whether new requests may go to a worker in this state: it is up and part of the fleet, and no operator is draining it.
 pub(crate) fn is_usable(state: u8) -> bool {
-    state & (UP | DRAINING) == UP
+    state & (UP | DRAINING | LEFT) == UP
 }
 
 /// Whether an operator wants a worker in this state to get no new requests.
 pub(crate) fn is_draining(state: u8) -> bool {
-    state & DRAINING != 0
+    state & (DRAINING | LEFT) != 0
 }
 
 /// Whether a worker in this state is there.
@@ -102,7 +103,7 @@ pub struct Worker {
     pub health: Arc<Health>,
     /// Retries for those who were there when it died.
     pub rescue: Rescue,
-    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`] and [`HAS_BEEN_UP`].
+    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`] and [`LEFT`].
     row: RowHandle,
     /// How often it went down.
     downs: AtomicU32,
@@ -213,6 +214,17 @@ impl Worker {
     /// Gives it requests again.
     pub fn undrain(&self) {
         self.row.state.fetch_and(!DRAINING, Ordering::Relaxed);
+    }
+
+    /// It is part of the fleet no more, for good: whoever still has it finds it unusable, and its slot is to be another's.
+    pub(crate) fn leave(&self) {
+        self.row.state.fetch_or(LEFT, Ordering::Relaxed);
+    }
+
+    /// Whether its slot may be another's by now.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.row.state.load(Ordering::Relaxed) & LEFT != 0
     }
 
     /// The models it said it serves; `None` while it has not said.

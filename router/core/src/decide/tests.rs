@@ -1,5 +1,6 @@
 //! The decider over a small fleet.
 
+mod left;
 mod line;
 mod pools;
 mod whole_answers;
@@ -110,7 +111,7 @@ fn a_failed_attempt_leaves_no_trace() {
     let prompt = hashed(&"y".repeat(1_000));
     let mut failed = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
     let slot = failed.worker.slot;
-    decider.take_back(&mut failed.lease, slot, &prompt.hashes, failed.basis);
+    decider.take_back(&mut failed.lease, &failed.worker, &prompt.hashes, failed.basis);
     drop(failed);
     let retried = decider.decide(&fleet, &view(&prompt), Among::Untried(&[slot]), NOW).unwrap();
     assert_ne!(retried.worker.slot, slot);
@@ -514,7 +515,7 @@ fn what_a_worker_held_is_forgotten_however_much_it_is_and_whatever_runs_there() 
     let running: Vec<_> = (0..3).map(|number| decide(number * 100)).collect();
     (0..300).for_each(|number| drop(decide(number)));
     assert!(decider.tree_blocks() > 2 * FORGET_BLOCKS);
-    decider.forget(running[0].worker.slot);
+    decider.forget(&running[0].worker);
     assert_eq!(decider.tree_blocks(), 0);
     drop(running);
     assert_eq!(decide(7).hit_tokens, 0);
@@ -650,9 +651,9 @@ fn threads_that_decide_fail_end_and_forget_at_once_leave_a_sound_tree_and_idle_w
             let (request, now) = (RequestView { answer, ..view(&prompt) }, NOW + Duration::from_millis(turn));
             let mut one = decider.decide(&fleet, &request, Among::Untried(&[]), now).unwrap();
             match rng.random_range(0..8) {
-                0 => decider.take_back(&mut one.lease, one.worker.slot, &prompt.hashes, one.basis),
+                0 => decider.take_back(&mut one.lease, &one.worker, &prompt.hashes, one.basis),
                 1 => decider.first_token(&mut one.lease, now, None),
-                2 if seed == 0 => decider.forget(one.worker.slot),
+                2 if seed == 0 => decider.forget(&one.worker),
                 3 => decider.whole_answer(&mut one.lease, now),
                 _ => {}
             }
