@@ -2,7 +2,7 @@
 //! a few short strings and the hashes of the prompt.
 //!
 //! Strict about JSON, lenient about everything else: whether `messages` makes sense is for the engine to say. Strings
-//! are hashed raw, as they stand between their quotes: tools first, as chat templates have them, then role, content and
+//! are hashed raw, as they stand between their quotes, lists of token ids without their spaces: tools first, as chat templates have them, then role, content and
 //! tool calls of each message in the order in which they come. It takes what `serde_json` takes, except for what is
 //! nested too deep; lone surrogates pass, too.
 //!
@@ -11,6 +11,7 @@
 
 mod error;
 mod fields;
+mod ids;
 mod json;
 mod number;
 mod place;
@@ -45,6 +46,8 @@ pub struct Scanned {
     pub user: Option<u64>,
     /// Whether it asks for a `stream`.
     pub answer: Answer,
+    /// Tokens of the prompt, if it came as their ids.
+    pub token_ids: Option<usize>,
     /// The prompt, kept apart from those with another model, `cache_salt`, `lora_path` or `extra_key`.
     pub prompt: PromptBlocks,
 }

@@ -60,8 +60,10 @@ pub struct Reading {
     pub tools: ToolsSegment,
     /// Length of the prompt in template order.
     pub prompt_bytes: usize,
-    /// The same in tokens, by what is known of the model's tokenizer.
+    /// The same in tokens, by what is known of the model's tokenizer, unless they have been counted.
     pub prompt_tokens: usize,
+    /// Tokens of a prompt that came as their ids: it tells nothing of a tokenizer.
+    pub token_ids: Option<usize>,
     /// Whether its first token will be seen.
     pub answer: Answer,
 }
@@ -215,8 +217,8 @@ impl Parser {
     }
 
     fn reading(&self, headers: &HeaderMap, scanned: Option<Scanned>, ratios: &TokenRatios) -> Reading {
-        let (model, user, answer, prompt) = scanned
-            .map(|scanned| (scanned.model, scanned.user, scanned.answer, scanned.prompt))
+        let (model, user, (answer, token_ids), prompt) = scanned
+            .map(|scanned| (scanned.model, scanned.user, (scanned.answer, scanned.token_ids), scanned.prompt))
             .unwrap_or_default();
         let session = match headers.get(&self.session_header).map(http::HeaderValue::as_bytes) {
             Some(header) => Some(header).filter(|name| !name.is_empty()).map(xxh3_64),
@@ -227,7 +229,8 @@ impl Parser {
             blocks: prompt.hashes,
             tools: prompt.tools,
             prompt_bytes: prompt.prompt_bytes,
-            prompt_tokens: ratios.tokens(model.as_deref(), prompt.prompt_bytes),
+            prompt_tokens: token_ids.unwrap_or_else(|| ratios.tokens(model.as_deref(), prompt.prompt_bytes)),
+            token_ids,
             answer,
             model,
         }

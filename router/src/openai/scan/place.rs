@@ -43,6 +43,8 @@ pub(super) enum Use {
     Stream,
     /// Hashed as it stands, a string without its quotes.
     Text,
+    /// A list of texts, hashed as it stands, or of token ids.
+    List,
     /// Hashed as it stands, as tools.
     Tools,
     /// Hashed by digest, unless a text is found in it.
@@ -107,6 +109,7 @@ impl Place {
             (Self::Body, Key::Messages, Kind::Array) => Use::Enter(Self::Messages),
             (Self::Messages, _, Kind::Object) => Use::Enter(Self::Message),
             (Self::Message, Key::Content, Kind::Array) => Use::Enter(Self::Parts),
+            (Self::Body, Key::Said, Kind::Array) => Use::List,
             (Self::Body | Self::Message, Key::Said, _) | (Self::Message, Key::Content, _) => Use::Text,
             (Self::Parts, ..) => Use::Part,
             (Self::Part, Key::Text, Kind::String) => Use::Text,

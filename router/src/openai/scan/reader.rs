@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::error::BodyError;
 use super::fields::{Field, Fields};
+use super::ids::List;
 use super::json::{Key, Kind};
 use super::place::{Place, Use};
 use super::{Name, ScanConfig, Scanned};
@@ -23,6 +24,9 @@ pub(super) struct Reader {
     digest: Option<Box<Xxh3>>,
     fields: Fields,
     answer: Answer,
+    list: List,
+    /// Tokens of a prompt that has come as ids so far; `None` once anything else belongs to it.
+    ids: Option<usize>,
     prompt: PromptHasher,
 }
 
@@ -42,6 +46,7 @@ struct Capture {
 enum Sink {
     Field(Field),
     Text,
+    List,
     Tools,
     Part,
 }
@@ -57,6 +62,8 @@ impl Reader {
             digest: None,
             fields: Fields::default(),
             answer: Answer::Whole,
+            list: List::default(),
+            ids: Some(0),
             prompt: PromptHasher::new(ChainHasher::new(config.seed), config.prompt_use),
         }
     }
@@ -94,15 +101,21 @@ impl Reader {
             }
             Use::Text => {
                 // A part with a text is that text.
-                self.digest = None;
+                (self.digest, self.ids) = (None, None);
                 let quote_bytes = usize::from(kind == Kind::String);
                 self.capture = Some(Capture { sink: Sink::Text, from: at + quote_bytes, quote_bytes, depth });
             }
+            Use::List => {
+                self.list = List::default();
+                self.capture = Some(Capture { sink: Sink::List, from: at, quote_bytes: 0, depth });
+            }
             Use::Tools => {
+                self.ids = None;
                 self.prompt.begin_tools();
                 self.capture = Some(Capture { sink: Sink::Tools, from: at, quote_bytes: 0, depth });
             }
             Use::Part => {
+                self.ids = None;
                 self.capture = Some(Capture { sink: Sink::Part, from: at, quote_bytes: 0, depth });
                 if kind == Kind::Object {
                     self.place = Place::Part;
@@ -121,6 +134,10 @@ impl Reader {
             match capture.sink {
                 Sink::Field(field) => self.fields.finish(field, bytes),
                 Sink::Part => self.finish_part(bytes),
+                Sink::List => {
+                    self.list.push(bytes, &mut self.prompt);
+                    self.ids = self.ids.zip(self.list.ids()).map(|(before, ids)| before + ids);
+                }
                 sink => self.feed(sink, bytes),
             }
         }
@@ -141,7 +158,8 @@ impl Reader {
         let Fields { model, user, apart, .. } = self.fields;
         let salt = ChainHasher::new(self.seed).salted(model.as_ref().map_or(&[], Name::as_bytes));
         let salt = apart.iter().flatten().fold(salt, |salt, own| salt.salted(&own.to_le_bytes()));
-        Ok(Scanned { model, user, answer: self.answer, prompt: self.prompt.finish(salt) })
+        let token_ids = self.ids.filter(|ids| *ids > 0);
+        Ok(Scanned { model, user, answer: self.answer, token_ids, prompt: self.prompt.finish(salt) })
     }
 
     /// Part of a captured value.
@@ -149,6 +167,7 @@ impl Reader {
         match sink {
             Sink::Field(_) => self.fields.push(bytes),
             Sink::Text => self.prompt.push(bytes),
+            Sink::List => self.list.push(bytes, &mut self.prompt),
             Sink::Tools => self.prompt.push_tools(bytes),
             Sink::Part if !self.prompt.hashes() => {}
             Sink::Part => {

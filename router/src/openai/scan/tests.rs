@@ -374,3 +374,31 @@ fn only_who_asks_for_a_stream_will_be_seen_to_begin() {
         assert_eq!(scan_every_way(body.as_bytes()).unwrap().answer, answer, "{body}");
     }
 }
+
+#[test]
+fn token_ids_are_counted_and_the_same_however_they_are_written() {
+    let ids: Vec<String> = (0..395).map(|id| (id * 317 % 128_000).to_string()).collect();
+    let body = |key: &str, between: &str| format!(r#"{{"{key}": [{}]}}"#, ids.join(between));
+    let dense = scan(&body("prompt", ",")).unwrap();
+    assert_eq!(dense.token_ids, Some(395));
+    for between in [", ", " ,\n\t", ",\r\n    "] {
+        assert_eq!(scan(&body("input_ids", between)).unwrap(), dense);
+    }
+    for (list, tokens) in [
+        ("[1, 23, [4], [ 5,6 ]]", Some(5)),
+        ("[-1]", Some(1)),
+        ("[]", None),
+        (r#"["1, 2"]"#, None),
+        (r#"[1, "two  words", 3]"#, None),
+        ("[1.5]", None),
+        ("[{}]", None),
+    ] {
+        let body = format!(r#"{{"prompt": {list}, "model": "m"}}"#);
+        assert_eq!(scan_every_way(body.as_bytes()).unwrap().token_ids, tokens, "{list}");
+    }
+    assert_eq!(scan(r#"{"prompt": [1, 2], "tools": []}"#).unwrap().token_ids, None);
+    assert_eq!(scan(r#"{"prompt": [1, 2], "text": "a"}"#).unwrap().token_ids, None);
+    let words =
+        |between: &str| scan(&format!(r#"{{"prompt": ["a{between}b"]}}"#)).unwrap().prompt.prompt_bytes;
+    assert_eq!(words("   "), words(" ") + 2, "spaces of texts are theirs");
+}
