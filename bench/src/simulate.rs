@@ -47,8 +47,8 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<usize> {
     if !args.judge.is_empty() {
         return judge(args);
     }
-    if let Some(path) = &args.recorded {
-        return recorded::compare(path);
+    if args.recorded.is_some() || args.preset.is_some() {
+        return recorded::compare(args.recorded.as_deref(), args.preset.as_deref().unwrap_or(recorded::ALL));
     }
     let contenders = contender::named(&args.policies)?;
     let scenes = plan::scenes(args)?;

@@ -171,6 +171,7 @@ fn workers(app: &App) -> Value {
 }
 
 fn worker_state(worker: &Worker, now: Duration) -> Value {
+    worker.load.lapse(now);
     let load = worker.load.read();
     let breaker = match worker.health.breaker(now) {
         BreakerState::Closed => "closed",

@@ -186,7 +186,6 @@ impl FleetService {
         let mut upstreams = roster.upstreams.clone();
         for worker in &diff.removed {
             upstreams[worker.slot.index()] = None;
-            decider.forget(worker.slot);
             for task in change.tasks.remove(worker.id()).unwrap_or_default() {
                 task.abort();
             }
@@ -215,6 +214,8 @@ impl FleetService {
             change.tasks.insert(worker.id().clone(), tasks);
         }
         self.roster.store(Arc::new(Roster { snapshot, upstreams }));
+        // Once nobody finds them any more: else requests would find nobody while this lasts.
+        diff.removed.iter().for_each(|worker| decider.retire(worker));
         Ok(())
     }
 
@@ -225,7 +226,7 @@ impl FleetService {
         if is_gone && worker.mark_down() {
             tracing::warn!(worker = %worker.id(), "worker is unreachable; taken out until a probe passes");
             if error.ends_caches() {
-                decider.forget(worker.slot);
+                decider.forget(worker);
             }
         }
         if let Some(upstream) = self.roster().upstream(worker) {

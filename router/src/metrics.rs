@@ -392,6 +392,7 @@ impl Metrics {
             }
         }
         for worker in roster.snapshot.workers() {
+            worker.load.lapse(app.now());
             let (id, load) = ([worker.id().as_str()], worker.load.read());
             self.worker_in_flight.with_label_values(&id).set(gauge(load.requests as usize));
             self.worker_recomputed.with_label_values(&id).set(app.decider.recomputed_share(worker.slot));

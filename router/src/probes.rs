@@ -215,7 +215,7 @@ impl Prober {
         let ends_caches = matches!(reason, ProbeError::Transport(error) if error.ends_caches());
         if ends_caches && self.knowledge == Knowledge::Kept {
             self.knowledge = Knowledge::Forgotten;
-            self.decider.forget(worker.slot);
+            self.decider.forget(worker);
         }
     }
 }

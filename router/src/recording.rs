@@ -1,7 +1,7 @@
 //! `--record FILE`: what passes, as a trace that [`bench simulate`](../../bench) can ask which policy would have served it best.
 //!
 //! A line a request in the format of Mooncake's traces: when it came, how long it was, how long its answer, and which blocks of 512 tokens its
-//! prompt consists of, as numbers that are equal where prompts are. No text, no names; the numbers come from the process's secret seed. Lines
+//! prompt consists of, as numbers that are equal where prompts are. No text, no names; the numbers come from the process's secret seeds. Lines
 //! are written by a thread of their own, and left out, counted, rather than waited for. Fed by [`record`](crate::stages::record).
 
 use std::fs::File;
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use roundhouse_types::BlockHash;
 use serde::Serialize;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::stages::parse::Reading;
 
@@ -32,6 +33,8 @@ const LAST_WAIT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Recording {
     entries: SyncSender<Entry>,
+    /// By which sessions are hashed, so that nobody finds out whose they are by hashing names.
+    seed: u64,
     left_out: AtomicU64,
 }
 
@@ -50,6 +53,8 @@ struct Line {
     input_length: usize,
     output_length: usize,
     hash_ids: Vec<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<u64>,
 }
 
 /// A trace cannot be written.
@@ -92,12 +97,12 @@ impl Recording {
             }
         };
         std::thread::Builder::new().name("recording".into()).spawn(writer).map_err(failed)?;
-        Ok(Self { entries, left_out: AtomicU64::new(0) })
+        Ok(Self { entries, seed: rand::random(), left_out: AtomicU64::new(0) })
     }
 
     /// A request has been answered. Returns how many have been left out by now, if this one was.
     pub fn passed(&self, reading: &Reading, passed: Passed) -> Option<u64> {
-        let line = Line::of(reading, passed);
+        let line = Line::of(reading, passed, self.seed);
         let refused = self.entries.try_send(Entry::Request(line)).is_err();
         refused.then(|| self.left_out.fetch_add(1, Ordering::Relaxed) + 1)
     }
@@ -113,7 +118,7 @@ impl Recording {
 }
 
 impl Line {
-    fn of(reading: &Reading, passed: Passed) -> Self {
+    fn of(reading: &Reading, passed: Passed, seed: u64) -> Self {
         let input_length = passed.prompt_tokens.unwrap_or(reading.prompt_tokens).max(1);
         let mut hash_ids: Vec<u64> = (1..)
             .map_while(|count| Some(id(*reading.blocks.get(last_block(reading, count)?)?, count)))
@@ -128,6 +133,9 @@ impl Line {
             input_length,
             output_length: passed.output_tokens.max(1),
             hash_ids,
+            session_id: reading
+                .session
+                .map(|session| xxh3_64_with_seed(&session.to_le_bytes(), seed) >> (u64::BITS - ID_BITS)),
         }
     }
 }
@@ -195,7 +203,7 @@ mod tests {
 
     fn line(prompt: &str, prompt_tokens: Option<usize>) -> Line {
         let passed = Passed { arrived: Duration::from_millis(1_500), prompt_tokens, output_tokens: 0 };
-        Line::of(&reading(prompt), passed)
+        Line::of(&reading(prompt), passed, 1)
     }
 
     #[test]
@@ -222,6 +230,21 @@ mod tests {
         assert_eq!((many.hash_ids.len(), many.input_length, many.output_length), (8, 4_000, 1));
         assert_eq!(line(&prompt, Some(1_000)).hash_ids, many.hash_ids[..2]);
         assert_eq!(line("", None).input_length, 1);
+    }
+
+    #[test]
+    fn sessions_are_told_apart_by_numbers_that_name_nobody() {
+        let passed = Passed { arrived: Duration::ZERO, prompt_tokens: None, output_tokens: 1 };
+        let id = |session, seed| {
+            let reading = Reading { session, ..reading("hello") };
+            Line::of(&reading, passed, seed).session_id
+        };
+        let ann = id(Some(77), 1);
+        assert!(ann.is_some_and(|id| id < 1 << ID_BITS && id != 77));
+        assert_eq!((id(Some(77), 1), id(None, 1)), (ann, None));
+        assert!(id(Some(78), 1) != ann && id(Some(77), 2) != ann, "another session, another process");
+        let text = serde_json::to_string(&Line::of(&reading("hello"), passed, 1)).unwrap();
+        assert!(!text.contains("session_id"), "{text}");
     }
 
     #[test]

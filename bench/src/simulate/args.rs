@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use worker_core::PrefillOrder;
 
+use super::recorded;
 use super::workload::generated::Kind;
 
 /// More routers than anybody has.
@@ -89,6 +90,9 @@ pub struct SimulateArgs {
     /// Simulate recorded runs of real engines (bench/seed_runs.csv), and show both beside each other
     #[arg(long, value_name = "FILE")]
     pub recorded: Option<PathBuf>,
+    /// The same of one preset, or of all of them; without --recorded, of the runs of bench/seed_runs.csv, which this program has in it
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = recorded::ALL)]
+    pub preset: Option<String>,
     /// Simulate nothing: judge files that --json has written
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub judge: Vec<PathBuf>,
@@ -219,11 +223,12 @@ impl SimulateArgs {
             problems.push("--seeds must be at least 1".to_owned());
         }
         let names_nothing = self.trace.is_empty() && self.azure.is_empty() && self.workload.is_empty();
-        let asks_else = self.grid || !self.judge.is_empty() || self.recorded.is_some();
+        let asks_else =
+            self.grid || !self.judge.is_empty() || self.recorded.is_some() || self.preset.is_some();
         if names_nothing && !asks_else {
             problems.push(
-                "nothing to simulate: give --trace FILE, --azure FILE, --workload NAME, --grid or --recorded \
-                 FILE"
+                "nothing to simulate: give --trace FILE, --azure FILE, --workload NAME, --grid, --recorded FILE \
+                 or --preset"
                     .to_owned(),
             );
         }

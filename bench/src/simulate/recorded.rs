@@ -1,4 +1,4 @@
-//! `bench simulate --recorded FILE`: runs that were recorded on real engines, simulated beside what was recorded.
+//! `bench simulate --recorded FILE`, or `--preset`: runs that were recorded on real engines, simulated beside what was recorded.
 //!
 //! One worker and no router: this is about the engine alone, that is, the worker's scheduler with the step times of a preset. A row of
 //! the file is one run; its requests come as they were sent, all at once or so many at a time, with the lengths that are known.
@@ -6,7 +6,7 @@
 
 mod lengths;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use anyhow::Context;
@@ -51,13 +51,26 @@ pub struct Reading {
     pub mean_e2e_ms: Option<f64>,
 }
 
-/// Reads a file of recorded runs and prints the table. Returns how many runs were simulated.
+/// `--preset` without a name.
+pub const ALL: &str = "all";
+
+/// The runs that the presets were made from.
+const SEED_RUNS: &str = include_str!("../../seed_runs.csv");
+
+/// Reads recorded runs, from a file or the program's own, and prints the table of those of one preset, or of [`ALL`]. Returns how many runs were simulated.
 ///
 /// # Errors
-/// A file that cannot be read, columns that are missing, figures that are none.
-pub fn compare(path: &Path) -> anyhow::Result<usize> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let runs = read(&text).with_context(|| path.display().to_string())?;
+/// A file that cannot be read, columns that are missing, figures that are none; a preset that nobody knows, or that no run is of.
+pub fn compare(path: Option<&Path>, name: &str) -> anyhow::Result<usize> {
+    let runs = match path {
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            read(&text).with_context(|| path.display().to_string())?
+        }
+        None => read(SEED_RUNS)?,
+    };
+    let runs = of_preset(runs, name)?;
     println!("{}", heading());
     let mut ratios: BTreeMap<&str, Vec<Reading>> = BTreeMap::new();
     for run in &runs {
@@ -73,6 +86,24 @@ pub fn compare(path: &Path) -> anyhow::Result<usize> {
     println!("\n{}", summary_heading());
     ratios.iter().for_each(|(name, ratios)| println!("{}", summary(name, ratios)));
     Ok(ratios.values().map(Vec::len).sum())
+}
+
+/// Those of the preset of that name; of all, those without one as well.
+fn of_preset(runs: Vec<Run>, name: &str) -> anyhow::Result<Vec<Run>> {
+    if name == ALL {
+        return Ok(runs);
+    }
+    let wanted = preset(name).map_err(|unknown| anyhow::anyhow!("--preset: {unknown}"))?;
+    let is_of = |run: &Run| run.engine().is_ok_and(|preset| preset.name == wanted.name);
+    let known: BTreeSet<_> = runs.iter().filter_map(|run| run.engine().ok()).map(|one| one.name).collect();
+    let found: Vec<_> = runs.into_iter().filter(is_of).collect();
+    let known: Vec<_> = known.into_iter().collect();
+    anyhow::ensure!(
+        !found.is_empty(),
+        "--preset: no recorded run is of {name}; there are runs of {}",
+        known.join(", ")
+    );
+    Ok(found)
 }
 
 fn read(text: &str) -> anyhow::Result<Vec<Run>> {
@@ -276,7 +307,16 @@ mod tests {
     use super::*;
 
     fn runs() -> Vec<Run> {
-        read(include_str!("../../seed_runs.csv")).unwrap()
+        read(SEED_RUNS).unwrap()
+    }
+
+    #[test]
+    fn runs_of_one_preset_are_asked_for_by_its_name() {
+        let of = |name| of_preset(runs(), name).map(|runs| runs.len());
+        assert_eq!(of(ALL).unwrap(), 52);
+        assert!((1..39).contains(&of("qwen3-8b").unwrap()));
+        let unknown = of("qwen4").unwrap_err().to_string();
+        assert!(unknown.starts_with("--preset: ") && unknown.contains("qwen3-32b"), "{unknown}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use router_core::ledger::{Booking, HeldPrompt};
 use router_core::prefix::PromptHasher;
 use router_core::prefix::blocks::PromptBlocks;
 use router_core::prefix::tree::TreeLimits;
+use router_core::request::Answer;
 use router_core::speed::{CacheRoom, Prefill, PrefillSpeed};
 use router_core::{
     Among, Decider, Fleet, FleetSnapshot, Lease, PromptUse, RequestView, WorkerId, WorkerSpec, policy,
@@ -93,6 +94,7 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
                 speed: PrefillSpeed::default(),
                 room: CacheRoom::default(),
                 may_wait_since: None,
+                answer: Answer::Streamed,
             };
             leases.iter_mut().last().map(Lease::first_token);
             leases.push(Lease::reserve(&worker.load, booking));

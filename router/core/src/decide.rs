@@ -13,6 +13,7 @@ use crate::fleet::FleetSnapshot;
 use crate::health::Trial;
 use crate::ledger::{Booking, HeldPrompt, Lease};
 use crate::policy::{Candidate, PickError, Policy};
+use crate::pools::Pools;
 use crate::prefix::feed::CacheChange;
 use crate::prefix::follow_ups::FollowUps;
 use crate::prefix::index::{Basis, Comparison, InFlight};
@@ -21,9 +22,8 @@ use crate::prefix::tree::{TreeLimits, WorkerTells};
 use crate::prefix::{Path, PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{PromptUse, RequestView};
-use crate::speed::{PrefillSpeed, Speeds};
+use crate::speed::PrefillSpeed;
 use crate::sync::{Mutex, MutexGuard, lock_soon};
-use crate::unseen::UnseenPicks;
 use crate::worker::{Worker, WorkerSlot};
 use candidates::{Candidates, Eligible, Learned, Moment, Sought};
 
@@ -45,9 +45,8 @@ struct State {
     index: PrefixIndex,
     recomputed: Recomputed,
     follow_ups: FollowUps,
-    speeds: Speeds,
+    pools: Pools,
     picks: u64,
-    unseen: UnseenPicks,
     rng: SmallRng,
     candidates: Candidates,
 }
@@ -102,9 +101,8 @@ impl Decider {
             index: PrefixIndex::new(limits),
             recomputed: Recomputed::default(),
             follow_ups: FollowUps::default(),
-            speeds: Speeds::default(),
+            pools: Pools::default(),
             picks: 0,
-            unseen: UnseenPicks::default(),
             rng,
             candidates: Candidates::default(),
         };
@@ -190,6 +188,10 @@ impl Decider {
         lease.goes(now);
         if self.reads_prefixes() {
             let mut state = self.lock();
+            if worker.has_left() {
+                // What it is given now would be found in the cache of the next one with its slot.
+                return;
+            }
             let State { index, recomputed, .. } = &mut *state;
             index.catch_up();
             let hits = index.hits(request.blocks);
@@ -225,14 +227,10 @@ impl Decider {
         let mut counts = is_new;
         loop {
             let mut state = self.lock();
-            let State { index, recomputed, follow_ups, speeds, picks, unseen, rng, candidates } = &mut *state;
+            let State { index, recomputed, follow_ups, pools, picks, rng, candidates } = &mut *state;
             index.catch_up();
-            if std::mem::take(&mut counts) {
-                speeds.arrival(now);
-            }
-            let speed = speeds.prefill();
             let hits = self.look_up(index, request);
-            let moment = self.moment(now, request, speed);
+            let moment = self.moment(now, request, pools);
             let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
             candidates.gather(fleet, &sought, self.policy.most_workers(), &mut || rng.random::<f64>());
             if candidates.list.is_empty() {
@@ -240,12 +238,16 @@ impl Decider {
                 eligible = eligible.with_suspects(fleet).ok_or_else(|| why_nobody(fleet, request))?;
                 continue;
             }
+            if std::mem::take(&mut counts) {
+                pools.arrival(now, candidates.parts());
+            }
             self.add_tree_sizes(index, candidates);
+            let (speed, pool) = (candidates.speed(), candidates.pool());
             learn(&mut candidates.list, &speed);
             let learned = Learned {
-                arrivals_per_s: speeds.arrivals_per_s(),
+                arrivals_per_s: pools.arrivals_per_s(candidates.parts()),
                 later_turns: follow_ups.see(request.model, self.whole(request), hits.deepest()),
-                unseen: unseen.at(now, candidates.report_age()),
+                unseen: pools.unseen(pool).at(now, candidates.report_age()),
                 speed,
             };
             let ring = &|| fleet.ring();
@@ -256,7 +258,7 @@ impl Decider {
                 // Another request has just become the probe of this worker's breaker: it is no candidate any more.
                 continue;
             };
-            unseen.picked(picked.own_s);
+            pools.unseen(pool).picked(picked.own_s);
             *picks += 1;
             let may_wait_since = request.may_wait_since.filter(|_| self.policy.binds_late());
             let booking = Booking {
@@ -265,9 +267,10 @@ impl Decider {
                 context_tokens: request.prompt_tokens,
                 held: HeldPrompt::of(request),
                 prefill: picked.prefill(request),
-                speed,
+                speed: if picked.pool == pool { speed } else { pools.speed(picked.pool) },
                 room: recomputed.room(picked.slot, candidates.capacity(&picked)),
                 may_wait_since,
+                answer: request.answer,
             };
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;
@@ -306,13 +309,12 @@ impl Decider {
     ) -> Result<Explanation, PickError> {
         let mut candidates = Candidates::default();
         let state = self.lock();
-        let speed = state.speeds.prefill();
         let hits = self.look_up(&state.index, request);
         let mut eligible = Eligible::new(fleet, request, Among::Untried(&[]));
         if !eligible.has_any(fleet) {
             eligible = eligible.with_suspects(fleet).ok_or_else(|| why_nobody(fleet, request))?;
         }
-        let moment = self.moment(now, request, speed);
+        let moment = self.moment(now, request, &state.pools);
         let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
         candidates.gather(fleet, &sought, u32::MAX, &mut || 0.0);
         if candidates.list.is_empty() {
@@ -322,10 +324,10 @@ impl Decider {
         self.add_tree_sizes(&state.index, &mut candidates);
         let ring = &|| fleet.ring();
         let learned = Learned {
-            arrivals_per_s: state.speeds.arrivals_per_s(),
+            arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
             later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
-            unseen: state.unseen.mean(),
-            speed,
+            unseen: state.pools.mean_unseen(candidates.pool()),
+            speed: candidates.speed(),
         };
         let choice = candidates.choice(ring, learned);
         let costs = self.policy.costs(request, &choice);
@@ -341,9 +343,11 @@ impl Decider {
     }
 
     /// An attempt failed before its first byte: the worker does not hold what was entered for it. The lease pins that no more.
-    pub fn take_back(&self, lease: &mut Lease, slot: WorkerSlot, path: &[BlockHash], basis: Basis) {
-        if self.reads_prefixes() {
-            self.lock().index.take_back(lease.in_flight.take(), slot, path, basis.known_blocks);
+    pub fn take_back(&self, lease: &mut Lease, worker: &Worker, path: &[BlockHash], basis: Basis) {
+        if self.reads_prefixes()
+            && let Some(mut state) = self.lock_for(worker)
+        {
+            state.index.take_back(lease.in_flight.take(), worker.slot, path, basis.known_blocks);
         }
     }
 
@@ -353,26 +357,40 @@ impl Decider {
         if !self.reads_prefixes() || worker.reports.trust() == CacheTrust::Exact {
             return 0;
         }
-        self.lock().index.compare(worker.slot, basis, comparison)
+        self.lock_for(worker).map_or(0, |mut state| state.index.compare(worker.slot, basis, comparison))
     }
 
-    /// A worker has left or restarted: its cache is gone. Takes time proportional to what it held, in slices between which others
+    /// A worker has left the fleet. From now on nobody picks it, not even from an older snapshot, and nothing that is still told of it touches
+    /// its slot, which the next worker may have once this returns.
+    pub fn retire(&self, worker: &Worker) {
+        // Before the lock is taken: who has it finds out, or has entered what is forgotten here.
+        worker.leave();
+        self.forget_slot(worker.slot, || Some(self.lock()));
+    }
+
+    /// A worker has gone down or restarted: its cache is gone. Takes time proportional to what it held, in slices between which others
     /// pick.
-    pub fn forget(&self, slot: WorkerSlot) {
-        let slices = self.lock().index.tree().worker_blocks(slot) / FORGET_BLOCKS;
+    pub fn forget(&self, worker: &Worker) {
+        self.forget_slot(worker.slot, || self.lock_for(worker));
+    }
+
+    fn forget_slot<'a>(&'a self, slot: WorkerSlot, lock: impl Fn() -> Option<MutexGuard<'a, State>>) {
+        let slices = lock().map_or(0, |state| state.index.tree().worker_blocks(slot) / FORGET_BLOCKS);
         for _ in 0..slices {
-            if self.lock().index.forget_oldest(slot, FORGET_BLOCKS) < FORGET_BLOCKS {
+            let forgotten = lock().map_or(0, |mut state| state.index.forget_oldest(slot, FORGET_BLOCKS));
+            if forgotten < FORGET_BLOCKS {
                 break;
             }
         }
-        let mut state = self.lock();
-        state.index.forget(slot);
-        state.recomputed.forget(slot);
+        if let Some(mut state) = lock() {
+            state.index.forget(slot);
+            state.recomputed.forget(slot);
+        }
     }
 
     /// A worker's own events say what they say of its cache.
-    pub fn apply(&self, slot: WorkerSlot, change: &CacheChange) {
-        let mut state = self.lock();
+    pub fn apply(&self, worker: &Worker, change: &CacheChange) {
+        let (slot, Some(mut state)) = (worker.slot, self.lock_for(worker)) else { return };
         let State { index, recomputed, .. } = &mut *state;
         match change {
             CacheChange::Routed { path, cut } => {
@@ -424,8 +442,8 @@ impl Decider {
         if self.reads_prefixes() { index.hits(request.blocks) } else { PrefixHits::default() }
     }
 
-    fn moment(&self, now: Duration, request: &RequestView<'_>, speed: PrefillSpeed) -> Moment {
-        Moment::new(now, request, self.reads_prefixes().then_some(speed))
+    fn moment<'a>(&self, now: Duration, request: &RequestView<'_>, pools: &'a Pools) -> Moment<'a> {
+        Moment::new(now, request, self.reads_prefixes().then_some(pools))
     }
 
     fn add_tree_sizes(&self, index: &PrefixIndex, candidates: &mut Candidates) {
@@ -440,23 +458,23 @@ impl Decider {
     /// A worker's first token for a request has come `now`: its prefill is no longer owed, and what it took is learned from.
     /// `cached_tokens` of the prompt were cached, if the worker said so.
     pub fn first_token(&self, lease: &mut Lease, now: Duration, cached_tokens: Option<usize>) {
-        let speeds = &mut self.lock().speeds;
-        if let Some(observation) = lease.first_token_at(now, cached_tokens, &speeds.prefill()) {
-            speeds.learn(&observation);
+        let (pools, pool) = (&mut self.lock().pools, lease.pool());
+        if let Some(observation) = lease.first_token_at(now, cached_tokens, &pools.speed(pool)) {
+            pools.learn(pool, &observation);
         }
     }
 
     /// A worker's whole answer to a request has come `now`, not as a stream: its prefill is no longer owed, and took no longer.
     pub fn whole_answer(&self, lease: &mut Lease, now: Duration) {
         if let Some(answer) = lease.whole_answer_at(now) {
-            self.lock().speeds.learn_whole(&answer);
+            self.lock().pools.learn_whole(lease.pool(), &answer);
         }
     }
 
-    /// How fast the fleet computes prompts, as learned so far.
+    /// How fast workers like this one compute prompts, as learned so far.
     #[must_use]
-    pub fn prefill_speed(&self) -> PrefillSpeed {
-        self.lock().speeds.prefill()
+    pub fn prefill_speed(&self, worker: &Worker) -> PrefillSpeed {
+        self.lock().pools.speed(worker.pool())
     }
 
     /// Whether the policy goes by hits, so that there are any.
@@ -480,6 +498,12 @@ impl Decider {
             capacity: tokens.map(|tokens| request.size_of(tokens)),
             blocks: trust != CacheTrust::Learned,
         }
+    }
+
+    /// To change what is known of a worker; `None` if its slot is not its own any more.
+    fn lock_for(&self, worker: &Worker) -> Option<MutexGuard<'_, State>> {
+        let state = self.lock();
+        (!worker.has_left()).then_some(state)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -74,7 +74,7 @@ impl Fleet {
     /// Makes the fleet what is `desired`, in that order. A worker whose spec is unchanged keeps its state; one whose
     /// address changed under the same id is removed and added, since its cache is another.
     ///
-    /// Slots of removed workers are handed out again by later calls: forget them in the tree before the next one.
+    /// Slots of removed workers are handed out again by later calls: [retire](crate::Decider::retire) them before the next one.
     pub fn reconcile(&mut self, desired: &[WorkerSpec]) -> FleetDiff {
         let mut diff = FleetDiff::default();
         let wanted: HashSet<_> = desired.iter().collect();
@@ -93,7 +93,7 @@ impl Fleet {
                 workers.push(worker);
             }
         }
-        diff.removed.iter().for_each(|worker| worker.leave());
+        diff.removed.iter().for_each(|worker| worker.delist());
         self.free_slots.extend(diff.removed.iter().map(|worker| worker.slot));
         self.current = Arc::new(self.snapshot_of(workers));
         diff

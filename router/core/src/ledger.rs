@@ -14,9 +14,11 @@ use std::time::Duration;
 pub use self::held::HeldPrompt;
 use self::held::HeldTokens;
 use crate::load_table::{Row, RowHandle};
+use crate::models::PoolNumber;
 use crate::prefix::index::InFlight;
+use crate::request::Answer;
 pub use crate::speed::Sent;
-use crate::speed::{CacheRoom, Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading};
+use crate::speed::{CacheRoom, Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading, lapses_s};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, PoisonError};
 
@@ -101,6 +103,12 @@ impl WorkerLoad {
         }
     }
 
+    /// Requests of whose answers nothing has come yet, as far as the ledger is told of beginnings: they would be lost with the worker.
+    #[must_use]
+    pub fn unanswered(&self) -> usize {
+        self.row.prefilling.load(Ordering::Relaxed) as usize + self.look(PrefillQueue::computed)
+    }
+
     /// All that was ever sent there.
     #[must_use]
     pub fn sent(&self) -> Sent {
@@ -156,11 +164,23 @@ impl WorkerLoad {
         look(&self.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Takes requests whose first tokens nobody will see to be computed, as far as that is to be expected by `now`.
+    pub fn lapse(&self, now: Duration) {
+        if lapses_s(&self.row).is_some_and(|at_s| at_s <= now.as_secs_f64()) {
+            self.change(|queue| queue.lapse(now));
+        }
+    }
+
     fn change<T>(&self, change: impl FnOnce(&mut PrefillQueue) -> T) -> T {
         // Nothing that holds it can panic half-way through a change.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut queue);
         let called = queue.call();
+        let (computed, tokens) = queue.take_computed();
+        if computed > 0 {
+            self.row.prefilling.fetch_sub(count(computed), Ordering::Relaxed);
+            self.row.prefill_tokens.fetch_sub(count(tokens), Ordering::Relaxed);
+        }
         queue.reading().show(&self.row);
         let sent = queue.sent();
         self.sent_tokens.store(sent.tokens, Ordering::Relaxed);
@@ -210,6 +230,8 @@ pub struct Booking {
     pub room: CacheRoom,
     /// When the request came, if it may wait in line until its worker has room.
     pub may_wait_since: Option<Duration>,
+    /// Whether its first token will be seen.
+    pub answer: Answer,
 }
 
 /// How long a request in line waits before it is decided anew: often beside what a prompt takes, and seldom beside what a decision does.
@@ -256,7 +278,8 @@ impl Lease {
     /// Books a request.
     #[must_use]
     pub fn reserve(load: &Arc<WorkerLoad>, booking: Booking) -> Self {
-        let Booking { pick, now, context_tokens, held, prefill, speed, room, may_wait_since } = booking;
+        let Booking { pick, now, context_tokens, held, prefill, speed, room, may_wait_since, answer } =
+            booking;
         load.note_usual(now);
         let row = &*load.row;
         let (context_tokens, prefill_tokens) = (count(context_tokens), count(prefill.new_tokens));
@@ -270,9 +293,9 @@ impl Lease {
         let waits = load.change(|queue| {
             queue.may_add(room);
             let waits = match may_wait_since {
-                Some(since) => queue.push_or_wait(pick, (prefill, since.as_secs_f64()), &speed, now),
+                Some(since) => queue.push_or_wait(pick, (prefill, answer, since.as_secs_f64()), &speed, now),
                 None => {
-                    queue.push(pick, prefill, &speed, now);
+                    queue.push(pick, (prefill, answer), &speed, now);
                     false
                 }
             };
@@ -289,6 +312,11 @@ impl Lease {
             waits,
             in_flight: None,
         }
+    }
+
+    /// Which pool its worker belongs to.
+    pub(crate) fn pool(&self) -> PoolNumber {
+        self.load.row.pool()
     }
 
     /// What a request in line waits for; `None` if it is to be sent at once.
@@ -310,9 +338,7 @@ impl Lease {
 
     /// The first token has come, or never will: the prefill is no longer owed. Teaches nothing.
     pub fn first_token(&mut self) {
-        if self.release_prefill() {
-            self.load.change(|queue| queue.remove(self.ticket));
-        }
+        self.release_prefill(PrefillQueue::remove);
     }
 
     /// The first token has come `now`; `cached_tokens` of the prompt were cached, if the worker said so. Returns what that
@@ -323,39 +349,42 @@ impl Lease {
         cached_tokens: Option<usize>,
         speed: &PrefillSpeed,
     ) -> Option<Observation> {
-        let is_first = self.release_prefill();
-        let ticket = self.ticket;
-        is_first.then(|| self.load.change(|queue| queue.first_token(ticket, now, cached_tokens, speed)))?
+        self.release_prefill(|queue, ticket| queue.first_token(ticket, now, cached_tokens, speed))?
     }
 
     /// The whole answer has come `now`, its first token among the rest. Returns how long it took.
     pub fn whole_answer_at(&mut self, now: Duration) -> Option<Observation> {
-        let is_first = self.release_prefill();
-        let ticket = self.ticket;
-        is_first.then(|| self.load.change(|queue| queue.whole_answer(ticket, now)))?
+        self.release_prefill(|queue, ticket| queue.whole_answer(ticket, now))?
     }
 
-    /// Whether it was still owed.
-    fn release_prefill(&mut self) -> bool {
-        let Some(tokens) = self.prefill_tokens.take() else { return false };
+    /// Does what there is to do with its place in the queue; `None` if the prefill is owed no more.
+    fn release_prefill<T>(&mut self, release: impl FnOnce(&mut PrefillQueue, u64) -> T) -> Option<T> {
+        let (tokens, ticket) = (self.prefill_tokens.take()?, self.ticket);
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.settle();
         }
-        self.load.row.prefilling.fetch_sub(1, Ordering::Relaxed);
-        self.load.row.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
-        true
+        let (released, is_counted) = self.load.change(|queue| {
+            let is_counted = !queue.has_computed(ticket);
+            (release(queue, ticket), is_counted)
+        });
+        if is_counted {
+            self.load.row.prefilling.fetch_sub(1, Ordering::Relaxed);
+            self.load.row.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+        }
+        Some(released)
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let is_owed = self.release_prefill();
-        self.load.change(|queue| {
-            if is_owed {
-                queue.remove(self.ticket);
-            }
-            queue.over(self.adds);
+        let adds = self.adds;
+        let released = self.release_prefill(|queue, ticket| {
+            queue.remove(ticket);
+            queue.over(adds);
         });
+        if released.is_none() {
+            self.load.change(|queue| queue.over(adds));
+        }
         self.load.row.requests.fetch_sub(1, Ordering::Relaxed);
         self.load.row.context_tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
         self.load.change_held(|all| all.remove(&self.held));
@@ -382,6 +411,7 @@ mod tests {
                 speed,
                 room: CacheRoom::default(),
                 may_wait_since: None,
+                answer: Answer::Streamed,
             },
         )
     }

@@ -11,6 +11,7 @@ pub mod ledger;
 mod load_table;
 mod models;
 pub mod policy;
+mod pools;
 pub mod prefix;
 pub mod reports;
 pub mod request;

@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex as StdMutex, PoisonError, atomic};
 
+use crate::models::PoolNumber;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Rows that are made together; few for loom, which keeps the history of each number.
@@ -29,6 +30,8 @@ pub(crate) struct Row {
     pub(crate) tells_delay: AtomicU8,
     /// 0 or 1: whether another request would be computed in one step with some that wait.
     pub(crate) joins_step: AtomicU8,
+    /// Which pool it belongs to, by [`ModelNames`](crate::models::ModelNames)' numbers.
+    pub(crate) pool: atomic::AtomicU8,
     /// Models it may serve, by [`ModelNames`](crate::models::ModelNames)' bits.
     pub(crate) models: atomic::AtomicU32,
     /// From when on there is nothing special about its health, in ms.
@@ -57,6 +60,8 @@ pub(crate) struct Row {
     pub(crate) line_bits: AtomicU32,
     /// Seconds that the first of them takes, as an `f32`.
     pub(crate) head_bits: AtomicU32,
+    /// From when on the first of them counts as computed, if nobody will see it: seconds, as an `f64`; 0 for never.
+    pub(crate) lapses_bits: AtomicU64,
     /// Times the fleet's, as an `f32`, less one: an empty row is that of a worker as fast as the fleet.
     pub(crate) ratio_less_one_bits: AtomicU32,
     /// What its KV cache has room for; 0 while it has not said.
@@ -64,12 +69,19 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// Which pool it belongs to.
+    #[inline]
+    pub(crate) fn pool(&self) -> PoolNumber {
+        PoolNumber(self.pool.load(Ordering::Relaxed))
+    }
+
     fn clear(&self) {
         self.state.store(0, Ordering::Relaxed);
         self.tells_load.store(0, Ordering::Relaxed);
         self.tells_delay.store(0, Ordering::Relaxed);
         self.joins_step.store(0, Ordering::Relaxed);
         self.models.store(0, Ordering::Relaxed);
+        self.pool.store(0, Ordering::Relaxed);
         self.ordinary_from_ms.store(0, Ordering::Relaxed);
         self.kv_capacity_tokens.store(0, Ordering::Relaxed);
         for number in [&self.requests, &self.prefilling, &self.prefill_tokens] {
@@ -84,6 +96,7 @@ impl Row {
         }
         self.last_pick.store(0, Ordering::Relaxed);
         self.since_bits.store(0, Ordering::Relaxed);
+        self.lapses_bits.store(0, Ordering::Relaxed);
     }
 }
 

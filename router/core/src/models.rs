@@ -6,10 +6,16 @@ use std::sync::{PoisonError, RwLock};
 /// Models beyond these share one bit.
 const OWN_BITS: usize = 31;
 const OTHERS: u32 = 1 << OWN_BITS;
+/// Pools, together with that of workers which have not said what they serve; those beyond share the last.
+pub(crate) const MOST_POOLS: usize = 64;
 
 /// The names that have been told, and by how many of the present workers.
 #[derive(Debug, Default)]
-pub(crate) struct ModelNames(RwLock<Names>);
+pub(crate) struct ModelNames {
+    names: RwLock<Names>,
+    /// Those that workers name first.
+    pools: RwLock<HashMap<Box<str>, PoolNumber>>,
+}
 
 #[derive(Debug, Default)]
 struct Names {
@@ -24,6 +30,16 @@ struct Names {
 struct Known {
     bit: u32,
     workers: u32,
+}
+
+/// Workers that name the same model first, by number; 0 is for those that have named none. See [`pools`](crate::pools).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct PoolNumber(pub(crate) u8);
+
+impl PoolNumber {
+    pub(crate) fn index(self) -> usize {
+        self.0.into()
+    }
 }
 
 /// How a pick finds out who may serve a request.
@@ -45,7 +61,7 @@ impl ModelNames {
 
     /// A worker serves the models of `now` instead of those of `before`. Returns its bits.
     pub(crate) fn change(&self, before: &[String], now: &[String]) -> u32 {
-        let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         let bits = now.iter().fold(0, |bits, model| bits | names.enter(model));
         before.iter().for_each(|model| names.leave(model));
         if let Some(first) = now.first() {
@@ -62,10 +78,25 @@ impl ModelNames {
         bits
     }
 
+    /// The pool of a worker that serves these models.
+    pub(crate) fn pool(&self, models: &[String]) -> PoolNumber {
+        let Some(first) = models.first() else { return PoolNumber::default() };
+        let mut known = self.pools.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = known.get(first.as_str()) {
+            return *pool;
+        }
+        let last = PoolNumber(u8::try_from(MOST_POOLS - 1).unwrap_or(u8::MAX));
+        match u8::try_from(known.len() + 1) {
+            // Names that share a number need not be remembered.
+            Ok(next) if next < last.0 => *known.entry(first.as_str().into()).or_insert(PoolNumber(next)),
+            _ => last,
+        }
+    }
+
     /// Who may serve `model`.
     pub(crate) fn serving<'a>(&self, model: Option<&'a str>) -> Serving<'a> {
         let Some(model) = model else { return Serving::Anyone };
-        let names = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         match names.known.get(model).filter(|known| known.workers > 0) {
             Some(Known { bit: OTHERS, .. }) => Serving::Listed(OTHERS, model),
             Some(Known { bit, .. }) => Serving::Bit(*bit),
@@ -75,7 +106,7 @@ impl ModelNames {
 
     /// Whether workers would take a request that names no model for different ones.
     pub(crate) fn is_ambiguous(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).first.len() > 1
+        self.names.read().unwrap_or_else(PoisonError::into_inner).first.len() > 1
     }
 }
 
@@ -135,7 +166,21 @@ mod tests {
         names.change(&all[1..], &[]);
         names.change(&all[1..], &[]);
         assert_eq!(names.serving(Some("model-39")), Serving::Untold(OTHERS));
-        let names = names.0.into_inner().unwrap();
+        let names = names.names.into_inner().unwrap();
         assert_eq!((names.known.len(), names.first.len()), (OWN_BITS, 0), "shared ones are forgotten");
+    }
+
+    #[test]
+    fn workers_that_name_the_same_model_first_are_one_pool_until_there_are_too_many() {
+        let names = ModelNames::default();
+        let pool =
+            |models: &[&str]| names.pool(&models.iter().map(|&model| model.to_owned()).collect::<Vec<_>>());
+        assert_eq!(pool(&[]), PoolNumber::default());
+        let base = pool(&["base"]);
+        assert!(pool(&["base", "adapter"]) == base && pool(&["adapter", "base"]) != base);
+        let all: Vec<_> = (0..300).map(|number| pool(&[&format!("model-{number}")])).collect();
+        assert!(all.iter().all(|one| *one != base && (1..MOST_POOLS).contains(&one.index())));
+        assert_eq!((all[298], all[299]), (PoolNumber(63), PoolNumber(63)));
+        assert_eq!(pool(&["base", "another"]), base);
     }
 }

@@ -34,6 +34,16 @@ impl PromptUse {
     }
 }
 
+/// How a request wants its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Answer {
+    /// As a stream: its first token will be seen.
+    #[default]
+    Streamed,
+    /// In one piece, with the last token.
+    Whole,
+}
+
 /// What was read of a request before it is routed; borrowed from the body's parse.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestView<'a> {
@@ -51,6 +61,8 @@ pub struct RequestView<'a> {
     pub prompt_bytes: usize,
     /// Estimated length of the prompt: bytes by the learned bytes a token of its model.
     pub prompt_tokens: usize,
+    /// Whether its first token will be seen.
+    pub answer: Answer,
     /// When it came, on the clock of picks, if it may wait in line until its worker has room.
     pub may_wait_since: Option<Duration>,
 }

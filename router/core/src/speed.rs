@@ -7,11 +7,14 @@
 mod additions;
 mod line;
 mod queue;
+mod ratio;
 mod regression;
+mod silent;
 
 use std::time::Duration;
 
 pub use additions::CacheRoom;
+pub(crate) use queue::lapses_s;
 pub use queue::{PrefillQueue, QueueReading, Sent};
 use regression::Regression;
 
@@ -113,7 +116,7 @@ const MOST_FASTER: f64 = -7.0;
 /// What an interval between first tokens leaves of what whole answers have told.
 const DIRECT_FADES: f64 = 0.98;
 
-/// The fleet's speed, and how often requests come.
+/// The speed of workers that are alike, and how often requests come to them.
 #[derive(Debug, Default)]
 pub struct Speeds {
     regression: Regression,
@@ -156,15 +159,15 @@ impl Speeds {
         self.whole_answers = (self.whole_answers + step).clamp(MOST_FASTER, 0.0);
     }
 
-    /// A request comes `now`.
-    pub fn arrival(&mut self, now: Duration) {
-        self.arrivals.add(now);
+    /// A request comes `now`, or a `share` of one, if it may go elsewhere as well.
+    pub fn arrival(&mut self, now: Duration, share: f64) {
+        self.arrivals.add(now, share);
     }
 
-    /// Requests a second of late.
+    /// Requests a second of late, as of `now`.
     #[must_use]
-    pub fn arrivals_per_s(&self) -> f64 {
-        self.arrivals.per_second()
+    pub fn arrivals_per_s(&self, now: Duration) -> f64 {
+        self.arrivals.per_second(now)
     }
 }
 
@@ -181,18 +184,19 @@ struct Arrivals {
 const MEMORY_S: f64 = 30.0;
 
 impl Arrivals {
-    fn add(&mut self, now: Duration) {
+    fn add(&mut self, now: Duration, share: f64) {
         self.first.get_or_insert(now);
         let passed_s = now.saturating_sub(self.last).as_secs_f64();
-        self.weight = self.weight * (-passed_s / MEMORY_S).exp() + 1.0;
+        self.weight = self.weight * (-passed_s / MEMORY_S).exp() + share;
         self.last = self.last.max(now);
     }
 
-    fn per_second(&self) -> f64 {
+    fn per_second(&self, now: Duration) -> f64 {
         let Some(first) = self.first else { return 0.0 };
-        let seen_s = (self.last - first).as_secs_f64().max(1.0);
+        let seen_s = now.saturating_sub(first).as_secs_f64().max(1.0);
+        let passed_s = now.saturating_sub(self.last).as_secs_f64();
         // What of the memory's length has been seen at all.
-        self.weight / (MEMORY_S * (1.0 - (-seen_s / MEMORY_S).exp()))
+        self.weight * (-passed_s / MEMORY_S).exp() / (MEMORY_S * (1.0 - (-seen_s / MEMORY_S).exp()))
     }
 }
 

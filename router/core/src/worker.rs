@@ -10,7 +10,7 @@ use roundhouse_types::WorkerLoad as ReportedWorkerLoad;
 use crate::health::Health;
 use crate::ledger::WorkerLoad;
 use crate::load_table::RowHandle;
-use crate::models::ModelNames;
+use crate::models::{ModelNames, PoolNumber};
 use crate::reports::Reports;
 use crate::retry_budget::Rescue;
 
@@ -64,20 +64,21 @@ const DRAINING: u8 = 2;
 const HAS_BEEN_UP: u8 = 4;
 /// It was up, and is down by its probes alone; not together with [`UP`].
 const SUSPECT: u8 = 8;
+const LEFT: u8 = 16;
 
-/// Whether new requests may go to a worker in this state: it is up, and no operator is draining it.
+/// Whether new requests may go to a worker in this state: it is up and part of the fleet, and no operator is draining it.
 pub(crate) fn is_usable(state: u8) -> bool {
-    state & (UP | DRAINING) == UP
+    state & (UP | DRAINING | LEFT) == UP
 }
 
 /// Whether an operator wants a worker in this state to get no new requests.
 pub(crate) fn is_draining(state: u8) -> bool {
-    state & DRAINING != 0
+    state & (DRAINING | LEFT) != 0
 }
 
 /// Whether a worker in this state is down by its probes alone, and no operator is draining it: it may serve all the same.
 pub(crate) fn is_suspect(state: u8) -> bool {
-    state & (SUSPECT | DRAINING) == SUSPECT
+    state & (SUSPECT | DRAINING | LEFT) == SUSPECT
 }
 
 /// Whether a worker in this state is there.
@@ -109,7 +110,7 @@ pub struct Worker {
     pub health: Arc<Health>,
     /// Retries for those who were there when it died.
     pub rescue: Rescue,
-    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`] and [`SUSPECT`].
+    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`], [`SUSPECT`] and [`LEFT`].
     row: RowHandle,
     /// How often it went down.
     downs: AtomicU32,
@@ -158,8 +159,14 @@ impl Worker {
         self.row.number()
     }
 
+    /// Which pool it belongs to.
+    pub(crate) fn pool(&self) -> PoolNumber {
+        self.row.pool()
+    }
+
     /// It says what its load is `now`, by the clock of picks.
     pub fn hear_load(&self, load: &ReportedWorkerLoad, now: Duration) {
+        self.load.lapse(now);
         let others = self.reports.set_load(load, (&self.load.read_sent(), self.load.sent()), now);
         // Tokens alone tell nothing: the router guesses those of its own prompts, and guesses short by the template.
         if others.requests > 0 && others.uncached_tokens > 0 {
@@ -265,6 +272,17 @@ impl Worker {
         self.row.state.fetch_and(!DRAINING, Ordering::Relaxed);
     }
 
+    /// It is part of the fleet no more, for good: whoever still has it finds it unusable, and its slot is to be another's.
+    pub(crate) fn leave(&self) {
+        self.row.state.fetch_or(LEFT, Ordering::Relaxed);
+    }
+
+    /// Whether its slot may be another's by now.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.row.state.load(Ordering::Relaxed) & LEFT != 0
+    }
+
     /// The models it said it serves; `None` while it has not said.
     #[must_use]
     pub fn models(&self) -> Option<Arc<[String]>> {
@@ -278,12 +296,13 @@ impl Worker {
         {
             let before = known.take().unwrap_or_default();
             self.row.models.store(self.names.change(&before, &models), Ordering::Relaxed);
+            self.row.pool.store(self.names.pool(&models).0, Ordering::Relaxed);
             *known = Some(models.into());
         }
     }
 
     /// It has left the fleet: what it listed may be looked for at those who have listed nothing, if nobody else lists it.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn delist(&self) {
         if let Ok(mut known) = self.models.write()
             && let Some(models) = known.take()
         {
@@ -309,7 +328,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         // Its prober may have heard from it once more since it left.
-        self.leave();
+        self.delist();
     }
 }
 

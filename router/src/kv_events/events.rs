@@ -159,7 +159,7 @@ impl EventFollower {
 
     fn apply(&self, changes: &[CacheChange]) {
         for change in changes {
-            self.decider.apply(self.worker.slot, change);
+            self.decider.apply(&self.worker, change);
         }
     }
 

@@ -1,8 +1,8 @@
-//! Reads of a request body what routing needs, while it arrives: piece by piece, in one pass, keeping nothing but three
-//! short strings and the hashes of the prompt.
+//! Reads of a request body what routing needs, while it arrives: piece by piece, in one pass, keeping nothing but
+//! a few short strings and the hashes of the prompt.
 //!
 //! Strict about JSON, lenient about everything else: whether `messages` makes sense is for the engine to say. Strings
-//! are hashed raw, as they stand between their quotes: tools first, as chat templates have them, then role, content and
+//! are hashed raw, as they stand between their quotes, lists of token ids without their spaces: tools first, as chat templates have them, then role, content and
 //! tool calls of each message in the order in which they come. It takes what `serde_json` takes, except for what is
 //! nested too deep; lone surrogates pass, too.
 //!
@@ -11,6 +11,7 @@
 
 mod error;
 mod fields;
+mod ids;
 mod json;
 mod number;
 mod place;
@@ -19,6 +20,7 @@ mod text;
 
 use router_core::PromptUse;
 use router_core::prefix::PromptBlocks;
+use router_core::request::Answer;
 
 pub use error::{BodyError, Problem, SyntaxError};
 pub use fields::{MAX_FIELD_BYTES, Name};
@@ -42,7 +44,11 @@ pub struct Scanned {
     pub model: Option<Name>,
     /// Hash of `user`, OpenAI's name for an end user.
     pub user: Option<u64>,
-    /// The prompt, kept apart from those with another model or `cache_salt`.
+    /// Whether it asks for a `stream`.
+    pub answer: Answer,
+    /// Tokens of the prompt, if it came as their ids.
+    pub token_ids: Option<usize>,
+    /// The prompt, kept apart from those with another model, `cache_salt`, `lora_path` or `extra_key`.
     pub prompt: PromptBlocks,
 }
 

@@ -177,7 +177,7 @@ fn answered(
     }
     recorder.attempt_answered(&worker, status);
     if !status.is_success() {
-        app.decider.take_back(&mut lease, worker.slot, &reading.blocks, basis);
+        app.decider.take_back(&mut lease, &worker, &reading.blocks, basis);
     }
     let begun = |response, lease| Begun { worker: Arc::clone(&worker), lease, hit_tokens, response, first };
     let Some(cause) = Cause::of_status(status) else {
@@ -217,12 +217,12 @@ fn lost(
 ) -> Failed {
     let Decided { worker, mut lease, trial, basis, .. } = decided;
     let (cause, now) = (Cause::of_error(&source), app.now());
-    app.decider.take_back(&mut lease, worker.slot, &reading.blocks, basis);
+    app.decider.take_back(&mut lease, &worker, &reading.blocks, basis);
     recorder.attempt_failed(&worker, &source);
     let own = source.is_routers_own();
     if !own && cause.lost_connection() {
         // While the lease still counts this request among those that wait there.
-        worker.rescue.note(now, worker.load.read().prefilling as usize);
+        worker.rescue.note(now, worker.load.unanswered());
     }
     drop(lease);
     let says_nothing = match source {

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName};
 use http_body::Body;
 use roundhouse_types::BlockHash;
 use router_core::prefix::blocks::ToolsSegment;
-use router_core::request::RequestView;
+use router_core::request::{Answer, RequestView};
 use router_core::token_ratio::TokenRatios;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
@@ -63,8 +63,12 @@ pub struct Reading {
     pub tools: ToolsSegment,
     /// Length of the prompt in template order.
     pub prompt_bytes: usize,
-    /// The same in tokens, by what is known of the model's tokenizer.
+    /// The same in tokens, by what is known of the model's tokenizer, unless they have been counted.
     pub prompt_tokens: usize,
+    /// Tokens of a prompt that came as their ids: it tells nothing of a tokenizer.
+    pub token_ids: Option<usize>,
+    /// Whether its first token will be seen.
+    pub answer: Answer,
 }
 
 /// How much of a body was read.
@@ -121,6 +125,7 @@ impl Reading {
             block_tokens: None,
             prompt_bytes: self.prompt_bytes,
             prompt_tokens: self.prompt_tokens,
+            answer: self.answer,
             may_wait_since: None,
         }
     }
@@ -234,8 +239,9 @@ impl Parser {
 
     fn reading(&self, headers: &HeaderMap, scanned: Option<Scanned>, ratios: &TokenRatios) -> Reading {
         let extent = if scanned.is_some() { Extent::Whole } else { Extent::Nothing };
-        let (model, user, prompt) =
-            scanned.map(|scanned| (scanned.model, scanned.user, scanned.prompt)).unwrap_or_default();
+        let (model, user, (answer, token_ids), prompt) = scanned
+            .map(|scanned| (scanned.model, scanned.user, (scanned.answer, scanned.token_ids), scanned.prompt))
+            .unwrap_or_default();
         let session = match headers.get(&self.session_header).map(http::HeaderValue::as_bytes) {
             Some(header) => Some(header).filter(|name| !name.is_empty()).map(xxh3_64),
             None => user,
@@ -246,7 +252,9 @@ impl Parser {
             blocks: prompt.hashes,
             tools: prompt.tools,
             prompt_bytes: prompt.prompt_bytes,
-            prompt_tokens: ratios.tokens(model.as_deref(), prompt.prompt_bytes),
+            prompt_tokens: token_ids.unwrap_or_else(|| ratios.tokens(model.as_deref(), prompt.prompt_bytes)),
+            token_ids,
+            answer,
             model,
         }
     }

@@ -36,9 +36,16 @@ pub fn pick(
     now: Duration,
     may_wait_since: Option<Duration>,
 ) -> Result<Picked, PickError> {
-    let roster = app.fleet.roster();
+    let mut roster = app.fleet.roster();
     let view = RequestView { may_wait_since, ..reading.view() };
-    let decided = app.decider.decide(&roster.snapshot, &view, among, now)?;
+    let decided = match app.decider.decide(&roster.snapshot, &view, among, now) {
+        Err(PickError::NoneUsable { .. }) => {
+            // Those who were there may have left since; who has come instead is in the next roster.
+            roster = app.fleet.roster();
+            app.decider.decide(&roster.snapshot, &view, among, now)?
+        }
+        decided => decided?,
+    };
     let upstream = roster.upstream(&decided.worker);
     Ok(Picked { decided, upstream })
 }

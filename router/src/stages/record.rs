@@ -165,7 +165,9 @@ impl Recorder {
         let metrics = &app.metrics;
         metrics.usage(&usage, self.hit_tokens);
         self.compare(&usage, reading);
-        app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
+        if reading.token_ids.is_none() {
+            app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
+        }
         match outcome {
             Outcome::Complete => {
                 if let Some(trial) = self.trial.take() {

@@ -41,7 +41,7 @@ impl Router {
     pub(super) fn loses(&self, worker: u32) {
         let worker = &self.fleet.workers()[worker as usize];
         worker.mark_down();
-        self.decider.forget(worker.slot);
+        self.decider.forget(worker);
     }
 
     /// It takes requests again.

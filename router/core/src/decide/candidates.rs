@@ -10,13 +10,14 @@ use super::Among;
 use crate::fleet::{FleetSnapshot, Member, Ring};
 use crate::health::{Standing, Trial};
 use crate::ledger::{LoadReading, usual_requests};
-use crate::models::Serving;
+use crate::models::{MOST_POOLS, PoolNumber, Serving};
 use crate::policy::{Candidate, Choice};
+use crate::pools::{Part, Pools};
 use crate::prefix::PrefixHits;
 use crate::prefix::recomputed::Capacity;
 use crate::reports::LoadReport;
 use crate::request::RequestView;
-use crate::speed::{Prefill, PrefillSpeed, QueueReading};
+use crate::speed::{Prefill, PrefillSpeed, QueueReading, lapses_s};
 use crate::sync::atomic::Ordering;
 use crate::unseen::Unseen;
 use crate::worker::{Worker, is_draining, is_suspect, is_up, is_usable};
@@ -39,6 +40,12 @@ pub(super) struct Candidates {
     share: f64,
     /// Workers of that fleet.
     workers: u32,
+    /// Pools that the candidates are of, as bits.
+    pools: u64,
+    /// The first candidate's, by which all prompts are measured.
+    usual: Option<Usual>,
+    /// Usable workers of each pool that do not serve the model.
+    elsewhere: Elsewhere,
     /// So many are in fleet order, in two parts: whoever is in the second comes first in the fleet.
     in_order: usize,
     /// Where the second begins, at the latest.
@@ -75,29 +82,51 @@ fn rank(worker: &Worker, now: Duration, draw: &mut dyn FnMut() -> f64) -> Rank {
 }
 
 /// What is the same for all candidates of a pick.
-pub(super) struct Moment {
+pub(super) struct Moment<'a> {
     pub(super) now: Duration,
-    /// How fast the fleet computes prompts; `None` for policies that do not go by time.
-    speed: Option<PrefillSpeed>,
+    /// How fast workers compute prompts; `None` for policies that do not go by time.
+    pools: Option<&'a Pools>,
     now_s: f64,
     /// When the request came.
     arrived_s: f64,
     now_ms: u64,
+    /// The whole prompt, with nothing cached.
+    cold: Prefill,
+}
+
+/// How fast workers of a pool compute prompts.
+#[derive(Clone, Copy)]
+struct Usual {
+    pool: PoolNumber,
+    speed: PrefillSpeed,
     /// What the whole prompt takes, with nothing cached.
     cold_s: f64,
 }
 
-impl Moment {
-    pub(super) fn new(now: Duration, request: &RequestView<'_>, speed: Option<PrefillSpeed>) -> Self {
-        let prefill = Prefill { new_tokens: request.prompt_tokens.max(1), cached_tokens: 0 };
+impl<'a> Moment<'a> {
+    pub(super) fn new(now: Duration, request: &RequestView<'_>, pools: Option<&'a Pools>) -> Self {
         Self {
             now,
-            speed,
+            pools,
             now_s: now.as_secs_f64(),
             arrived_s: request.may_wait_since.unwrap_or(now).as_secs_f64(),
             now_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-            cold_s: speed.map_or(0.0, |speed| speed.seconds(prefill)),
+            cold: Prefill { new_tokens: request.prompt_tokens.max(1), cached_tokens: 0 },
         }
+    }
+
+    fn usual(&self, pool: PoolNumber) -> Usual {
+        let speed = self.pools.map_or_else(PrefillSpeed::default, |pools| pools.speed(pool));
+        Usual { pool, speed, cold_s: speed.seconds(self.cold) }
+    }
+}
+
+/// Workers by their pools.
+struct Elsewhere([u16; MOST_POOLS]);
+
+impl Default for Elsewhere {
+    fn default() -> Self {
+        Self([0; MOST_POOLS])
     }
 }
 
@@ -112,6 +141,7 @@ impl Candidates {
         draw: &mut dyn FnMut() -> f64,
     ) {
         self.clear(Rank::Down);
+        (self.usual, self.elsewhere) = (None, Elsewhere::default());
         let count = fleet.count();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in the fleet")]
         let first = if most < count { (draw() * f64::from(count)) as u32 % count } else { 0 };
@@ -155,7 +185,12 @@ impl Candidates {
         Sought { eligible, moment, .. }: &Sought<'_>,
         draw: &mut dyn FnMut() -> f64,
     ) {
-        if !eligible.has(fleet, row) {
+        if !eligible.may_be_picked(row) {
+            return;
+        }
+        if !eligible.serves(fleet, row) {
+            let others = &mut self.elsewhere.0[row.load.pool().index() % MOST_POOLS];
+            *others = others.saturating_add(1);
             return;
         }
         let is_well = is_up(row.load.state.load(Ordering::Relaxed))
@@ -179,7 +214,9 @@ impl Candidates {
         draw: &mut dyn FnMut() -> f64,
     ) {
         let Sought { request, moment, hits, .. } = sought;
-        let Some(speed) = &moment.speed else { return };
+        if moment.pools.is_none() {
+            return;
+        }
         for (slot, blocks) in hits.iter() {
             let Some(place) = fleet.place(slot) else { continue };
             let known = self.find(place).or_else(|| {
@@ -190,13 +227,14 @@ impl Candidates {
                 (self.list.len() > before).then_some(before)
             });
             if let Some(at) = known {
-                self.list[at].hit(request, blocks, speed);
+                let speed = self.speed();
+                self.list[at].hit(request, blocks, &speed);
             }
         }
     }
 
     /// Who goes after this request does not make it wait.
-    fn pass_by(&mut self, fleet: &FleetSnapshot, moment: &Moment) {
+    fn pass_by(&mut self, fleet: &FleetSnapshot, moment: &Moment<'_>) {
         for at in self.with_lines.drain(..) {
             let candidate = &mut self.list[at];
             let load = &fleet.workers()[candidate.place as usize].load;
@@ -211,11 +249,16 @@ impl Candidates {
         self.with_lines.clear();
         self.reports.clear();
         (self.standing, self.requests, self.prefilling) = (standing, 0, 0);
-        (self.busy, self.context_tokens) = (0, 0);
+        (self.busy, self.context_tokens, self.pools) = (0, 0, 0);
     }
 
     #[inline]
-    fn add(&mut self, fleet: &FleetSnapshot, row: Member<'_>, moment: &Moment) {
+    fn add(&mut self, fleet: &FleetSnapshot, row: Member<'_>, moment: &Moment<'_>) {
+        if lapses_s(row.load).is_some_and(|at_s| at_s <= moment.now_s) {
+            fleet.worker(row).load.lapse(moment.now);
+        }
+        let pool = row.load.pool();
+        self.pools |= 1 << (pool.index() % MOST_POOLS);
         let load = LoadReading::of(row.load);
         self.requests += u64::from(load.requests);
         self.prefilling += u64::from(load.prefilling);
@@ -224,19 +267,21 @@ impl Candidates {
         let mut candidate = Candidate {
             place: row.place,
             by_address: row.by_address,
+            pool,
             load,
             kv_capacity_tokens: row.load.kv_capacity_tokens.load(Ordering::Relaxed),
             ..Candidate::new(row.slot)
         };
-        if moment.speed.is_some() {
+        let usual = *self.usual.get_or_insert_with(|| moment.usual(pool));
+        if moment.pools.is_some() {
             let queue = QueueReading::of(row.load);
-            candidate.ratio = queue.ratio;
+            candidate.ratio = queue.ratio * unlike(&usual, pool, moment);
             candidate.joins_step = queue.joins_step;
             #[expect(clippy::cast_possible_truncation, reason = "a count, to seven digits")]
-            let usual = usual_requests(row.load, moment.now_s) as f32;
-            candidate.usual_requests = usual;
+            let in_flight = usual_requests(row.load, moment.now_s) as f32;
+            candidate.usual_requests = in_flight;
             candidate.queued_s = queue.left_s(moment.now_s);
-            candidate.own_s = f64::from(queue.ratio) * moment.cold_s;
+            candidate.own_s = f64::from(candidate.ratio) * usual.cold_s;
             if queue.line_s > 0.0 {
                 candidate.line_s = queue.line_s.into();
                 self.with_lines.push(self.list.len());
@@ -264,6 +309,34 @@ impl Candidates {
         let (gathered, turn) = (&self.list[..self.in_order], self.turn.min(self.in_order));
         let search = |part: &[Candidate]| part.binary_search_by_key(&place, |candidate| candidate.place).ok();
         search(&gathered[..turn]).or_else(|| Some(turn + search(&gathered[turn..])?))
+    }
+
+    /// How fast the first candidate and those like it compute prompts, by which the ratios of all are measured.
+    pub(super) fn speed(&self) -> PrefillSpeed {
+        self.usual.map_or_else(PrefillSpeed::default, |usual| usual.speed)
+    }
+
+    /// The pool of the first candidate, which is that of all, unless a request can go to workers of several kinds.
+    pub(super) fn pool(&self) -> PoolNumber {
+        self.usual.map(|usual| usual.pool).unwrap_or_default()
+    }
+
+    /// The pools that the candidates are of.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
+        let all = self.list.len() as f64;
+        let is_one = self.pools.count_ones() == 1;
+        let mut left = self.pools;
+        let present = std::iter::from_fn(move || {
+            let number = u8::try_from(left.trailing_zeros()).ok().filter(|_| left != 0)?;
+            left &= left - 1;
+            Some(PoolNumber(number))
+        });
+        present.map(move |pool| {
+            let of_pool = self.list.iter().filter(|one| one.pool == pool);
+            let here = if is_one { all } else { of_pool.count() as f64 };
+            let elsewhere = f64::from(self.elsewhere.0[pool.index() % MOST_POOLS]);
+            Part { pool, of_candidates: here / all, of_pool: here / (here + elsewhere) }
+        })
     }
 
     /// What a policy chooses from.
@@ -325,6 +398,17 @@ impl Candidates {
     }
 }
 
+/// How many times longer the prompt takes in a pool than in the usual one.
+#[inline]
+fn unlike(usual: &Usual, pool: PoolNumber, moment: &Moment<'_>) -> f32 {
+    if pool == usual.pool {
+        return 1.0;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "a ratio, to seven digits")]
+    let times = (moment.usual(pool).cold_s / usual.cold_s) as f32;
+    times
+}
+
 /// What a decider knows by itself, of all workers.
 #[derive(Clone, Copy)]
 pub(super) struct Learned {
@@ -338,7 +422,7 @@ pub(super) struct Learned {
 pub(super) struct Sought<'a> {
     pub(super) request: &'a RequestView<'a>,
     pub(super) eligible: &'a Eligible<'a>,
-    pub(super) moment: Moment,
+    pub(super) moment: Moment<'a>,
     pub(super) hits: &'a PrefixHits,
 }
 
@@ -381,13 +465,17 @@ impl<'a> Eligible<'a> {
 
     #[inline]
     pub(super) fn has(&self, fleet: &FleetSnapshot, row: Member<'_>) -> bool {
+        self.may_be_picked(row) && self.serves(fleet, row)
+    }
+
+    #[inline]
+    fn may_be_picked(&self, row: Member<'_>) -> bool {
         let state = row.load.state.load(Ordering::Relaxed);
         let may_be_asked = |state| is_usable(state) || self.suspects == Suspects::In && is_suspect(state);
-        let may_be_picked = match self.among {
+        match self.among {
             Among::Untried(tried) => may_be_asked(state) && !tried.contains(&row.slot),
             Among::Anyone => !is_draining(state),
-        };
-        may_be_picked && self.serves(fleet, row)
+        }
     }
 
     /// Whether there is somebody.

@@ -1,6 +1,9 @@
 //! The decider over a small fleet.
 
+mod left;
 mod line;
+mod pools;
+mod whole_answers;
 
 use roundhouse_types::{ChainHasher, RouterPlace, WorkerLoad as ReportedWorkerLoad};
 
@@ -10,6 +13,7 @@ use crate::ledger::LoadReading;
 use crate::policy::{Choice, by_name};
 use crate::prefix::{PromptBlocks, PromptHasher};
 use crate::reports::LoadReport;
+use crate::request::Answer;
 use crate::worker::{WorkerId, WorkerSpec};
 
 const NOW: Duration = Duration::from_secs(100);
@@ -107,7 +111,7 @@ fn a_failed_attempt_leaves_no_trace() {
     let prompt = hashed(&"y".repeat(1_000));
     let mut failed = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
     let slot = failed.worker.slot;
-    decider.take_back(&mut failed.lease, slot, &prompt.hashes, failed.basis);
+    decider.take_back(&mut failed.lease, &failed.worker, &prompt.hashes, failed.basis);
     drop(failed);
     let retried = decider.decide(&fleet, &view(&prompt), Among::Untried(&[slot]), NOW).unwrap();
     assert_ne!(retried.worker.slot, slot);
@@ -512,7 +516,7 @@ fn what_others_have_to_compute_at_a_worker_counts_and_what_is_ours_counts_once()
 #[test]
 fn a_prompt_guessed_too_short_is_not_taken_for_somebody_elses() {
     let (fleet, decider) = (fleet(1), decider("prefix_aware"));
-    let before = decider.prefill_speed();
+    let before = decider.prefill_speed(&fleet.workers()[0]);
     for number in 0..40 {
         let prompt = hashed(&format!("{number} is a number that was told at length ").repeat(50));
         let now = NOW + Duration::from_secs(10 * number);
@@ -521,7 +525,7 @@ fn a_prompt_guessed_too_short_is_not_taken_for_somebody_elses() {
         fleet.workers()[0].hear_load(&told(1, 10_000), now + Duration::from_secs(1));
         decider.first_token(&mut ours.lease, now + Duration::from_secs(2), None);
     }
-    assert_ne!(decider.prefill_speed(), before, "its speed is learned from all the same");
+    assert_ne!(decider.prefill_speed(&fleet.workers()[0]), before, "its speed is learned from all the same");
 }
 
 #[test]
@@ -583,7 +587,7 @@ fn what_a_worker_held_is_forgotten_however_much_it_is_and_whatever_runs_there() 
     let running: Vec<_> = (0..3).map(|number| decide(number * 100)).collect();
     (0..300).for_each(|number| drop(decide(number)));
     assert!(decider.tree_blocks() > 2 * FORGET_BLOCKS);
-    decider.forget(running[0].worker.slot);
+    decider.forget(&running[0].worker);
     assert_eq!(decider.tree_blocks(), 0);
     drop(running);
     assert_eq!(decide(7).hit_tokens, 0);
@@ -715,11 +719,14 @@ fn threads_that_decide_fail_end_and_forget_at_once_leave_a_sound_tree_and_idle_w
             let system = format!("system prompt {} ", rng.random_range(0..4)).repeat(30);
             let own = format!("{seed} {} ", turn / 2).repeat(rng.random_range(1..60));
             let prompt = hashed(&(system + &own));
-            let mut one = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+            let answer = if rng.random_bool(0.5) { Answer::Streamed } else { Answer::Whole };
+            let (request, now) = (RequestView { answer, ..view(&prompt) }, NOW + Duration::from_millis(turn));
+            let mut one = decider.decide(&fleet, &request, Among::Untried(&[]), now).unwrap();
             match rng.random_range(0..8) {
-                0 => decider.take_back(&mut one.lease, one.worker.slot, &prompt.hashes, one.basis),
-                1 => decider.first_token(&mut one.lease, NOW, None),
-                2 if seed == 0 => decider.forget(one.worker.slot),
+                0 => decider.take_back(&mut one.lease, &one.worker, &prompt.hashes, one.basis),
+                1 => decider.first_token(&mut one.lease, now, None),
+                2 if seed == 0 => decider.forget(&one.worker),
+                3 => decider.whole_answer(&mut one.lease, now),
                 _ => {}
             }
             running.push(one);

@@ -23,6 +23,7 @@ use roundhouse_types::RouterPlace;
 
 use crate::fleet::Ring;
 use crate::ledger::LoadReading;
+use crate::models::PoolNumber;
 use crate::reports::LoadReport;
 use crate::request::{PromptUse, RequestView};
 use crate::speed::{Prefill, PrefillSpeed};
@@ -51,6 +52,8 @@ pub struct Candidate {
     pub slot: WorkerSlot,
     /// Its place in the fleet.
     pub(crate) place: u32,
+    /// Which workers it is alike.
+    pub(crate) pool: PoolNumber,
     /// Its place in the order of addresses.
     pub(crate) by_address: u32,
     /// What the router has in flight there.
@@ -69,7 +72,7 @@ pub struct Candidate {
     pub line_s: f64,
     /// What the request's own prefill would take there, in seconds.
     pub own_s: f64,
-    /// How many times longer than the fleet it takes.
+    /// How many times longer than [`Choice::speed`] says it takes.
     pub ratio: f32,
     /// Requests in flight there on average of late.
     pub usual_requests: f32,
@@ -85,6 +88,7 @@ impl Candidate {
             slot,
             place: 0,
             by_address: 0,
+            pool: PoolNumber::default(),
             load: LoadReading::default(),
             hit_tokens: 0,
             hit_blocks: 0,
@@ -142,13 +146,13 @@ pub struct Choice<'a> {
     pub router_place: RouterPlace,
     /// The ring over the whole fleet, made on first use.
     pub ring: &'a dyn Fn() -> &'a Ring,
-    /// Requests a second of late, over the whole fleet.
+    /// Requests a second of late that come to the candidates, and to those of the fleet like them that were not looked at.
     pub arrivals_per_s: f64,
     /// Turns that are expected to follow this request in its session, if that begins with it; they will come to the same worker.
     pub later_turns: f64,
     /// What other routers may have decided, where workers report their load.
     pub unseen: Unseen,
-    /// How fast the fleet computes prompts, as learned.
+    /// How fast workers like the candidates compute prompts, as learned.
     pub speed: PrefillSpeed,
 }
 

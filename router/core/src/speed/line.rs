@@ -145,11 +145,20 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::request::Answer;
     use crate::speed::Prefill;
 
     fn one(ticket: u64, service_s: f64) -> Waiting {
         let prefill = Prefill { new_tokens: 1, cached_tokens: 0 };
-        Waiting { ticket, sent: Duration::ZERO, prefill, service_s, adds: 1, is_past: false }
+        Waiting {
+            ticket,
+            sent: Duration::ZERO,
+            prefill,
+            service_s,
+            adds: 1,
+            is_past: false,
+            answer: Answer::Streamed,
+        }
     }
 
     #[test]

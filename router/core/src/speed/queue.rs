@@ -8,14 +8,17 @@ use smallvec::SmallVec;
 
 use super::additions::{Additions, CacheRoom};
 use super::line::{Line, Memory, due_s};
-use super::{Observation, Prefill, PrefillSpeed, USUAL_SHARE};
+use super::ratio::Ratio;
+use super::silent::Silent;
+use super::{Observation, Prefill, PrefillSpeed};
 use crate::load_table::Row;
+use crate::request::Answer;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// First tokens that come closer together than this were drawn in one step.
 const SAME_STEP: Duration = Duration::from_millis(3);
 /// Requests remembered; whoever has more waiting knows what one more means.
-const MOST_REQUESTS: usize = 4_096;
+pub(super) const MOST_REQUESTS: usize = 4_096;
 
 /// So many streams in a row, and requests without a first token are not answers that come whole.
 const TELLING_STREAMS: u32 = 16;
@@ -63,6 +66,8 @@ pub(super) struct Waiting {
     pub(super) adds: usize,
     /// Whether one that was sent after it has its first token: it has been computed too, and will tell with its whole answer.
     pub(super) is_past: bool,
+    /// Whether its first token will be seen.
+    pub(super) answer: Answer,
 }
 
 /// What ended with first tokens of one step.
@@ -95,6 +100,10 @@ pub struct PrefillQueue {
     step_s: f64,
     /// When the head began, as far as can be told.
     since: Duration,
+    /// When the interval began that the next first token ends.
+    step_since: Duration,
+    /// Those that have been computed without anybody seeing it.
+    silent: Silent,
     /// When others were last known to have prompts there.
     shared: Option<Duration>,
     /// Requests that have come since; another would be computed in one step with them.
@@ -122,6 +131,8 @@ pub struct QueueReading {
     pub joins_step: bool,
     /// Whether a head that should have been done long ago says that something holds the worker up.
     pub tells_delay: bool,
+    /// From when on the first of them counts as computed, on the same clock; `None` where its first token will tell.
+    pub lapses_s: Option<f64>,
 }
 
 impl Default for QueueReading {
@@ -134,6 +145,7 @@ impl Default for QueueReading {
             ratio: 1.0,
             joins_step: false,
             tells_delay: false,
+            lapses_s: None,
         }
     }
 }
@@ -150,6 +162,7 @@ impl QueueReading {
             ratio: 1.0 + value(&row.ratio_less_one_bits),
             joins_step: row.joins_step.load(Ordering::Relaxed) > 0,
             tells_delay: row.tells_delay.load(Ordering::Relaxed) > 0,
+            lapses_s: lapses_s(row),
         }
     }
 
@@ -162,6 +175,8 @@ impl QueueReading {
         row.ratio_less_one_bits.store((self.ratio - 1.0).to_bits(), Ordering::Relaxed);
         row.joins_step.store(self.joins_step.into(), Ordering::Relaxed);
         row.tells_delay.store(self.tells_delay.into(), Ordering::Relaxed);
+        let lapses_s = self.lapses_s.map_or(0.0, |at_s| at_s.max(f64::MIN_POSITIVE));
+        row.lapses_bits.store(lapses_s.to_bits(), Ordering::Relaxed);
     }
 
     /// Service that is still owed at `now_s`, in seconds: what the first request has had of its own does not count. If it should have been
@@ -178,6 +193,12 @@ impl QueueReading {
         let is_held_up = self.tells_delay && head_s > 0.0;
         if is_held_up { left_s + (elapsed_s - head_s).max(0.0) } else { left_s }
     }
+}
+
+/// From when on the first of a row's requests counts as computed, if nobody will see it.
+#[inline]
+pub(crate) fn lapses_s(row: &Row) -> Option<f64> {
+    Some(f64::from_bits(row.lapses_bits.load(Ordering::Relaxed))).filter(|at_s| *at_s > 0.0)
 }
 
 impl PrefillQueue {
@@ -197,6 +218,7 @@ impl PrefillQueue {
                 ratio,
                 joins_step: self.behind > 0,
                 tells_delay: self.streams >= TELLING_STREAMS,
+                lapses_s: self.lapses_s(),
             },
             None => QueueReading { since_s, ratio, ..QueueReading::default() },
         }
@@ -208,8 +230,8 @@ impl PrefillQueue {
     }
 
     /// A request is sent to the worker; `speed` is the fleet's.
-    pub fn push(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) {
-        let one = self.expected(ticket, prefill, speed, now);
+    pub fn push(&mut self, ticket: u64, asked: (Prefill, Answer), speed: &PrefillSpeed, now: Duration) {
+        let one = self.expected(ticket, asked, speed, now);
         self.send(one);
     }
 
@@ -217,11 +239,11 @@ impl PrefillQueue {
     pub fn push_or_wait(
         &mut self,
         ticket: u64,
-        (prefill, arrived_s): (Prefill, f64),
+        (prefill, answer, arrived_s): (Prefill, Answer, f64),
         speed: &PrefillSpeed,
         now: Duration,
     ) -> bool {
-        let one = self.expected(ticket, prefill, speed, now);
+        let one = self.expected(ticket, (prefill, answer), speed, now);
         let has_waited = now.as_secs_f64() - arrived_s > MOST_WAIT * one.service_s;
         let fits = self.line.len() == 0 && self.additions.fit(one.adds, 0);
         let is_long = self.waiting.len() + self.line.len() >= MOST_REQUESTS;
@@ -234,20 +256,28 @@ impl PrefillQueue {
         !goes
     }
 
-    fn expected(&mut self, ticket: u64, prefill: Prefill, speed: &PrefillSpeed, now: Duration) -> Waiting {
+    fn expected(
+        &mut self,
+        ticket: u64,
+        (prefill, answer): (Prefill, Answer),
+        speed: &PrefillSpeed,
+        now: Duration,
+    ) -> Waiting {
+        self.lapse(now);
         let ratio = self.ratio.value();
         self.fixed_s = speed.fixed_s * ratio;
         // By its tokens, or by its pairs if these are all that seems to take time.
         self.step_s = (speed.token_s * STEP.new_tokens as f64).max(speed.pair_s * STEP.pairs()) * ratio;
         let service_s = speed.seconds(prefill) * ratio;
         let adds = prefill.new_tokens.min(self.additions.room.each);
-        Waiting { ticket, sent: now, prefill, service_s, adds, is_past: false }
+        Waiting { ticket, sent: now, prefill, service_s, adds, is_past: false, answer }
     }
 
     fn send(&mut self, one: Waiting) {
         self.sent.add(one.prefill, one.service_s);
         if self.waiting.is_empty() {
-            self.since = one.sent;
+            (self.since, self.step_since) = (one.sent, one.sent);
+            self.silent.begin_step();
             self.behind = 0;
         } else {
             self.behind += 1;
@@ -312,6 +342,7 @@ impl PrefillQueue {
         self.waiting[at].sent = now;
         if at == 0 {
             self.since = self.since.max(now);
+            self.step_since = self.step_since.max(now);
         }
     }
 
@@ -345,9 +376,17 @@ impl PrefillQueue {
     }
 
     fn take(&mut self, ticket: u64) -> Option<Waiting> {
-        let Some(at) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) else {
-            return self.line.leave(ticket);
-        };
+        match self.place(ticket) {
+            Some(at) => self.take_at(at),
+            None => self.silent.leave(ticket).or_else(|| self.line.leave(ticket)),
+        }
+    }
+
+    fn place(&self, ticket: u64) -> Option<usize> {
+        self.waiting.iter().position(|waiting| waiting.ticket == ticket)
+    }
+
+    fn take_at(&mut self, at: usize) -> Option<Waiting> {
         let waiting = self.waiting.remove(at)?;
         let is_last = self.waiting.is_empty();
         self.owed_s = if is_last { 0.0 } else { (self.owed_s - waiting.service_s).max(0.0) };
@@ -366,19 +405,79 @@ impl PrefillQueue {
         self.ahead = (count, if count == 0 { 0.0 } else { owed_s.max(0.0) });
     }
 
-    /// A first token has come: engines compute in the order of arrival, so who was sent before that request has been computed as well.
+    /// An answer of `ticket` has begun: engines compute in the order of arrival, so who was sent before that request has been computed as well.
     fn pass_before(&mut self, ticket: u64) {
-        let Some(at) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
-        for number in 0..at {
-            if !std::mem::replace(&mut self.waiting[number].is_past, true) {
-                self.passes(self.waiting[number].service_s);
+        let Some(end) = self.place(ticket) else { return };
+        let mut at = 0;
+        for _ in 0..end {
+            if self.lapses(at) {
+                self.is_computed(at);
+                continue;
             }
+            if !std::mem::replace(&mut self.waiting[at].is_past, true) {
+                self.passes(self.waiting[at].service_s);
+            }
+            at += 1;
         }
+    }
+
+    /// Takes those that should have been computed by `now` to be so, one after the other, as far as nobody will see it: their answers come
+    /// whole, and with most of them most of the time is output. If it was too soon, the worker is thought to have less to do by what is left
+    /// of their prefill, and they count as requests that run there in any case.
+    pub fn lapse(&mut self, now: Duration) {
+        let before = self.since;
+        while self.lapses_s().is_some_and(|at_s| at_s <= now.as_secs_f64()) {
+            // The fixed part is paid once for what is computed together.
+            let service = Duration::try_from_secs_f64(self.waiting[0].service_s).unwrap_or_default();
+            let next_sent = self.waiting.get(1).map_or(Duration::ZERO, |next| next.sent);
+            self.since = (self.since + service).max(next_sent);
+            self.is_computed(0);
+        }
+        if self.since != before {
+            self.behind = self.waiting.iter().skip(1).filter(|one| one.sent >= self.since).count();
+        }
+    }
+
+    /// When the head counts as computed without a first token.
+    fn lapses_s(&self) -> Option<f64> {
+        let head = self.waiting.front().filter(|_| self.lapses(0))?;
+        Some(self.since.as_secs_f64() + head.service_s + self.fixed_s)
+    }
+
+    fn lapses(&self, at: usize) -> bool {
+        self.waiting[at].answer == Answer::Whole && self.silent.has_room()
+    }
+
+    fn is_computed(&mut self, at: usize) {
+        if let Some(one) = self.take_at(at) {
+            self.silent.enter(one);
+        }
+    }
+
+    /// Those without a first token that have been found to be computed, and were not asked for yet: how many, and their uncached tokens.
+    pub fn take_computed(&mut self) -> (usize, usize) {
+        self.silent.take_news()
+    }
+
+    /// How many requests without a first token were found to be computed, and have no answer yet.
+    #[must_use]
+    pub fn computed(&self) -> usize {
+        self.silent.len()
+    }
+
+    /// Whether a request without a first token was found to be computed.
+    #[must_use]
+    pub fn has_computed(&self, ticket: u64) -> bool {
+        self.silent.has(ticket)
     }
 
     /// A request's whole answer comes `now`, its first token with its last. Returns how long it took, from being sent on, which its prefill
     /// did not exceed.
     pub fn whole_answer(&mut self, ticket: u64, now: Duration) -> Option<Observation> {
+        self.pass_before(ticket);
+        if let Some(at) = self.place(ticket) {
+            self.silent.is_in_step(self.waiting[at].prefill);
+        }
         let Waiting { sent, prefill, .. } = self.take(ticket)?;
         self.streams = 0;
         self.first_tokens = self.first_tokens.saturating_sub(1);
@@ -399,73 +498,32 @@ impl PrefillQueue {
         cached_tokens: Option<usize>,
         speed: &PrefillSpeed,
     ) -> Option<Observation> {
+        if self.silent.leave(ticket).is_some() {
+            // It streams after all. What it took is in an interval already.
+            return None;
+        }
         self.pass_before(ticket);
         let expected = self.remove(ticket)?;
         self.streams = self.streams.saturating_add(1);
         self.first_tokens = (self.first_tokens + 1).min(2 * TELLING_FIRST_TOKENS);
         let prefill = cached_tokens.map_or(expected, |cached_tokens| expected.with_cached(cached_tokens));
+        let (silent_tokens, silent_pairs) = self.silent.begin_step();
+        let new_tokens = prefill.new_tokens as f64 + silent_tokens;
+        let pairs = prefill.pairs() + silent_pairs;
         if let Some(step) = self.step.as_mut().filter(|step| now.saturating_sub(step.at) < SAME_STEP) {
-            step.new_tokens += prefill.new_tokens as f64;
-            step.pairs += prefill.pairs();
+            step.new_tokens += new_tokens;
+            step.pairs += pairs;
             return None;
         }
-        let seconds = now.saturating_sub(self.since).as_secs_f64();
-        let is_shared = self.shared.is_some_and(|shared| shared >= self.since);
-        self.since = now;
+        let seconds = now.saturating_sub(self.step_since).as_secs_f64();
+        let is_shared = self.shared.is_some_and(|shared| shared >= self.step_since);
+        (self.since, self.step_since) = (now, now);
         self.behind = 0;
-        let new_tokens = prefill.new_tokens as f64;
-        let step = Step { at: now, seconds, new_tokens, pairs: prefill.pairs(), is_shared };
+        let step = Step { at: now, seconds, new_tokens, pairs, is_shared };
         let Step { seconds, new_tokens, pairs, .. } =
             self.step.replace(step).filter(|step| !step.is_shared)?;
         let observation = Observation { seconds, new_tokens, pairs, ratio: self.ratio.value() };
         self.ratio.see(&observation, speed);
         Some(observation)
-    }
-}
-
-/// How many times longer than the fleet a worker takes, as far as that is certain. What is seen is noisy, and a cost that differs
-/// by noise takes prompts away from where their prefixes are.
-///
-/// Waiting for memory or for a decode step to end makes intervals longer, never shorter, and says nothing of the worker's speed. So it is
-/// judged by its shortest intervals: who is slow is slow nearly always. One that is well again is forgiven as soon as two show it.
-#[derive(Debug, Default)]
-struct Ratio {
-    /// Logarithms of seen over expected, the last ones.
-    recent: VecDeque<f64>,
-    /// The logarithm of the ratio, less the fleet's; 0 unless it is certain.
-    logarithm: f64,
-}
-
-impl Ratio {
-    /// Intervals that count.
-    const REMEMBERED: usize = 11;
-    /// So many before anything is certain.
-    const LEAST: usize = 8;
-    /// Workers that are less apart than this, as a logarithm, are taken to be alike.
-    const ALIKE: f64 = 0.2;
-    /// Of a slow worker's intervals nine tenths are slow; of a fast one's, six tenths fast, since some of them are waits.
-    const FASTEST: f64 = 0.1;
-    const MOST: f64 = 0.6;
-
-    fn see(&mut self, observation: &Observation, speed: &PrefillSpeed) {
-        let Some(surprise) = speed.surprise_of(observation) else { return };
-        if self.recent.len() == Self::REMEMBERED {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(surprise);
-        let mut sorted: Vec<f64> = self.recent.iter().map(|seen| seen - speed.surprise).collect();
-        sorted.sort_by(f64::total_cmp);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "an index of a short list"
-        )]
-        let at = |share: f64| sorted[(share * (sorted.len() - 1) as f64).round() as usize];
-        let is_certain = at(Self::FASTEST) > Self::ALIKE || at(Self::MOST) < -Self::ALIKE;
-        self.logarithm = if is_certain && sorted.len() >= Self::LEAST { at(USUAL_SHARE) } else { 0.0 };
-    }
-
-    fn value(&self) -> f64 {
-        self.logarithm.exp()
     }
 }

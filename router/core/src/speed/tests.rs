@@ -1,11 +1,14 @@
 //! What is learned, from workers whose speed is known.
 
+mod silent;
+
 use std::task::Waker;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::request::Answer;
 
 const TRUTH: PrefillSpeed = PrefillSpeed { fixed_s: 0.05, token_s: 2e-4, pair_s: 5e-9, surprise: 0.0 };
 
@@ -30,7 +33,7 @@ fn two_workers(slowness: f64, requests: u64) -> (Speeds, [PrefillQueue; 2]) {
         for (at, queue) in queues.iter_mut().enumerate() {
             let prefill = draw(&mut rng);
             let speed = speeds.prefill();
-            queue.push(ticket, prefill, &speed, seconds(clocks[at]));
+            queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clocks[at]));
             clocks[at] += whole_s(&TRUTH, prefill) * if at == 1 { slowness } else { 1.0 };
             if let Some(observation) = queue.first_token(ticket, seconds(clocks[at]), None, &speed) {
                 speeds.learn(&observation);
@@ -124,7 +127,7 @@ fn a_worker_that_slows_is_known_within_some_ten_requests() {
     for ticket in 1_000..1_015 {
         let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
         let speed = speeds.prefill();
-        queue.push(ticket, prefill, &speed, seconds(clock_s));
+        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
         clock_s += 4.0 * whole_s(&TRUTH, prefill);
         if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
             speeds.learn(&observation);
@@ -142,7 +145,7 @@ fn a_worker_that_is_well_again_is_forgiven_within_a_few_requests() {
     for ticket in 1_000..1_005 {
         let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
         let speed = speeds.prefill();
-        queue.push(ticket, prefill, &speed, seconds(clock_s));
+        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
         clock_s += whole_s(&TRUTH, prefill);
         if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
             speeds.learn(&observation);
@@ -159,7 +162,7 @@ fn waiting_for_memory_is_not_taken_for_slowness() {
     for ticket in 1_000..1_100 {
         let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
         let speed = speeds.prefill();
-        queue.push(ticket, prefill, &speed, seconds(clock_s));
+        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
         clock_s += whole_s(&TRUTH, prefill) + if ticket % 3 == 0 { 5.0 } else { 0.0 };
         if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
             speeds.learn(&observation);
@@ -174,16 +177,16 @@ fn a_head_that_is_late_is_expected_to_be_as_late_again() {
         (PrefillQueue::default(), PrefillSpeed { fixed_s: 0.5, ..PrefillSpeed::default() });
     let prefill = Prefill { new_tokens: 0, cached_tokens: 0 };
     let stream = |queue: &mut PrefillQueue, ticket| {
-        queue.push(ticket, prefill, &speed, seconds(1.0));
+        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(1.0));
         queue.first_token(ticket, seconds(1.1), None, &speed);
     };
     (0..20).for_each(|ticket| stream(&mut queue, ticket));
-    queue.push(50, prefill, &speed, seconds(10.0));
+    queue.push(50, (prefill, Answer::Streamed), &speed, seconds(10.0));
     let left = |queue: &PrefillQueue, at: f64| queue.reading().left_s(at);
     assert!((left(&queue, 10.2) - 0.3).abs() < 1e-6);
     assert!((left(&queue, 13.0) - 2.5).abs() < 1e-6, "2.5 s late");
     // Where answers come whole, late first tokens say nothing.
-    queue.push(51, prefill, &speed, seconds(10.0));
+    queue.push(51, (prefill, Answer::Streamed), &speed, seconds(10.0));
     queue.whole_answer(51, seconds(12.0));
     assert_eq!(left(&queue, 13.0), 0.0);
     queue.remove(50);
@@ -195,13 +198,13 @@ fn what_the_first_request_has_had_is_not_owed_any_more() {
     let mut queue = PrefillQueue::default();
     let speed = PrefillSpeed { fixed_s: 0.5, token_s: 0.1, pair_s: 0.0, surprise: 0.0 };
     let tokens = |new_tokens| Prefill { new_tokens, cached_tokens: 0 };
-    queue.push(1, tokens(20), &speed, seconds(10.0));
-    queue.push(2, tokens(30), &speed, seconds(11.0));
+    queue.push(1, (tokens(20), Answer::Streamed), &speed, seconds(10.0));
+    queue.push(2, (tokens(30), Answer::Streamed), &speed, seconds(11.0));
     assert!(queue.reading().joins_step, "the second will be in another step");
     let left = |at: f64| queue.reading().left_s(at);
     assert!((left(11.0) - 4.5).abs() < 1e-6);
     assert!((left(30.0) - 3.0).abs() < 1e-6, "late as the first is, the second has not begun");
-    queue.push(3, tokens(30), &speed, seconds(12.0));
+    queue.push(3, (tokens(30), Answer::Streamed), &speed, seconds(12.0));
     queue.remove(2);
     assert!(queue.reading().joins_step, "the third is left");
     queue.remove(3);
@@ -215,7 +218,12 @@ fn what_a_worker_takes_while_it_computes_for_others_teaches_nothing() {
     let speed = PrefillSpeed::default();
     let mut queue = PrefillQueue::default();
     for ticket in 0..5 {
-        queue.push(ticket, Prefill { new_tokens: 1_000, cached_tokens: 0 }, &speed, Duration::ZERO);
+        queue.push(
+            ticket,
+            (Prefill { new_tokens: 1_000, cached_tokens: 0 }, Answer::Streamed),
+            &speed,
+            Duration::ZERO,
+        );
     }
     let first_token = |queue: &mut PrefillQueue, ticket: u64| {
         queue.first_token(ticket, Duration::from_secs(ticket + 1), None, &speed).is_some()
@@ -233,7 +241,7 @@ fn first_tokens_of_one_step_are_one_observation() {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     let prefill = Prefill { new_tokens: 100, cached_tokens: 0 };
     for ticket in 1..=3 {
-        queue.push(ticket, prefill, &speed, seconds(1.0));
+        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(1.0));
     }
     assert_eq!(queue.first_token(1, seconds(2.0), None, &speed), None);
     assert_eq!(queue.first_token(2, seconds(2.001), None, &speed), None);
@@ -247,7 +255,7 @@ fn learned_from_whole_answers(answer_s: f64) -> f64 {
     let (mut speeds, mut queue) = (Speeds::default(), PrefillQueue::default());
     let prefill = Prefill { new_tokens: 250, cached_tokens: 0 };
     for ticket in 0..300 {
-        queue.push(ticket, prefill, &speeds.prefill(), seconds(10.0));
+        queue.push(ticket, (prefill, Answer::Streamed), &speeds.prefill(), seconds(10.0));
         let answer = queue.whole_answer(ticket, seconds(10.0 + answer_s)).unwrap();
         speeds.learn_whole(&answer);
     }
@@ -270,8 +278,8 @@ fn whole_answers_teach_only_that_prefill_took_no_longer() {
 fn what_the_worker_says_of_its_cache_counts_more_than_what_was_expected() {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     let prefill = Prefill { new_tokens: 100, cached_tokens: 900 };
-    queue.push(1, prefill, &speed, seconds(1.0));
-    queue.push(2, prefill, &speed, seconds(1.0));
+    queue.push(1, (prefill, Answer::Streamed), &speed, seconds(1.0));
+    queue.push(2, (prefill, Answer::Streamed), &speed, seconds(1.0));
     assert_eq!(queue.first_token(1, seconds(2.0), Some(0), &speed), None);
     let observation = queue.first_token(2, seconds(3.0), Some(1_000), &speed).unwrap();
     assert_eq!((observation.new_tokens, observation.pairs), (1_000.0, 500_000.0));
@@ -285,15 +293,17 @@ fn what_the_worker_says_of_its_cache_counts_more_than_what_was_expected() {
 #[test]
 fn arrivals_are_counted_from_the_first_on_and_forgotten() {
     let mut arrivals = Arrivals::default();
-    assert_eq!(arrivals.per_second(), 0.0);
+    assert_eq!(arrivals.per_second(seconds(5.0)), 0.0);
     for number in 0..50 {
-        arrivals.add(seconds(100.0 + f64::from(number) * 0.2));
+        arrivals.add(seconds(100.0 + f64::from(number) * 0.2), 1.0);
     }
-    assert!((4.0..6.5).contains(&arrivals.per_second()), "{}", arrivals.per_second());
+    let rate = |arrivals: &Arrivals| arrivals.per_second(arrivals.last);
+    assert!((4.0..6.5).contains(&rate(&arrivals)), "{}", rate(&arrivals));
     for number in 0..50 {
-        arrivals.add(seconds(110.0 + f64::from(number) * 4.0));
+        arrivals.add(seconds(110.0 + f64::from(number) * 4.0), 1.0);
     }
-    assert!((0.2..0.35).contains(&arrivals.per_second()), "{}", arrivals.per_second());
+    assert!((0.2..0.35).contains(&rate(&arrivals)), "{}", rate(&arrivals));
+    assert!(arrivals.per_second(seconds(1_000.0)) < 1e-6, "it is long ago");
 }
 
 const LONG: Prefill = Prefill { new_tokens: 60_000, cached_tokens: 0 };
@@ -303,14 +313,14 @@ const SHORT: Prefill = Prefill { new_tokens: 100, cached_tokens: 0 };
 fn telling() -> (PrefillQueue, PrefillSpeed) {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     for ticket in 0..40 {
-        queue.push(ticket, SHORT, &speed, seconds(1.0));
+        queue.push(ticket, (SHORT, Answer::Streamed), &speed, seconds(1.0));
         queue.first_token(ticket, seconds(2.0), None, &speed);
     }
     (queue, speed)
 }
 
 fn enter(queue: &mut PrefillQueue, ticket: u64, prefill: Prefill, speed: &PrefillSpeed) -> bool {
-    queue.push_or_wait(ticket, (prefill, 3.0), speed, seconds(3.0))
+    queue.push_or_wait(ticket, (prefill, Answer::Streamed, 3.0), speed, seconds(3.0))
 }
 
 #[test]
@@ -371,7 +381,7 @@ fn a_worker_that_tells_of_no_first_tokens_gets_everything() {
     assert!((0..50).all(|ticket| !enter(&mut queue, ticket, LONG, &speed)));
     let (mut queue, speed) = telling();
     for ticket in 100..140 {
-        queue.push(ticket, SHORT, &speed, seconds(3.0));
+        queue.push(ticket, (SHORT, Answer::Streamed), &speed, seconds(3.0));
         queue.whole_answer(ticket, seconds(4.0));
     }
     assert!((200..250).all(|ticket| !enter(&mut queue, ticket, LONG, &speed)), "answers come whole");
@@ -397,7 +407,7 @@ fn bounded(queue: &mut PrefillQueue, prompts: &[(u64, usize)], now_s: f64) -> Ve
     let mut push = |(ticket, new_tokens): &(u64, usize)| {
         let prefill = Prefill { new_tokens: *new_tokens, cached_tokens: 0 };
         queue.may_add(CacheRoom { each: 500, all: Some(1_000) });
-        let waits = queue.push_or_wait(*ticket, (prefill, 0.0), &speed, seconds(now_s));
+        let waits = queue.push_or_wait(*ticket, (prefill, Answer::Streamed, 0.0), &speed, seconds(now_s));
         queue.adds((*new_tokens).min(500));
         queue.call();
         waits && queue.waits(*ticket, Waker::noop())

@@ -127,7 +127,7 @@ fn a_failure_takes_back_no_more_than_its_own() {
         let thread = thread::spawn(move || {
             let path = prompt("a");
             let Decided { worker, mut lease, basis, .. } = other.decide(&path);
-            other.decider.take_back(&mut lease, worker.slot, &path.hashes, basis);
+            other.decider.take_back(&mut lease, &worker, &path.hashes, basis);
         });
         let here = router.decide(&prompt("a"));
         thread.join().unwrap();
@@ -144,7 +144,7 @@ fn a_worker_that_restarts_under_its_requests_is_forgotten_once() {
         let router = Router::new(1);
         let before = router.decide(&prompt("a"));
         let other = Arc::clone(&router);
-        let thread = thread::spawn(move || other.decider.forget(other.fleet.workers()[0].slot));
+        let thread = thread::spawn(move || other.decider.forget(&other.fleet.workers()[0]));
         let here = router.decide(&prompt("a"));
         drop(before);
         thread.join().unwrap();

@@ -1,10 +1,10 @@
-//! The strings of a body that are kept: `model`, `user` and `cache_salt`.
+//! The strings of a body that are kept: `model`, `user`, and those that keep prompts apart.
 
 use std::borrow::Cow;
 use std::ops::Deref;
 
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// Longer ones, in bytes as they stand in the body, are treated as absent. No model is named like that, and a
 /// connection must not make the router keep megabytes.
@@ -15,7 +15,18 @@ pub const MAX_FIELD_BYTES: usize = 4 << 10;
 pub(super) enum Field {
     Model,
     User,
-    CacheSalt,
+    Apart(Apart),
+}
+
+/// What an engine takes into the keys of its cache beside the prompt: KV of one value is of no use to another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Apart {
+    /// vLLM's and SGLang's.
+    CacheSalt = 0,
+    /// SGLang's, which names an adapter where `model` does not.
+    LoraPath = 1,
+    /// SGLang's.
+    ExtraKey = 2,
 }
 
 /// What was found of them. Absent, `null`, empty, too long and of another type are all `None`; the last one counts.
@@ -24,8 +35,8 @@ pub(super) struct Fields {
     pub(super) model: Option<Name>,
     /// By hash; that is all that is asked of it.
     pub(super) user: Option<u64>,
-    /// By hash.
-    pub(super) cache_salt: Option<u64>,
+    /// What keeps prompts apart, each by hash.
+    pub(super) apart: [Option<u64>; 3],
     /// What came of the current one in earlier pieces.
     before: Vec<u8>,
 }
@@ -37,7 +48,7 @@ impl Fields {
         match field {
             Field::Model => self.model = None,
             Field::User => self.user = None,
-            Field::CacheSalt => self.cache_salt = None,
+            Field::Apart(what) => self.apart[what as usize] = None,
         }
     }
 
@@ -61,7 +72,10 @@ impl Fields {
         match field {
             Field::Model => self.model = Some(Name::from(&*text)),
             Field::User => self.user = Some(xxh3_64(text.as_bytes())),
-            Field::CacheSalt => self.cache_salt = Some(xxh3_64(text.as_bytes())),
+            // By different hashes, so that a salt and an adapter of one name are two.
+            Field::Apart(what) => {
+                self.apart[what as usize] = Some(xxh3_64_with_seed(text.as_bytes(), what as u64));
+            }
         }
     }
 }

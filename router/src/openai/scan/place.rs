@@ -1,7 +1,7 @@
 //! Where in a request body what stands: the containers that are walked through, the keys that are known in each, and
 //! what is done with a value. All that the router knows of OpenAI's request format is in this file.
 
-use super::fields::{Field, unescaped};
+use super::fields::{Apart, Field, unescaped};
 use super::json::Kind;
 
 /// A container that is walked through. Its number is its depth.
@@ -19,6 +19,7 @@ pub(super) enum Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Key {
     Field(Field),
+    Stream,
     Tools,
     Messages,
     /// Its value is text of the prompt, whatever it is: in the body `prompt` and its like, in a message `role` and
@@ -38,8 +39,12 @@ pub(super) enum Use {
     Enter(Place),
     /// Kept, if it is a string.
     Field(Field),
+    /// It says whether the answer is to be a stream.
+    Stream,
     /// Hashed as it stands, a string without its quotes.
     Text,
+    /// A list of texts, hashed as it stands, or of token ids.
+    List,
     /// Hashed as it stands, as tools.
     Tools,
     /// Hashed by digest, unless a text is found in it.
@@ -81,7 +86,10 @@ impl Place {
             (Self::Body, b"messages") => Key::Messages,
             (Self::Body, b"model") => Key::Field(Field::Model),
             (Self::Body, b"user") => Key::Field(Field::User),
-            (Self::Body, b"cache_salt") => Key::Field(Field::CacheSalt),
+            (Self::Body, b"cache_salt") => Key::Field(Field::Apart(Apart::CacheSalt)),
+            (Self::Body, b"lora_path") => Key::Field(Field::Apart(Apart::LoraPath)),
+            (Self::Body, b"extra_key") => Key::Field(Field::Apart(Apart::ExtraKey)),
+            (Self::Body, b"stream") => Key::Stream,
             (Self::Body, b"tools") => Key::Tools,
             (Self::Body, b"prompt" | b"input" | b"text" | b"input_ids") => Key::Said,
             (Self::Message, b"role" | b"tool_calls") => Key::Said,
@@ -96,10 +104,12 @@ impl Place {
         match (self, key, kind) {
             (Self::Document, _, Kind::Object) => Use::Enter(Self::Body),
             (Self::Body, Key::Field(field), _) => Use::Field(field),
+            (Self::Body, Key::Stream, _) => Use::Stream,
             (Self::Body, Key::Tools, _) => Use::Tools,
             (Self::Body, Key::Messages, Kind::Array) => Use::Enter(Self::Messages),
             (Self::Messages, _, Kind::Object) => Use::Enter(Self::Message),
             (Self::Message, Key::Content, Kind::Array) => Use::Enter(Self::Parts),
+            (Self::Body, Key::Said, Kind::Array) => Use::List,
             (Self::Body | Self::Message, Key::Said, _) | (Self::Message, Key::Content, _) => Use::Text,
             (Self::Parts, ..) => Use::Part,
             (Self::Part, Key::Text, Kind::String) => Use::Text,

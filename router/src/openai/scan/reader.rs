@@ -3,10 +3,12 @@
 
 use roundhouse_types::ChainHasher;
 use router_core::prefix::PromptHasher;
+use router_core::request::Answer;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::error::BodyError;
 use super::fields::{Field, Fields};
+use super::ids::List;
 use super::json::{Key, Kind};
 use super::place::{Place, Use};
 use super::{Name, ScanConfig, Scanned};
@@ -21,6 +23,10 @@ pub(super) struct Reader {
     /// Of the current part of a content, if it came in several pieces.
     digest: Option<Box<Xxh3>>,
     fields: Fields,
+    answer: Answer,
+    list: List,
+    /// Tokens of a prompt that has come as ids so far; `None` once anything else belongs to it.
+    ids: Option<usize>,
     prompt: PromptHasher,
 }
 
@@ -40,6 +46,7 @@ struct Capture {
 enum Sink {
     Field(Field),
     Text,
+    List,
     Tools,
     Part,
 }
@@ -54,6 +61,9 @@ impl Reader {
             capture: None,
             digest: None,
             fields: Fields::default(),
+            answer: Answer::Whole,
+            list: List::default(),
+            ids: Some(0),
             prompt: PromptHasher::new(ChainHasher::new(config.seed), config.prompt_use),
         }
     }
@@ -85,17 +95,27 @@ impl Reader {
                         Some(Capture { sink: Sink::Field(field), from: at + 1, quote_bytes: 1, depth });
                 }
             }
+            Use::Stream => {
+                let asks_for_it = piece.get(at) == Some(&b't');
+                self.answer = if asks_for_it { Answer::Streamed } else { Answer::Whole };
+            }
             Use::Text => {
                 // A part with a text is that text.
-                self.digest = None;
+                (self.digest, self.ids) = (None, None);
                 let quote_bytes = usize::from(kind == Kind::String);
                 self.capture = Some(Capture { sink: Sink::Text, from: at + quote_bytes, quote_bytes, depth });
             }
+            Use::List => {
+                self.list = List::default();
+                self.capture = Some(Capture { sink: Sink::List, from: at, quote_bytes: 0, depth });
+            }
             Use::Tools => {
+                self.ids = None;
                 self.prompt.begin_tools();
                 self.capture = Some(Capture { sink: Sink::Tools, from: at, quote_bytes: 0, depth });
             }
             Use::Part => {
+                self.ids = None;
                 self.capture = Some(Capture { sink: Sink::Part, from: at, quote_bytes: 0, depth });
                 if kind == Kind::Object {
                     self.place = Place::Part;
@@ -114,6 +134,10 @@ impl Reader {
             match capture.sink {
                 Sink::Field(field) => self.fields.finish(field, bytes),
                 Sink::Part => self.finish_part(bytes),
+                Sink::List => {
+                    self.list.push(bytes, &mut self.prompt);
+                    self.ids = self.ids.zip(self.list.ids()).map(|(before, ids)| before + ids);
+                }
                 sink => self.feed(sink, bytes),
             }
         }
@@ -131,10 +155,11 @@ impl Reader {
         if let Some(found) = self.found {
             return Err(BodyError::NotAnObject { found });
         }
-        let Fields { model, user, cache_salt, .. } = self.fields;
+        let Fields { model, user, apart, .. } = self.fields;
         let salt = ChainHasher::new(self.seed).salted(model.as_ref().map_or(&[], Name::as_bytes));
-        let salt = cache_salt.map_or(salt, |own| salt.salted(&own.to_le_bytes()));
-        Ok(Scanned { model, user, prompt: self.prompt.finish(salt) })
+        let salt = apart.iter().flatten().fold(salt, |salt, own| salt.salted(&own.to_le_bytes()));
+        let token_ids = self.ids.filter(|ids| *ids > 0);
+        Ok(Scanned { model, user, answer: self.answer, token_ids, prompt: self.prompt.finish(salt) })
     }
 
     /// Part of a captured value.
@@ -142,6 +167,7 @@ impl Reader {
         match sink {
             Sink::Field(_) => self.fields.push(bytes),
             Sink::Text => self.prompt.push(bytes),
+            Sink::List => self.list.push(bytes, &mut self.prompt),
             Sink::Tools => self.prompt.push_tools(bytes),
             Sink::Part if !self.prompt.hashes() => {}
             Sink::Part => {

@@ -97,6 +97,8 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
                 "model",
                 "user",
                 "cache_salt",
+                "lora_path",
+                "extra_key",
                 "prompt",
                 "tool_calls"
             ][..]
@@ -198,6 +200,14 @@ fn models_and_salts_share_no_blocks() {
     assert_ne!(plain[0], blocks(r#", "cache_salt": "s""#)[0]);
     assert_ne!(blocks(r#", "model": "s""#)[0], blocks(r#", "cache_salt": "s""#)[0]);
     assert_eq!(plain, blocks(r#", "temperature": 1"#));
+    let apart = ["cache_salt", "lora_path", "extra_key"];
+    let mut firsts: Vec<_> = apart.iter().map(|key| blocks(&format!(r#", "{key}": "s""#))[0].0).collect();
+    firsts.push(blocks(r#", "lora_path": "t""#)[0].0);
+    firsts.push(blocks(r#", "lora_path": "t", "cache_salt": "s""#)[0].0);
+    firsts.sort_unstable();
+    firsts.dedup();
+    assert!(firsts.len() == 5 && !firsts.contains(&plain[0].0));
+    assert_eq!(plain, blocks(r#", "lora_path": null, "extra_key": """#));
 }
 
 #[test]
@@ -345,4 +355,50 @@ fn policies_that_read_no_prompts_are_told_their_length() {
         assert_eq!(read.prompt_bytes, prompt(&body).prompt_bytes);
         assert!(read.hashes.len() <= prompt_use.max_blocks());
     }
+}
+
+#[test]
+fn only_who_asks_for_a_stream_will_be_seen_to_begin() {
+    for (body, answer) in [
+        (r#"{"stream": true}"#, Answer::Streamed),
+        (r#"{"stream":true,"prompt":"a"}"#, Answer::Streamed),
+        (r#"{"stream": false}"#, Answer::Whole),
+        (r#"{"stream": null}"#, Answer::Whole),
+        (r#"{"stream": true, "stream": false}"#, Answer::Whole),
+        (
+            r#"{"stream_options": true, "metadata": {"stream": true}, "messages": [{"stream": true}]}"#,
+            Answer::Whole,
+        ),
+        ("{}", Answer::Whole),
+    ] {
+        assert_eq!(scan_every_way(body.as_bytes()).unwrap().answer, answer, "{body}");
+    }
+}
+
+#[test]
+fn token_ids_are_counted_and_the_same_however_they_are_written() {
+    let ids: Vec<String> = (0..395).map(|id| (id * 317 % 128_000).to_string()).collect();
+    let body = |key: &str, between: &str| format!(r#"{{"{key}": [{}]}}"#, ids.join(between));
+    let dense = scan(&body("prompt", ",")).unwrap();
+    assert_eq!(dense.token_ids, Some(395));
+    for between in [", ", " ,\n\t", ",\r\n    "] {
+        assert_eq!(scan(&body("input_ids", between)).unwrap(), dense);
+    }
+    for (list, tokens) in [
+        ("[1, 23, [4], [ 5,6 ]]", Some(5)),
+        ("[-1]", Some(1)),
+        ("[]", None),
+        (r#"["1, 2"]"#, None),
+        (r#"[1, "two  words", 3]"#, None),
+        ("[1.5]", None),
+        ("[{}]", None),
+    ] {
+        let body = format!(r#"{{"prompt": {list}, "model": "m"}}"#);
+        assert_eq!(scan_every_way(body.as_bytes()).unwrap().token_ids, tokens, "{list}");
+    }
+    assert_eq!(scan(r#"{"prompt": [1, 2], "tools": []}"#).unwrap().token_ids, None);
+    assert_eq!(scan(r#"{"prompt": [1, 2], "text": "a"}"#).unwrap().token_ids, None);
+    let words =
+        |between: &str| scan(&format!(r#"{{"prompt": ["a{between}b"]}}"#)).unwrap().prompt.prompt_bytes;
+    assert_eq!(words("   "), words(" ") + 2, "spaces of texts are theirs");
 }

@@ -1,6 +1,8 @@
 //! Requests that wait in line until their worker has room.
 
 use super::*;
+use crate::models::PoolNumber;
+use crate::pools::Part;
 
 /// A prompt of 40,000 tokens by itself.
 fn long(name: &str) -> PromptBlocks {
@@ -118,13 +120,14 @@ fn who_waits_in_line_goes_elsewhere_when_that_is_better_and_leaves_nothing_behin
     assert!(there.iter().all(|decided| decided.lease.turn().is_none()));
     let last = decide(4);
     assert!(last.lease.turn().is_some());
-    let (from, arrivals) = (Arc::clone(&last.worker), decider.lock().speeds.arrivals_per_s());
+    let all = || std::iter::once(Part { pool: PoolNumber::default(), of_candidates: 1.0, of_pool: 1.0 });
+    let (from, arrivals) = (Arc::clone(&last.worker), decider.lock().pools.arrivals_per_s(all()));
     there.retain(|decided| decided.worker.slot == from.slot);
     let again =
         decider.decide_again(&fleet, &may_wait(&prompts[4]), (last, Among::Untried(&[])), NOW).unwrap();
     assert!(again.worker.slot != from.slot && again.lease.turn().is_none());
     assert_eq!((from.load.in_line(), from.load.read().requests), (0, 2));
-    assert_eq!(decider.lock().speeds.arrivals_per_s(), arrivals, "it has not come again");
+    assert_eq!(decider.lock().pools.arrivals_per_s(all()), arrivals, "it has not come again");
 }
 
 #[test]
