@@ -342,6 +342,24 @@ async fn a_model_with_one_replica_survives_its_connections_going_stale() {
     assert_eq!(router.metric("router_retries_total").await, 0.0);
 }
 
+/// Sends a POST, whose answer will be its text.
+fn sent(transport: &Arc<HttpTransport>) -> tokio::task::JoinHandle<String> {
+    let transport = Arc::clone(transport);
+    tokio::spawn(async move { text(transport.send(&post("{}")).await.unwrap()).await })
+}
+
+/// Sends two, each on a connection of its own.
+async fn two_in_flight(
+    worker: &RawWorker,
+    transport: &Arc<HttpTransport>,
+) -> [tokio::task::JoinHandle<String>; 2] {
+    let one = sent(transport);
+    until("one is in flight", || async { worker.posts().len() == 1 }).await;
+    let two = sent(transport);
+    until("two are in flight", || async { worker.posts().len() == 2 }).await;
+    [one, two]
+}
+
 #[tokio::test]
 async fn connections_that_have_been_idle_for_longer_than_a_stale_one_go_with_it() {
     let go: [Arc<Notify>; 2] = Default::default();
@@ -365,20 +383,13 @@ async fn connections_that_have_been_idle_for_longer_than_a_stale_one_go_with_it(
     })
     .await;
     let transport = Arc::new(worker.transport());
-    let send = || {
-        let transport = Arc::clone(&transport);
-        tokio::spawn(async move { text(transport.send(&post("{}")).await.unwrap()).await })
-    };
-    let one = send();
-    until("one is in flight", || async { worker.posts().len() == 1 }).await;
-    let two = send();
-    until("two are in flight", || async { worker.posts().len() == 2 }).await;
+    let [one, two] = two_in_flight(&worker, &transport).await;
     for (notify, sent) in go.iter().zip([one, two]) {
         notify.notify_one();
         assert_eq!(sent.await.unwrap(), "ok");
     }
     assert_eq!(transport.connections().idle, 2);
-    assert_eq!(send().await.unwrap(), "ok");
+    assert_eq!(sent(&transport).await.unwrap(), "ok");
     assert_eq!(worker.posts(), [0, 1, 1, 2]);
     assert_eq!(transport.connections().idle, 1, "the new one; the other was as old");
 }
@@ -486,14 +497,7 @@ async fn the_connection_used_last_comes_first_and_a_cancelled_one_goes_alone() {
     let closed: [Arc<Notify>; 2] = Default::default();
     let worker = worker_that_waits(go.clone(), closed.clone()).await;
     let transport = Arc::new(worker.transport());
-    let send = || {
-        let transport = Arc::clone(&transport);
-        tokio::spawn(async move { text(transport.send(&post("{}")).await.unwrap()).await })
-    };
-    let one = send();
-    until("one is in flight", || async { worker.posts().len() == 1 }).await;
-    let two = send();
-    until("two are in flight", || async { worker.posts().len() == 2 }).await;
+    let [one, two] = two_in_flight(&worker, &transport).await;
     assert_eq!(transport.connections().busy, 2);
     go[1].notify_one();
     two.await.unwrap();
@@ -501,9 +505,9 @@ async fn the_connection_used_last_comes_first_and_a_cancelled_one_goes_alone() {
     one.await.unwrap();
     assert_eq!((transport.connections().idle, transport.connections().busy), (2, 0));
 
-    let third = send();
+    let third = sent(&transport);
     until("the third is in flight", || async { worker.posts().len() == 3 }).await;
-    let fourth = send();
+    let fourth = sent(&transport);
     until("the fourth is in flight", || async { worker.posts().len() == 4 }).await;
     assert_eq!(worker.posts()[2..], [0, 1], "the one used last comes first");
     third.abort();

@@ -137,6 +137,8 @@ struct Request {
     last: Option<BlockHash>,
     /// Set at its end.
     usage: Option<PromptUsage>,
+    /// The other router that sent it; two may use one id, and what the one says is not of the other's.
+    sender: Option<u64>,
 }
 
 /// What is known of one worker's cache from its events.
@@ -153,8 +155,8 @@ pub struct CacheFeed {
     requests: HashMap<Arc<str>, Request>,
     /// Ended requests and when they settle, the first first.
     ending: VecDeque<(Duration, Arc<str>)>,
-    /// Of the requests, those that other routers sent, the oldest first.
-    others: VecDeque<Arc<str>>,
+    /// Of the requests, those that other routers sent, and which, the oldest first.
+    others: VecDeque<(Arc<str>, u64)>,
     /// Those of them that are over, and when that was is not known yet.
     ended_elsewhere: Vec<(Arc<str>, Option<PromptUsage>)>,
 }
@@ -191,8 +193,12 @@ impl CacheFeed {
 
     /// The request of that id goes to the worker. To be told before it is sent.
     pub fn dispatched(&mut self, id: Arc<str>, path: FollowedPath) {
+        self.follow(id, path, None);
+    }
+
+    fn follow(&mut self, id: Arc<str>, path: FollowedPath, sender: Option<u64>) {
         if self.requests.len() < MAX_REQUESTS || self.requests.contains_key(&id) {
-            self.requests.insert(id, Request { path, last: None, usage: None });
+            self.requests.insert(id, Request { path, last: None, usage: None, sender });
         }
     }
 
@@ -251,7 +257,7 @@ impl CacheFeed {
             if self.requests.get(&id).is_none_or(|request| request.usage.is_none()) {
                 continue;
             }
-            let Some(Request { mut path, last, usage }) = self.requests.remove(&id) else { continue };
+            let Some(Request { mut path, last, usage, .. }) = self.requests.remove(&id) else { continue };
             let PromptUsage { prompt_tokens, cached_tokens } = usage.unwrap_or_default();
             if prompt_tokens > 0 {
                 path.tokens = prompt_tokens;
@@ -310,7 +316,7 @@ impl CacheFeed {
             }
             KvEvent::Routed(prompt) => changes.extend(self.routed_elsewhere(prompt)),
             KvEvent::Ended(EndedRequest { request_id, router, prompt_tokens, cached_tokens }) => {
-                if router != self.listener.router && self.requests.contains_key(&request_id) {
+                if self.is_of(&request_id, router) {
                     let usage = PromptUsage { prompt_tokens, cached_tokens };
                     self.ended_elsewhere.push((request_id, (prompt_tokens > 0).then_some(usage)));
                 }
@@ -326,11 +332,12 @@ impl CacheFeed {
             return None;
         }
         if self.others.len() >= MAX_OTHERS
-            && let Some(oldest) = self.others.pop_front()
+            && let Some((oldest, sender)) = self.others.pop_front()
+            && self.is_of(&oldest, sender)
         {
             self.requests.remove(&oldest);
         }
-        self.others.push_back(Arc::clone(&request_id));
+        self.others.push_back((Arc::clone(&request_id), router));
         let path = FollowedPath {
             hashes: hashes.into(),
             cut: Cut::Bytes(ToolsSegment { blocks: tools_blocks, bytes: tools_bytes.min(MOST_SIZE) }),
@@ -338,8 +345,13 @@ impl CacheFeed {
             tokens: prompt.prompt_tokens.min(MOST_SIZE),
         };
         let change = CacheChange::Routed { path: Arc::clone(&path.hashes), cut: path.cut };
-        self.dispatched(request_id, path);
+        self.follow(request_id, path, Some(router));
         Some(change)
+    }
+
+    /// Whether the request of that id is known as another router's, of that number.
+    fn is_of(&self, id: &str, router: u64) -> bool {
+        self.requests.get(id).is_some_and(|request| request.sender == Some(router))
     }
 }
 

@@ -367,6 +367,25 @@ fn of_what_routers_tell_only_others_that_hash_alike_are_believed() {
 }
 
 #[test]
+fn one_routers_end_is_not_anothers_of_the_same_id() {
+    let mut all = Followed::new();
+    let ended = |router| {
+        KvEvent::Ended(EndedRequest { request_id: "r".into(), router, prompt_tokens: 9, cached_tokens: None })
+    };
+    all.dispatch(&prompt(&[0, 1]), "r");
+    let batch = all.engine.batch(vec![told(&prompt(&[2]), "r", 8), ended(8)]);
+    all.take(batch);
+    assert_eq!(all.feed.settle(all.now), []);
+    assert_eq!(all.feed.settle(all.now + SETTLING_TIME), [], "it still runs");
+    let batch = all.engine.batch(vec![told(&prompt(&[2]), "s", 8), ended(9)]);
+    all.take(batch);
+    assert_eq!(
+        (all.depth(&prompt(&[0, 1])), all.feed.requests.len()),
+        (cut(&prompt(&[0, 1])).hashes.len(), 2)
+    );
+}
+
+#[test]
 fn requests_of_routers_that_vanish_are_forgotten_in_the_end() {
     let mut all = Followed::new();
     for number in 0..MAX_OTHERS + 10 {
