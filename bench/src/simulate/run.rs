@@ -432,7 +432,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
         if let Some(Placed { decided: Decided { lease, .. }, .. }) = &mut self.placed[number as usize] {
             let router = &self.routers[self.replicas[number as usize] as usize];
             let now = Duration::from_nanos(now_ns);
-            router.decider.first_token(lease, now, None);
+            router.decider.first_token(lease, now);
         }
         let worker = record.worker;
         if self.knowledge.minds_flight() {

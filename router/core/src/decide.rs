@@ -456,10 +456,9 @@ impl Decider {
     }
 
     /// A worker's first token for a request has come `now`: its prefill is no longer owed, and what it took is learned from.
-    /// `cached_tokens` of the prompt were cached, if the worker said so.
-    pub fn first_token(&self, lease: &mut Lease, now: Duration, cached_tokens: Option<usize>) {
+    pub fn first_token(&self, lease: &mut Lease, now: Duration) {
         let (pools, pool) = (&mut self.lock().pools, lease.pool());
-        if let Some(observation) = lease.first_token_at(now, cached_tokens, &pools.speed(pool)) {
+        if let Some(observation) = lease.first_token_at(now, &pools.speed(pool)) {
             pools.learn(pool, &observation);
         }
     }

@@ -341,15 +341,9 @@ impl Lease {
         self.release_prefill(PrefillQueue::remove);
     }
 
-    /// The first token has come `now`; `cached_tokens` of the prompt were cached, if the worker said so. Returns what that
-    /// teaches of the worker's speed.
-    pub fn first_token_at(
-        &mut self,
-        now: Duration,
-        cached_tokens: Option<usize>,
-        speed: &PrefillSpeed,
-    ) -> Option<Observation> {
-        self.release_prefill(|queue, ticket| queue.first_token(ticket, now, cached_tokens, speed))?
+    /// The first token has come `now`. Returns what that teaches of the worker's speed.
+    pub fn first_token_at(&mut self, now: Duration, speed: &PrefillSpeed) -> Option<Observation> {
+        self.release_prefill(|queue, ticket| queue.first_token(ticket, now, speed))?
     }
 
     /// The whole answer has come `now`, its first token among the rest. Returns how long it took.
@@ -467,11 +461,11 @@ mod tests {
         let mut leases: Vec<_> = (1..=3).map(|pick| reserve(&load, 100, 40, pick)).collect();
         let seen: Vec<_> = (10..)
             .zip(&mut leases)
-            .map(|(at, lease)| lease.first_token_at(Duration::from_secs(at), None, &speed))
+            .map(|(at, lease)| lease.first_token_at(Duration::from_secs(at), &speed))
             .collect();
         // Each interval is known to be over when the next first token has come.
         let seconds: Vec<_> = seen.iter().map(|one| one.map(|observation| observation.seconds)).collect();
         assert_eq!(seconds, [None, Some(9.0), Some(1.0)]);
-        assert_eq!(leases[0].first_token_at(Duration::from_secs(99), None, &speed), None, "told twice");
+        assert_eq!(leases[0].first_token_at(Duration::from_secs(99), &speed), None, "told twice");
     }
 }

@@ -28,14 +28,6 @@ pub struct Prefill {
 }
 
 impl Prefill {
-    /// The same prompt, when `cached_tokens` of it were cached.
-    #[must_use]
-    fn with_cached(self, cached_tokens: usize) -> Self {
-        let all = self.new_tokens + self.cached_tokens;
-        let cached_tokens = cached_tokens.min(all.saturating_sub(1));
-        Self { new_tokens: all - cached_tokens, cached_tokens }
-    }
-
     /// Pairs of tokens that its attention looks at: new·(cached + new/2).
     #[must_use]
     pub fn pairs(self) -> f64 {

@@ -170,7 +170,7 @@ fn answered(
     let Decided { worker, mut lease, mut trial, hit_tokens, basis } = decided;
     let status = response.status();
     match status.is_success() {
-        true if is_stream(response.headers()) => app.decider.first_token(&mut lease, app.now(), None),
+        true if is_stream(response.headers()) => app.decider.first_token(&mut lease, app.now()),
         true if recorder.is_generation() => app.decider.whole_answer(&mut lease, app.now()),
         // An error comes without a token, and what is relayed need not compute any: neither tells how long a prompt takes.
         _ => lease.first_token(),

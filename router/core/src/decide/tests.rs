@@ -523,7 +523,7 @@ fn a_prompt_guessed_too_short_is_not_taken_for_somebody_elses() {
         let mut ours = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), now).unwrap();
         // With the template's tokens it is longer than the router thinks.
         fleet.workers()[0].hear_load(&told(1, 10_000), now + Duration::from_secs(1));
-        decider.first_token(&mut ours.lease, now + Duration::from_secs(2), None);
+        decider.first_token(&mut ours.lease, now + Duration::from_secs(2));
     }
     assert_ne!(decider.prefill_speed(&fleet.workers()[0]), before, "its speed is learned from all the same");
 }
@@ -724,7 +724,7 @@ fn threads_that_decide_fail_end_and_forget_at_once_leave_a_sound_tree_and_idle_w
             let mut one = decider.decide(&fleet, &request, Among::Untried(&[]), now).unwrap();
             match rng.random_range(0..8) {
                 0 => decider.take_back(&mut one.lease, &one.worker, &prompt.hashes, one.basis),
-                1 => decider.first_token(&mut one.lease, now, None),
+                1 => decider.first_token(&mut one.lease, now),
                 2 if seed == 0 => decider.forget(&one.worker),
                 3 => decider.whole_answer(&mut one.lease, now),
                 _ => {}

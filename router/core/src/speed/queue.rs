@@ -489,24 +489,16 @@ impl PrefillQueue {
         })
     }
 
-    /// A request's first token comes `now`; `cached_tokens` of its prompt were cached, if the worker said so. Returns what the step
-    /// before that one's teaches, which is over once this begins.
-    pub fn first_token(
-        &mut self,
-        ticket: u64,
-        now: Duration,
-        cached_tokens: Option<usize>,
-        speed: &PrefillSpeed,
-    ) -> Option<Observation> {
+    /// A request's first token comes `now`. Returns what the step before that one's teaches, which is over once this begins.
+    pub fn first_token(&mut self, ticket: u64, now: Duration, speed: &PrefillSpeed) -> Option<Observation> {
         if self.silent.leave(ticket).is_some() {
             // It streams after all. What it took is in an interval already.
             return None;
         }
         self.pass_before(ticket);
-        let expected = self.remove(ticket)?;
+        let prefill = self.remove(ticket)?;
         self.streams = self.streams.saturating_add(1);
         self.first_tokens = (self.first_tokens + 1).min(2 * TELLING_FIRST_TOKENS);
-        let prefill = cached_tokens.map_or(expected, |cached_tokens| expected.with_cached(cached_tokens));
         let (silent_tokens, silent_pairs) = self.silent.begin_step();
         let new_tokens = prefill.new_tokens as f64 + silent_tokens;
         let pairs = prefill.pairs() + silent_pairs;

@@ -35,7 +35,7 @@ fn two_workers(slowness: f64, requests: u64) -> (Speeds, [PrefillQueue; 2]) {
             let speed = speeds.prefill();
             queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clocks[at]));
             clocks[at] += whole_s(&TRUTH, prefill) * if at == 1 { slowness } else { 1.0 };
-            if let Some(observation) = queue.first_token(ticket, seconds(clocks[at]), None, &speed) {
+            if let Some(observation) = queue.first_token(ticket, seconds(clocks[at]), &speed) {
                 speeds.learn(&observation);
             }
         }
@@ -129,7 +129,7 @@ fn a_worker_that_slows_is_known_within_some_ten_requests() {
         let speed = speeds.prefill();
         queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
         clock_s += 4.0 * whole_s(&TRUTH, prefill);
-        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
+        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), &speed) {
             speeds.learn(&observation);
         }
     }
@@ -147,7 +147,7 @@ fn a_worker_that_is_well_again_is_forgiven_within_a_few_requests() {
         let speed = speeds.prefill();
         queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
         clock_s += whole_s(&TRUTH, prefill);
-        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
+        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), &speed) {
             speeds.learn(&observation);
         }
     }
@@ -164,7 +164,7 @@ fn waiting_for_memory_is_not_taken_for_slowness() {
         let speed = speeds.prefill();
         queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
         clock_s += whole_s(&TRUTH, prefill) + if ticket % 3 == 0 { 5.0 } else { 0.0 };
-        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), None, &speed) {
+        if let Some(observation) = queue.first_token(ticket, seconds(clock_s), &speed) {
             speeds.learn(&observation);
         }
         assert_eq!(queue.reading().ratio, 1.0);
@@ -178,7 +178,7 @@ fn a_head_that_is_late_is_expected_to_be_as_late_again() {
     let prefill = Prefill { new_tokens: 0, cached_tokens: 0 };
     let stream = |queue: &mut PrefillQueue, ticket| {
         queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(1.0));
-        queue.first_token(ticket, seconds(1.1), None, &speed);
+        queue.first_token(ticket, seconds(1.1), &speed);
     };
     (0..20).for_each(|ticket| stream(&mut queue, ticket));
     queue.push(50, (prefill, Answer::Streamed), &speed, seconds(10.0));
@@ -226,7 +226,7 @@ fn what_a_worker_takes_while_it_computes_for_others_teaches_nothing() {
         );
     }
     let first_token = |queue: &mut PrefillQueue, ticket: u64| {
-        queue.first_token(ticket, Duration::from_secs(ticket + 1), None, &speed).is_some()
+        queue.first_token(ticket, Duration::from_secs(ticket + 1), &speed).is_some()
     };
     assert!(!first_token(&mut queue, 0), "when it ended is known with the next one");
     assert!(first_token(&mut queue, 1));
@@ -243,11 +243,11 @@ fn first_tokens_of_one_step_are_one_observation() {
     for ticket in 1..=3 {
         queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(1.0));
     }
-    assert_eq!(queue.first_token(1, seconds(2.0), None, &speed), None);
-    assert_eq!(queue.first_token(2, seconds(2.001), None, &speed), None);
-    let observation = queue.first_token(3, seconds(3.0), None, &speed).unwrap();
+    assert_eq!(queue.first_token(1, seconds(2.0), &speed), None);
+    assert_eq!(queue.first_token(2, seconds(2.001), &speed), None);
+    let observation = queue.first_token(3, seconds(3.0), &speed).unwrap();
     assert_eq!((observation.seconds, observation.new_tokens), (1.0, 200.0));
-    assert_eq!(queue.first_token(7, seconds(4.0), None, &speed), None, "a ticket that is not there");
+    assert_eq!(queue.first_token(7, seconds(4.0), &speed), None, "a ticket that is not there");
 }
 
 /// What a fleet that never streams has learned after 300 prompts of 250 tokens, each answered after `answer_s`.
@@ -275,22 +275,6 @@ fn whole_answers_teach_only_that_prefill_took_no_longer() {
 }
 
 #[test]
-fn what_the_worker_says_of_its_cache_counts_more_than_what_was_expected() {
-    let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
-    let prefill = Prefill { new_tokens: 100, cached_tokens: 900 };
-    queue.push(1, (prefill, Answer::Streamed), &speed, seconds(1.0));
-    queue.push(2, (prefill, Answer::Streamed), &speed, seconds(1.0));
-    assert_eq!(queue.first_token(1, seconds(2.0), Some(0), &speed), None);
-    let observation = queue.first_token(2, seconds(3.0), Some(1_000), &speed).unwrap();
-    assert_eq!((observation.new_tokens, observation.pairs), (1_000.0, 500_000.0));
-    assert_eq!(
-        prefill.with_cached(1_000),
-        Prefill { new_tokens: 1, cached_tokens: 999 },
-        "one is computed always"
-    );
-}
-
-#[test]
 fn arrivals_are_counted_from_the_first_on_and_forgotten() {
     let mut arrivals = Arrivals::default();
     assert_eq!(arrivals.per_second(seconds(5.0)), 0.0);
@@ -314,7 +298,7 @@ fn telling() -> (PrefillQueue, PrefillSpeed) {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     for ticket in 0..40 {
         queue.push(ticket, (SHORT, Answer::Streamed), &speed, seconds(1.0));
-        queue.first_token(ticket, seconds(2.0), None, &speed);
+        queue.first_token(ticket, seconds(2.0), &speed);
     }
     (queue, speed)
 }
@@ -333,7 +317,7 @@ fn a_worker_that_has_enough_to_compute_gets_no_more_until_a_first_token_comes() 
     let long_s = speed.seconds(LONG) as f32;
     assert!((reading.line_s - 2.0 * long_s).abs() < 0.1 && reading.owed_s > 4.0 * long_s);
     assert!(queue.call().is_empty() && queue.in_line() == 3);
-    queue.first_token(100, seconds(5.0), None, &speed);
+    queue.first_token(100, seconds(5.0), &speed);
     let waker = std::task::Waker::noop();
     assert!(queue.waits(104, waker) && queue.waits(102, waker));
     assert_eq!(queue.call().len(), 1, "one there, one to come");
@@ -393,7 +377,7 @@ fn what_answers_whole_makes_nobody_wait_once_a_later_one_has_its_first_token() {
     // The first of them will tell of its prefill with its whole answer.
     assert!(!enter(&mut queue, 100, LONG, &speed) && !enter(&mut queue, 101, LONG, &speed));
     assert!(enter(&mut queue, 102, LONG, &speed));
-    queue.first_token(101, seconds(5.0), None, &speed);
+    queue.first_token(101, seconds(5.0), &speed);
     queue.call();
     assert_eq!(queue.in_line(), 0);
     assert!(!enter(&mut queue, 103, LONG, &speed), "102 is the only one there");

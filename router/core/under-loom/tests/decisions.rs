@@ -110,7 +110,7 @@ fn what_ends_while_another_is_decided_leaves_nothing() {
         let mut before = router.decide(&prompt("a"));
         let other = Arc::clone(&router);
         let thread = thread::spawn(move || {
-            other.decider.first_token(&mut before.lease, NOW, None);
+            other.decider.first_token(&mut before.lease, NOW);
             drop(before);
         });
         drop(router.decide(&prompt("a")));

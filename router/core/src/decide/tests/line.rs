@@ -18,7 +18,7 @@ fn tells_first_tokens(decider: &Decider, fleet: &FleetSnapshot) {
     let prompt = hashed("hello");
     for _ in 0..20 * fleet.workers().len() {
         let mut decided = decider.decide(fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
-        decided.lease.first_token_at(NOW, None, &PrefillSpeed::default());
+        decided.lease.first_token_at(NOW, &PrefillSpeed::default());
     }
 }
 
@@ -38,7 +38,7 @@ fn who_waits_in_line_is_nowhere_until_it_goes() {
     let mut poll =
         || std::pin::Pin::new(&mut turn).poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
     assert!(poll().is_pending());
-    decider.first_token(&mut first.lease, NOW, None);
+    decider.first_token(&mut first.lease, NOW);
     assert!(poll().is_ready());
     decider.goes(&mut third, &may_wait(&prompts[2]), NOW);
     assert!(third.lease.turn().is_none() && decider.tree_blocks() > blocks, "it is held there now");
@@ -61,12 +61,12 @@ fn what_would_evict_what_is_about_to_come_back_waits() {
     for prompt in prompts.iter().cycle().take(40) {
         let mut decided = decide(prompt);
         assert!(decided.lease.turn().is_none(), "nobody else adds anything");
-        decider.first_token(&mut decided.lease, NOW, None);
+        decider.first_token(&mut decided.lease, NOW);
     }
     assert!(decider.recomputed_share(slot) > 0.8, "{}", decider.recomputed_share(slot));
     let there: Vec<_> = prompts[..2].iter().map(decide).collect();
     let there = there.into_iter().map(|mut decided| {
-        decider.first_token(&mut decided.lease, NOW, None);
+        decider.first_token(&mut decided.lease, NOW);
         decided
     });
     let there: Vec<_> = there.collect();

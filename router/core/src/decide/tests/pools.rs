@@ -21,7 +21,7 @@ fn flood(decider: &Decider, fleet: &FleetSnapshot, model: &str, count: u64) {
     for number in 0..count {
         let prompt = hashed(&format!("everybody wants this {number} times ").repeat(100));
         let mut decided = decider.decide(fleet, &of(model, &prompt), Among::Untried(&[]), NOW).unwrap();
-        decider.first_token(&mut decided.lease, NOW + Duration::from_secs(number), None);
+        decider.first_token(&mut decided.lease, NOW + Duration::from_secs(number));
         running.push(decided);
     }
 }

@@ -61,7 +61,7 @@ fn what_was_predicted_too_short_is_given_back_once() {
         "those before it should have been computed long ago"
     );
     decider.whole_answer(&mut answered.lease, at(70.0));
-    decider.first_token(&mut streams_after_all.lease, at(70.0), None);
+    decider.first_token(&mut streams_after_all.lease, at(70.0));
     decider.whole_answer(&mut last.lease, at(70.0));
     drop((answered, streams_after_all, failed, last));
     let load = fleet.workers()[0].load.read();

@@ -53,7 +53,7 @@ fn a_stream_behind_them_begins_when_they_should_have_ended() {
     assert!((left_s(&mut queue, 12.0) - 1.5).abs() < 1e-6);
     assert_eq!(queue.reading().lapses_s, None, "its first token will tell");
     assert!((left_s(&mut queue, 30.0) - 1.0).abs() < 1e-6, "late as it is, the last one has not begun");
-    assert_eq!(queue.first_token(2, seconds(31.0), None, &SPEED), None);
+    assert_eq!(queue.first_token(2, seconds(31.0), &SPEED), None);
     assert_eq!(queue.reading().lapses_s, Some(32.5));
 }
 
@@ -64,10 +64,10 @@ fn a_first_token_says_that_those_before_it_have_been_computed_and_teaches_with_t
     push(&mut queue, 2, Answer::Whole, 10.0);
     push(&mut queue, 3, Answer::Streamed, 10.0);
     queue.lapse(seconds(11.6));
-    assert_eq!(queue.first_token(3, seconds(11.7), None, &SPEED), None, "it has not ended yet");
+    assert_eq!(queue.first_token(3, seconds(11.7), &SPEED), None, "it has not ended yet");
     assert_eq!((queue.take_computed(), queue.reading().owed_s), ((2, 200), 0.0));
     push(&mut queue, 4, Answer::Streamed, 20.0);
-    let observation = queue.first_token(4, seconds(21.0), None, &SPEED).unwrap();
+    let observation = queue.first_token(4, seconds(21.0), &SPEED).unwrap();
     assert!((observation.seconds - 1.7).abs() < 1e-9);
     assert_eq!((observation.new_tokens, observation.pairs), (300.0, 15_000.0));
 }
