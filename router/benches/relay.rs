@@ -32,8 +32,7 @@ fn router(runtime: &Runtime, policy: &str, answer: &CannedTransport) -> Arc<App>
         ["--workers=127.0.0.1:1", "--log-level=off", &format!("--policy={policy}")].map(str::to_owned);
     let _inside = runtime.enter();
     let app = App::build(&Cli::configure(&arguments, None).expect("it holds together")).expect("it starts");
-    let worker =
-        |n| WorkerSpec { id: WorkerId::new(&format!("w{n}")), address: format!("http://canned:{n}") };
+    let worker = |n| WorkerSpec::new(WorkerId::new(&format!("w{n}")), format!("http://canned:{n}"));
     let workers: Vec<_> = (1..=4).map(worker).collect();
     let way = |_: &WorkerSpec| Ok(Arc::new(answer.clone()) as Arc<dyn Transport>);
     app.fleet.set_over(&workers, &app.decider, way).expect("every way can be made");

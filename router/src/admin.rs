@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use router_core::{BreakerState, Worker, WorkerId, WorkerSpec};
+use router_core::{Among, BreakerState, Explanation, Leg, RequestView, Role, Worker, WorkerId, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -19,13 +19,14 @@ use tower::{Service, ServiceBuilder, ServiceExt};
 
 use crate::answers::{self, json_response, respond};
 use crate::app::App;
-use crate::config::parse_worker;
+use crate::config::{parse_prefill_worker, parse_worker};
 use crate::error::error_body;
 use crate::fleet::FleetError;
 use crate::listener::client_stream::ClientStream;
 use crate::listener::socket::Socket;
 use crate::liveness;
 use crate::routes::{Endpoint, Routes};
+use crate::stages::parse::Reading;
 use crate::stages::pick::check_model;
 use crate::stages::relay::RelayBody;
 
@@ -181,6 +182,10 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
     json!({
         "id": worker.id().as_str(),
         "address": worker.spec.address,
+        "role": match worker.spec.role {
+            Role::Generate => "generate",
+            Role::Prefill => "prefill",
+        },
         "usable": worker.is_usable(),
         "up": worker.is_up(),
         "down_by_probes_alone": worker.is_suspect(),
@@ -231,26 +236,41 @@ fn drain_worker(app: &App, path: &str) -> Response<RelayBody> {
     json_response(StatusCode::OK, &worker_state(worker, app.now()))
 }
 
-/// Takes `{"url": "…", "id": "…"}`; the id may be left out.
+/// Takes `{"url": "…", "id": "…", "role": "generate"}`; the id may be left out, and the role, which may be `prefill`.
 async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBody> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct NewWorker {
         url: String,
         id: Option<String>,
+        #[serde(default)]
+        role: NewRole,
+    }
+    #[derive(Clone, Copy, Default, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum NewRole {
+        #[default]
+        Generate,
+        Prefill,
     }
     let new: NewWorker = match serde_json::from_slice(body) {
         Ok(new) => new,
         Err(reason) => {
-            let message = format!("expected {{\"url\": \"http://host:port\", \"id\": \"name\"}}: {reason}");
+            let message = format!(
+                "expected {{\"url\": \"http://host:port\", \"id\": \"name\", \"role\": \"generate\"}}: {reason}"
+            );
             return error(StatusCode::BAD_REQUEST, &message);
         }
     };
     change(app, StatusCode::CREATED, move |specs| {
-        let free =
-            || (0..).map(|n| format!("w{n}")).find(|id| !specs.iter().any(|spec| spec.id.as_str() == id));
+        let (letter, parse): (_, fn(&str, &str) -> _) = match new.role {
+            NewRole::Generate => ("w", parse_worker),
+            NewRole::Prefill => ("p", parse_prefill_worker),
+        };
+        let is_free = |id: &String| !specs.iter().any(|spec| spec.id.as_str() == id);
+        let free = || (0..).map(|n| format!("{letter}{n}")).find(is_free);
         let id = new.id.clone().or_else(free).unwrap_or_default();
-        let spec = parse_worker(&format!("{id}={}", new.url), &id).map_err(ChangeError::Address)?;
+        let spec: WorkerSpec = parse(&format!("{id}={}", new.url), &id).map_err(ChangeError::Address)?;
         if specs.iter().any(|known| known.id == spec.id) {
             return Err(ChangeError::Known(spec.id));
         }
@@ -320,10 +340,31 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
         return reason.response();
     }
     let roster = app.fleet.roster();
-    let explanation = match app.decider.explain(&roster.snapshot, &reading.view(), app.now()) {
-        Ok(explanation) => explanation,
+    let (view, now) = (reading.view(), app.now());
+    let explain = |leg| app.decider.explain(&roster.snapshot, &RequestView { leg, ..view }, now);
+    let splits = roster.snapshot.has_prefill()
+        && (!app.settings.prefill_protocol.generates_alone()
+            || app.decider.splits(&roster.snapshot, &view, Among::Untried(&[]), now));
+    let leg = if splits { Leg::Decode } else { Leg::Whole };
+    let (explanation, prefill) = match explain(leg)
+        .and_then(|first| Ok((first, splits.then(|| explain(Leg::Prefill)).transpose()?)))
+    {
+        Ok(explained) => explained,
         Err(reason) => return crate::error::RequestError::from(reason).response(),
     };
+    let mut told = explained(&explanation, &reading);
+    told["model"] = reading.model.as_deref().into();
+    told["prompt_bytes"] = reading.prompt_bytes.into();
+    told["prompt_tokens_estimated"] = reading.prompt_tokens.into();
+    told["later_turns_expected"] = explanation.later_turns.into();
+    if let Some(prefill) = prefill {
+        told["prefill"] = explained(&prefill, &reading);
+    }
+    json_response(StatusCode::OK, &told)
+}
+
+/// Who would get a request, or a leg of one, and why.
+fn explained(explanation: &Explanation, reading: &Reading) -> Value {
     let candidates: Vec<_> = explanation
         .candidates
         .iter()
@@ -351,17 +392,10 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
         chosen.load.prefill_tokens,
         chosen.load.requests,
     );
-    json_response(
-        StatusCode::OK,
-        &json!({
-            "policy": explanation.policy,
-            "worker": picked.id().as_str(),
-            "why": why,
-            "model": reading.model.as_deref(),
-            "prompt_bytes": reading.prompt_bytes,
-            "prompt_tokens_estimated": reading.prompt_tokens,
-            "later_turns_expected": explanation.later_turns,
-            "candidates": candidates,
-        }),
-    )
+    json!({
+        "policy": explanation.policy,
+        "worker": picked.id().as_str(),
+        "why": why,
+        "candidates": candidates,
+    })
 }

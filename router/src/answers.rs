@@ -1,6 +1,7 @@
 //! What the router answers itself: probes, model lists, who it is.
 
 use http::{HeaderValue, Response, StatusCode, header};
+use router_core::{Role, Worker};
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -54,8 +55,8 @@ fn ready(app: &App) -> Response<RelayBody> {
 }
 
 /// Whether requests go there, or would if all others that are up were gone: then those that are down by their probes alone are most.
-fn may_serve(worker: &router_core::Worker) -> bool {
-    worker.is_usable() || worker.is_suspect()
+fn may_serve(worker: &Worker) -> bool {
+    worker.spec.role == Role::Generate && (worker.is_usable() || worker.is_suspect())
 }
 
 /// The union of what workers list that may serve; the first entry of each id.

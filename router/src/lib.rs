@@ -9,6 +9,7 @@ pub mod body_chunks;
 pub mod body_memory;
 pub mod cache_size;
 pub mod config;
+pub mod disaggregation;
 pub mod error;
 pub mod failure_logs;
 pub mod fleet;

@@ -88,6 +88,8 @@ pub struct Metrics {
     pub retries: IntCounter,
     /// Retries that the budget did not allow.
     pub retries_refused: IntCounter,
+    /// Attempts at two workers, of which one computes the prompt.
+    pub splits: IntCounter,
     /// Time to the first piece of the reply.
     pub ttft_seconds: Histogram,
     /// How long requests that were in line waited there.
@@ -192,6 +194,10 @@ impl Default for Metrics {
             retries_refused: maker.add(IntCounter::new(
                 "router_retries_refused_total",
                 "Failures relayed because the retry budget was used up.",
+            )),
+            splits: maker.add(IntCounter::new(
+                "router_split_attempts_total",
+                "Attempts in which one worker computes the prompt and another generates.",
             )),
             line_seconds: maker.seconds(
                 "router_line_seconds",
@@ -421,7 +427,7 @@ mod tests {
     use super::*;
 
     fn in_first_slot(id: &str) -> Worker {
-        let spec = WorkerSpec { id: WorkerId::new(id), address: format!("http://{id}:8000") };
+        let spec = WorkerSpec::new(WorkerId::new(id), format!("http://{id}:8000"));
         Worker::new(spec, WorkerSlot(0))
     }
 

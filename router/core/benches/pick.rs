@@ -23,8 +23,7 @@ const SHARED_PROMPTS: u64 = 8;
 const MODEL: &str = "m";
 
 fn fleet(count: usize) -> std::sync::Arc<FleetSnapshot> {
-    let spec =
-        |n: usize| WorkerSpec { id: WorkerId::new(&format!("w{n}")), address: format!("http://w{n}:8000") };
+    let spec = |n: usize| WorkerSpec::new(WorkerId::new(&format!("w{n}")), format!("http://w{n}:8000"));
     let mut fleet = Fleet::default();
     fleet.reconcile(&(0..count).map(spec).collect::<Vec<_>>());
     let snapshot = fleet.snapshot();

@@ -1,6 +1,7 @@
 //! From a request to a reserved worker, in one step under one lock.
 
 mod candidates;
+mod split;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::prefix::recomputed::Recomputed;
 use crate::prefix::tree::{TreeLimits, WorkerTells};
 use crate::prefix::{Path, PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
-use crate::request::{PromptUse, RequestView};
+use crate::request::{Leg, PromptUse, RequestView};
 use crate::speed::PrefillSpeed;
 use crate::sync::{Mutex, MutexGuard, lock_soon};
 use crate::worker::{Worker, WorkerSlot};
@@ -211,7 +212,9 @@ impl Decider {
         (request, hits): (&RequestView<'_>, &PrefixHits),
         (new_blocks, new_tokens): (&[BlockHash], usize),
     ) -> (Basis, Option<InFlight>) {
-        recomputed.see(worker.slot, new_blocks, new_tokens);
+        if request.leg != Leg::Decode {
+            recomputed.see(worker.slot, new_blocks, new_tokens);
+        }
         index.enter(worker.slot, (request.path(), hits), self.tells(&worker.reports, request))
     }
 
@@ -238,15 +241,19 @@ impl Decider {
                 eligible = eligible.with_suspects(fleet).ok_or_else(|| why_nobody(fleet, request))?;
                 continue;
             }
-            if std::mem::take(&mut counts) {
+            if std::mem::take(&mut counts) && request.leg != Leg::Decode {
                 pools.arrival(now, candidates.parts());
             }
             self.add_tree_sizes(index, candidates);
             let (speed, pool) = (candidates.speed(), candidates.pool());
             learn(&mut candidates.list, &speed);
+            let whole = self.whole(request);
             let learned = Learned {
                 arrivals_per_s: pools.arrivals_per_s(candidates.parts()),
-                later_turns: follow_ups.see(request.model, self.whole(request), hits.deepest()),
+                later_turns: match request.leg {
+                    Leg::Decode => follow_ups.later_turns(request.model, whole, hits.deepest()),
+                    Leg::Whole | Leg::Prefill => follow_ups.see(request.model, whole, hits.deepest()),
+                },
                 unseen: pools.unseen(pool).at(now, candidates.report_age()),
                 speed,
             };
@@ -512,24 +519,25 @@ impl Decider {
 }
 
 fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
-    let workers = fleet.workers();
-    let usable = || workers.iter().filter(|worker| worker.is_usable());
-    let listed = request.model.filter(|model| workers.iter().any(|worker| worker.lists(model)));
+    let role = request.leg.role();
+    let workers = || fleet.workers().iter().filter(|worker| worker.spec.role == role);
+    let usable = || workers().filter(|worker| worker.is_usable());
+    let listed = request.model.filter(|model| workers().any(|worker| worker.lists(model)));
     let may_serve = |worker: &&Arc<Worker>| match listed {
         Some(model) => worker.lists(model),
         None => worker.may_serve(request.model),
     };
     let serving = usable().filter(may_serve).count();
     if usable().next().is_none() {
-        let draining = workers.iter().filter(|worker| worker.is_up() && worker.is_draining()).count();
-        let down = workers.iter().filter(|worker| !worker.is_up()).count();
-        return PickError::NoneUsable { down, draining, total: workers.len() };
+        let draining = workers().filter(|worker| worker.is_up() && worker.is_draining()).count();
+        let down = workers().filter(|worker| !worker.is_up()).count();
+        return PickError::NoneUsable { down, draining, total: workers().count() };
     }
     match request.model {
         Some(model) if serving == 0 => {
             let (model, known) = (model.to_owned(), fleet.known_models());
             // One that has not told its models yet may have this one.
-            let untold = workers.iter().filter(|worker| worker.models().is_none()).count();
+            let untold = workers().filter(|worker| worker.models().is_none()).count();
             match (known.contains(&model), untold) {
                 (true, _) => PickError::ModelDown { model },
                 (false, 0) => PickError::UnknownModel { model, known },

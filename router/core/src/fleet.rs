@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::load_table::{self, LoadTable};
 use crate::models::{ModelNames, Serving};
-use crate::worker::{Worker, WorkerId, WorkerSlot, WorkerSpec};
+use crate::worker::{Role, Worker, WorkerId, WorkerSlot, WorkerSpec};
 
 /// The workers at one moment. Never changes; workers' own counters inside it do.
 #[derive(Default)]
@@ -22,6 +22,8 @@ pub struct FleetSnapshot {
     seats: Vec<Seat>,
     /// Of each slot, the place of its worker; `u32::MAX` where it has none.
     places: Vec<u32>,
+    /// Whether some only compute prompts.
+    has_prefill: bool,
 }
 
 /// Where the worker at a place of the fleet is found.
@@ -112,6 +114,7 @@ impl Fleet {
             seats[place as usize].by_address = by_address;
         }
         FleetSnapshot {
+            has_prefill: workers.iter().any(|worker| worker.spec.role == Role::Prefill),
             seats,
             workers,
             ring: OnceLock::new(),
@@ -134,6 +137,12 @@ impl FleetSnapshot {
     #[must_use]
     pub fn workers(&self) -> &[Arc<Worker>] {
         &self.workers
+    }
+
+    /// Whether there are workers that compute prompts for others.
+    #[must_use]
+    pub fn has_prefill(&self) -> bool {
+        self.has_prefill
     }
 
     /// The rows of the workers at these places.
@@ -235,7 +244,7 @@ mod tests {
     use super::*;
 
     fn spec(id: &str) -> WorkerSpec {
-        WorkerSpec { id: WorkerId::new(id), address: format!("http://{id}:8000") }
+        WorkerSpec::new(WorkerId::new(id), format!("http://{id}:8000"))
     }
 
     #[test]
@@ -272,8 +281,7 @@ mod tests {
     fn a_changed_address_is_another_worker() {
         let mut fleet = Fleet::default();
         fleet.reconcile(&[spec("a")]);
-        let diff =
-            fleet.reconcile(&[WorkerSpec { id: WorkerId::new("a"), address: "http://other:8000".into() }]);
+        let diff = fleet.reconcile(&[WorkerSpec::new(WorkerId::new("a"), "http://other:8000".into())]);
         assert_eq!((diff.added.len(), diff.removed.len()), (1, 1));
     }
 

@@ -29,6 +29,6 @@ pub use health::{BreakerState, Health, Trial};
 pub use ledger::{Lease, Turn};
 pub use policy::{PickError, Policy};
 pub use reports::{CacheTrust, LoadReport, OthersLoad, Reports};
-pub use request::{PromptUse, RequestView};
+pub use request::{Leg, PromptUse, RequestView};
 pub use retry_budget::RetryBudget;
-pub use worker::{Arrival, Worker, WorkerId, WorkerSlot, WorkerSpec};
+pub use worker::{Arrival, Role, Worker, WorkerId, WorkerSlot, WorkerSpec};

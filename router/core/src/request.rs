@@ -5,6 +5,7 @@ use std::time::Duration;
 use roundhouse_types::BlockHash;
 
 use crate::prefix::blocks::{Cut, MAX_BLOCKS, Path, ToolsSegment};
+use crate::worker::Role;
 
 /// Blocks that say where a request belongs when it names no session: the first KiB.
 const FIRST_BLOCKS: usize = 16;
@@ -44,6 +45,29 @@ pub enum Answer {
     Whole,
 }
 
+/// Which part of a request is looked for a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Leg {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Its prompt, computed by a worker that does nothing else.
+    Prefill,
+    /// What follows, where the prompt's KV comes from another worker.
+    Decode,
+}
+
+impl Leg {
+    /// What a worker must do for it.
+    #[must_use]
+    pub fn role(self) -> Role {
+        match self {
+            Self::Whole | Self::Decode => Role::Generate,
+            Self::Prefill => Role::Prefill,
+        }
+    }
+}
+
 /// What was read of a request before it is routed; borrowed from the body's parse.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestView<'a> {
@@ -65,6 +89,8 @@ pub struct RequestView<'a> {
     pub answer: Answer,
     /// When it came, on the clock of picks, if it may wait in line until its worker has room.
     pub may_wait_since: Option<Duration>,
+    /// Which part of it a worker is looked for.
+    pub leg: Leg,
 }
 
 impl<'a> RequestView<'a> {

@@ -50,6 +50,16 @@ impl WorkerSlot {
     }
 }
 
+/// What a worker does of the requests that come to the fleet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Role {
+    /// It generates: all of a request, or what follows the prompt that another has computed.
+    #[default]
+    Generate,
+    /// It computes prompts, for those that generate.
+    Prefill,
+}
+
 /// What an operator says of a worker. Two specs that are equal mean the same worker.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct WorkerSpec {
@@ -57,6 +67,18 @@ pub struct WorkerSpec {
     pub id: WorkerId,
     /// Where it is: `http://host:port` or `embedded:MODEL`; only transports read it.
     pub address: String,
+    /// What it does.
+    pub role: Role,
+    /// Where those that generate ask it for prompts it has computed, if its protocol has such a port; only dispatch reads it.
+    pub bootstrap_port: Option<u16>,
+}
+
+impl WorkerSpec {
+    /// A worker that generates.
+    #[must_use]
+    pub fn new(id: WorkerId, address: String) -> Self {
+        Self { id, address, role: Role::Generate, bootstrap_port: None }
+    }
 }
 
 const UP: u8 = 1;
@@ -65,6 +87,8 @@ const HAS_BEEN_UP: u8 = 4;
 /// It was up, and is down by its probes alone; not together with [`UP`].
 const SUSPECT: u8 = 8;
 const LEFT: u8 = 16;
+/// It computes prompts for others; for as long as it is there.
+const PREFILL: u8 = 32;
 
 /// Whether new requests may go to a worker in this state: it is up and part of the fleet, and no operator is draining it.
 pub(crate) fn is_usable(state: u8) -> bool {
@@ -79,6 +103,11 @@ pub(crate) fn is_draining(state: u8) -> bool {
 /// Whether a worker in this state is down by its probes alone, and no operator is draining it: it may serve all the same.
 pub(crate) fn is_suspect(state: u8) -> bool {
     state & (SUSPECT | DRAINING | LEFT) == SUSPECT
+}
+
+/// Whether a worker in this state computes prompts for others, and nothing else.
+pub(crate) fn is_prefill(state: u8) -> bool {
+    state & PREFILL != 0
 }
 
 /// Whether a worker in this state is there.
@@ -110,7 +139,7 @@ pub struct Worker {
     pub health: Arc<Health>,
     /// Retries for those who were there when it died.
     pub rescue: Rescue,
-    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`], [`SUSPECT`] and [`LEFT`].
+    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`], [`SUSPECT`], [`LEFT`] and [`PREFILL`].
     row: RowHandle,
     /// How often it went down.
     downs: AtomicU32,
@@ -137,6 +166,9 @@ impl Worker {
         names: Arc<ModelNames>,
     ) -> Self {
         row.models.store(ModelNames::UNTOLD, Ordering::Relaxed);
+        if spec.role == Role::Prefill {
+            row.state.store(PREFILL, Ordering::Relaxed);
+        }
         Self {
             spec,
             slot,
@@ -338,7 +370,7 @@ mod tests {
 
     #[test]
     fn serves_anything_until_it_lists_its_models() {
-        let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
+        let spec = WorkerSpec::new(WorkerId::new("a"), "http://a:8000".into());
         let worker = Worker::new(spec, WorkerSlot(0));
         assert!(worker.may_serve(Some("m")));
         worker.set_models(vec!["n".into()]);
@@ -349,7 +381,7 @@ mod tests {
 
     #[test]
     fn reports_changes_of_state_once() {
-        let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
+        let spec = WorkerSpec::new(WorkerId::new("a"), "http://a:8000".into());
         let worker = Worker::new(spec, WorkerSlot(0));
         assert!(!worker.is_usable());
         assert_eq!(worker.mark_up(), Some(Arrival::First));
@@ -362,7 +394,7 @@ mod tests {
 
     #[test]
     fn one_whose_probes_fail_is_suspect_until_it_is_up_or_gone() {
-        let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
+        let spec = WorkerSpec::new(WorkerId::new("a"), "http://a:8000".into());
         let worker = Worker::new(spec, WorkerSlot(0));
         assert!(!worker.mark_suspect() && !worker.is_suspect(), "it was never up");
         worker.mark_up();
@@ -380,7 +412,7 @@ mod tests {
 
     #[test]
     fn it_is_known_since_which_probe_a_worker_has_been_heard() {
-        let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
+        let spec = WorkerSpec::new(WorkerId::new("a"), "http://a:8000".into());
         let worker = Worker::new(spec, WorkerSlot(0));
         assert!(!worker.is_heard());
         let first = worker.begin_probe();
@@ -397,7 +429,7 @@ mod tests {
 
     #[test]
     fn draining_outlives_probes() {
-        let spec = WorkerSpec { id: WorkerId::new("a"), address: "http://a:8000".into() };
+        let spec = WorkerSpec::new(WorkerId::new("a"), "http://a:8000".into());
         let worker = Worker::new(spec, WorkerSlot(0));
         worker.mark_up();
         worker.drain();

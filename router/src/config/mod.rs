@@ -21,8 +21,9 @@ use units::{
     parse_bytes, parse_duration, parse_duration_or_zero, parse_ratio, parse_share, parse_switch,
     parse_time_limit,
 };
-pub use workers::{is_worker_id, parse_worker};
+pub use workers::{is_worker_id, parse_prefill_worker, parse_worker};
 
+use crate::disaggregation::PrefillProtocol;
 use crate::keys::{Keys, WorkerKeys};
 
 /// All knobs of the router.
@@ -32,6 +33,16 @@ pub struct Settings {
     /// host:port, or embedded:MODEL; `id=` in front names one. Without any, two embedded workers run the built-in model
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub workers: Vec<String>,
+
+    /// Workers that compute prompts for --workers, which then generate from them; each as in --workers, over HTTP. SGLang's may say where their
+    /// bootstrap server is: http://host:port?bootstrap_port=8998
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub prefill: Vec<String>,
+
+    /// How engines hand prompts over from --prefill to --workers: vllm (KV connectors such as NIXL; the router decides for each request
+    /// whether that is worth it) or sglang (all of them are)
+    #[arg(long, default_value = "vllm", value_name = "vllm|sglang")]
+    pub prefill_protocol: PrefillProtocol,
 
     /// Who gets which request: prefix_aware, least_load, power_of_two, round_robin, random or consistent_hash; or, for
     /// comparison, what other routers do: sglang_cache_aware, sglang_cache_aware_old, kv_aware, dynamo, llm_d, llm_d_valve, aibrix,
@@ -350,7 +361,7 @@ impl Settings {
             let known: Vec<_> = policy::policies().map(|(name, _)| name).collect();
             errors.push(format!("policy: no policy {:?}; there are {}", self.policy, known.join(", ")));
         }
-        let workers = workers::parse_workers(&self.workers, &mut errors);
+        let workers = workers::parse_fleet(&self.workers, &self.prefill, &mut errors);
         let model_timeouts = model_timeouts::parse_model_timeouts(&self.model_timeouts, &mut errors);
         let admin_listen = self.check_listeners(&mut errors);
         let files = Files::open(&self, &mut errors);

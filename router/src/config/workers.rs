@@ -1,7 +1,7 @@
 //! What an operator writes for a worker, and what it means.
 
 use http::Uri;
-use router_core::{WorkerId, WorkerSpec};
+use router_core::{Role, WorkerId, WorkerSpec};
 
 /// Where engines listen unless told otherwise.
 const DEFAULT_PORT: u16 = 8_000;
@@ -13,21 +13,63 @@ const SCHEMES: [(&str, u16); 5] =
 /// What runs when no worker is named.
 const DEFAULT_WORKERS: [&str; 2] = ["embedded:builtin", "embedded:builtin"];
 
-/// Reads all workers of a list; what is wrong goes to `errors`.
-pub(super) fn parse_workers(list: &[String], errors: &mut Vec<String>) -> Vec<WorkerSpec> {
+/// What of an address says where a prefill worker's bootstrap server is.
+const BOOTSTRAP_PORT: &str = "?bootstrap_port=";
+
+/// Reads all workers, those that generate and those that compute prompts for them; what is wrong goes to `errors`.
+pub(super) fn parse_fleet(list: &[String], prefill: &[String], errors: &mut Vec<String>) -> Vec<WorkerSpec> {
     let defaults = DEFAULT_WORKERS.map(str::to_owned);
-    let list = if list.is_empty() { &defaults[..] } else { list };
-    let mut workers: Vec<WorkerSpec> = Vec::with_capacity(list.len());
-    for (index, text) in list.iter().enumerate() {
-        match parse_worker(text, &format!("w{index}")) {
+    let list = if list.is_empty() && prefill.is_empty() { &defaults[..] } else { list };
+    if list.is_empty() {
+        errors.push("workers: there are none to generate from what the prefill workers compute".to_owned());
+    }
+    let one = |(index, text): (usize, &String)| ("workers", parse_worker(text, &format!("w{index}")));
+    let other =
+        |(index, text): (usize, &String)| ("prefill", parse_prefill_worker(text, &format!("p{index}")));
+    let all = list.iter().enumerate().map(one).chain(prefill.iter().enumerate().map(other));
+    let mut workers: Vec<WorkerSpec> = Vec::with_capacity(list.len() + prefill.len());
+    for (key, parsed) in all {
+        match parsed {
             Ok(spec) if workers.iter().any(|other| other.id == spec.id) => {
-                errors.push(format!("workers: two workers are named {}", spec.id));
+                errors.push(format!("{key}: two workers are named {}", spec.id));
+            }
+            Ok(spec) if !prefill.is_empty() && !hands_over(&spec) => {
+                errors.push(format!(
+                    "{key}: {} cannot hand prompts over; that takes engines over HTTP",
+                    spec.address
+                ));
             }
             Ok(spec) => workers.push(spec),
-            Err(error) => errors.push(format!("workers: {error}")),
+            Err(error) => errors.push(format!("{key}: {error}")),
         }
     }
     workers
+}
+
+/// Reads a worker that computes prompts: as [`parse_worker`], and `?bootstrap_port=PORT` may follow.
+///
+/// # Errors
+/// What is wrong, and what would be right.
+pub fn parse_prefill_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> {
+    let (address, port) = match text.split_once(BOOTSTRAP_PORT) {
+        Some((address, port)) => {
+            let parsed = port.trim().parse::<u16>().ok().filter(|port| *port != 0);
+            let wrong =
+                || format!("{text:?} has no valid port after {BOOTSTRAP_PORT:?}; write one such as 8998");
+            (address, Some(parsed.ok_or_else(wrong)?))
+        }
+        None => (text, None),
+    };
+    let spec = parse_worker(address, default_id)?;
+    if !hands_over(&spec) {
+        return Err(format!("{:?} cannot hand prompts over; that takes an engine over HTTP", spec.address));
+    }
+    Ok(WorkerSpec { role: Role::Prefill, bootstrap_port: port, ..spec })
+}
+
+/// Whether requests to it can be told of another worker.
+fn hands_over(spec: &WorkerSpec) -> bool {
+    !["embedded:", "grpc:"].iter().any(|kind| spec.address.starts_with(kind))
 }
 
 /// Reads one worker: `[ID=]SCHEME://host[:port]` with `http`, `https`, `h2c` (HTTP/2 in plain text) or `grpc` (a Roundhouse
@@ -44,7 +86,7 @@ pub fn parse_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> 
     if !is_worker_id(id) {
         return Err(format!("{id:?} is no id; take up to 64 letters, digits, '-', '_' and '.'"));
     }
-    Ok(WorkerSpec { id: WorkerId::new(id), address: normalise(address)? })
+    Ok(WorkerSpec::new(WorkerId::new(id), normalise(address)?))
 }
 
 /// Whether a worker can have this name.
@@ -143,8 +185,41 @@ mod tests {
     fn every_error_of_a_list_is_reported() {
         let list = ["a", "ftp://b", "x=c", "x=d"].map(str::to_owned);
         let mut errors = Vec::new();
-        let workers = parse_workers(&list, &mut errors);
+        let workers = parse_fleet(&list, &[], &mut errors);
         assert_eq!(workers.len(), 2);
         assert_eq!(errors.len(), 2, "{errors:?}");
+    }
+
+    type Told = (String, Role, Option<u16>);
+
+    fn fleet(list: &[&str], prefill: &[&str]) -> Result<Vec<Told>, Vec<String>> {
+        let owned = |list: &[&str]| list.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+        let mut errors = Vec::new();
+        let workers = parse_fleet(&owned(list), &owned(prefill), &mut errors);
+        let told =
+            |spec: WorkerSpec| (format!("{}={}", spec.id, spec.address), spec.role, spec.bootstrap_port);
+        if errors.is_empty() { Ok(workers.into_iter().map(told).collect()) } else { Err(errors) }
+    }
+
+    #[test]
+    fn prefill_workers_stand_beside_those_that_generate() {
+        let told = fleet(&["d"], &["p", "a=http://p2:9?bootstrap_port=7000"]);
+        let expected = [
+            ("w0=http://d:8000", Role::Generate, None),
+            ("p0=http://p:8000", Role::Prefill, None),
+            ("a=http://p2:9", Role::Prefill, Some(7_000)),
+        ];
+        assert_eq!(told, Ok(expected.map(|(name, role, port)| (name.to_owned(), role, port)).to_vec()));
+        for (list, prefill, wrong) in [
+            (vec![], vec!["p"], "none to generate"),
+            (vec!["grpc://d"], vec!["p"], "over HTTP"),
+            (vec!["d"], vec!["grpc://p"], "over HTTP"),
+            (vec!["d"], vec!["p?bootstrap_port=x"], "8998"),
+            (vec!["d"], vec!["p:1?x=1"], "more than host and port"),
+            (vec!["p0=d"], vec!["p"], "two workers"),
+        ] {
+            let errors = fleet(&list, &prefill).unwrap_err();
+            assert!(errors.len() == 1 && errors[0].contains(wrong), "{errors:?}");
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! What of OpenAI's API the router has to understand, and no more: what routing needs of a request body, JSON or a form, where the events of a
+//! What of OpenAI's API the router has to understand, and no more: what routing needs of a request body, JSON or a form, which members to change for engines that share prompts, where the events of a
 //! stream end, and the usage at the end of a reply. Everything else passes through unread.
 
 pub mod events;
 pub mod form;
+pub mod members;
 pub mod scan;
 pub mod usage;

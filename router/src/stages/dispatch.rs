@@ -17,16 +17,18 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
-use router_core::{Decided, Lease, Worker};
+use router_core::{Among, Decided, Lease, Leg, RequestView, Worker};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
+use super::legs::Splitter;
 use super::parse::{Parsed, Reading};
 use super::pick::{Picked, pick, take_turn};
 use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries};
 use crate::app::App;
 use crate::error::RequestError;
+use crate::fleet::Upstream;
 use crate::payload::Payload;
 use crate::retry_after::retry_after;
 use crate::time_limits::TimeLimits;
@@ -58,7 +60,9 @@ pub struct Begun {
     pub worker: Arc<Worker>,
     /// What the request occupies there; nothing any more if the answer was a failure.
     pub lease: Option<Lease>,
-    /// Prompt tokens that were expected in its cache.
+    /// Who computed the prompt for it, if it was another.
+    pub prefill_worker: Option<Arc<Worker>>,
+    /// Prompt tokens that were expected in the cache of whoever computed it.
     pub hit_tokens: usize,
     /// Head, and the rest of the body.
     pub response: Response<UpstreamBody>,
@@ -66,12 +70,35 @@ pub struct Begun {
     pub first: Option<Bytes>,
 }
 
-/// Finds a worker that answers.
+/// Why an attempt gave no answer for the client.
+pub(super) enum Stopped {
+    /// There was nobody to ask.
+    Nobody(RequestError),
+    /// Whoever was asked failed.
+    Failed(Box<Failed>),
+}
+
+impl From<Box<Failed>> for Stopped {
+    fn from(failed: Box<Failed>) -> Self {
+        Self::Failed(failed)
+    }
+}
+
+impl From<RequestError> for Stopped {
+    fn from(error: RequestError) -> Self {
+        Self::Nobody(error)
+    }
+}
+
+/// How long a request may take, and until when.
+pub(super) type Times = (TimeLimits, Instant);
+
+/// Finds a worker that answers, or two that do so together.
 ///
 /// # Errors
 /// When none could be picked, or every attempt failed.
 pub async fn dispatch(
-    app: &App,
+    app: &Arc<App>,
     parsed: Parsed,
     recorder: &mut Recorder,
 ) -> Result<Dispatched, RequestError> {
@@ -82,25 +109,25 @@ pub async fn dispatch(
     let mut now = app.now();
     // What computes no prompt does not wait for one.
     let may_wait_since = (app.settings.late_binding && recorder.is_generation()).then_some(now);
+    let view = RequestView { may_wait_since, ..reading.view() };
     app.retry_budget.count_request(now);
-    let mut retries = Retries::default();
+    let splitter = Splitter::of(app, &request).await;
+    let mut retries = Retries::of(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
     let begun = loop {
-        let picked = match pick(app, &reading, retries.among(), now, may_wait_since) {
-            Ok(picked) => {
-                let line = (retries.among(), may_wait_since);
-                take_turn(app, &reading, picked, line, (deadline, limits.total)).await
-            }
-            Err(error) => Err(error.into()),
-        };
-        let picked = match picked {
-            Ok(picked) => picked,
-            // Nobody is left: what the last one said is the answer, if one was asked at all.
-            Err(error) => break retries.give_up().unwrap_or(Err(error))?,
-        };
         request.underway = limits.first_byte.map(|_| Arc::default());
-        let failed = match attempt(app, (&request, &reading), picked, (limits, deadline), recorder).await {
+        let (asked, among) = ((&request, &reading), retries.among());
+        let attempted = match &splitter {
+            Some(splitter) if splitter.splits(app, &view, among, now) => {
+                // Boxed, since it is rare, and a request's future should be small.
+                Box::pin(splitter.attempt(app, (asked, &view), among, (limits, deadline), recorder)).await
+            }
+            _ => whole(app, (asked, &view), (among, now), (limits, deadline), recorder).await,
+        };
+        let failed = match attempted {
             Ok(begun) => break begun,
-            Err(failed) => *failed,
+            // Nobody is left: what the last one said is the answer, if one was asked at all.
+            Err(Stopped::Nobody(error)) => break retries.give_up().unwrap_or(Err(error))?,
+            Err(Stopped::Failed(failed)) => *failed,
         };
         match retries.after(app, &reading, failed, deadline) {
             Some(Duration::ZERO) => {}
@@ -112,29 +139,64 @@ pub async fn dispatch(
     Ok(Dispatched { begun, limits, deadline, reading, permit })
 }
 
+/// An attempt at one worker that does all of it.
+async fn whole(
+    app: &App,
+    (asked, view): ((&WorkerRequest, &Reading), &RequestView<'_>),
+    (among, now): (Among<'_>, Duration),
+    times: Times,
+    recorder: &mut Recorder,
+) -> Result<Begun, Stopped> {
+    let picked = pick_in_turn(app, view, (among, now), times).await?;
+    Ok(attempt(app, asked, (picked, view.leg), times, recorder).await?)
+}
+
+/// Picks a worker, and waits until the request's turn has come there.
+pub(super) async fn pick_in_turn(
+    app: &App,
+    view: &RequestView<'_>,
+    (among, now): (Among<'_>, Duration),
+    (limits, deadline): Times,
+) -> Result<Picked, RequestError> {
+    let picked = pick(app, view, among, now)?;
+    take_turn(app, view, picked, among, (deadline, limits.total)).await
+}
+
 /// One attempt: send, and wait for the head and the first piece of the answer. What became of it is told to the worker's
 /// health, the tree and the recorder.
-async fn attempt(
+pub(super) async fn attempt(
     app: &App,
     (request, reading): (&WorkerRequest, &Reading),
-    picked: Picked,
-    (limits, deadline): (TimeLimits, Instant),
+    (picked, leg): (Picked, Leg),
+    (limits, deadline): Times,
     recorder: &mut Recorder,
 ) -> Result<Begun, Box<Failed>> {
     let Picked { decided, upstream } = picked;
-    recorder.attempt(&decided);
+    recorder.attempt(&decided, leg);
     if let Some(follower) = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref()) {
         recorder.follow(follower, reading);
     }
+    match exchange(upstream.as_deref(), request, (limits, deadline)).await {
+        Ok(answer) => answered(app, reading, (decided, leg), answer, recorder),
+        Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),
+    }
+}
+
+/// A worker's answer, with the first piece of its body.
+pub(super) type Answer = (Response<UpstreamBody>, Option<Bytes>);
+
+/// Sends a request, and waits until the reply has begun in earnest.
+pub(super) async fn exchange(
+    upstream: Option<&Upstream>,
+    request: &WorkerRequest,
+    (limits, deadline): Times,
+) -> Result<Answer, TransportError> {
     let exchange = async {
-        let upstream = upstream.as_ref().ok_or(TransportError::Left)?;
+        let upstream = upstream.ok_or(TransportError::Left)?;
         let response = upstream.transport.send(request).await?;
         first_piece(response).await
     };
-    match within(limits, deadline, request.underway.as_deref(), exchange).await {
-        Ok(answer) => answered(app, reading, decided, answer, recorder),
-        Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),
-    }
+    within(limits, deadline, request.underway.as_deref(), exchange).await
 }
 
 /// Runs an exchange within the limits of time, under one timer. One that was not underway when the first byte was due has been processed
@@ -160,26 +222,37 @@ async fn within<T>(
 }
 
 /// A worker answered. Whether that is an answer for the client is another question.
-fn answered(
+pub(super) fn answered(
     app: &App,
     reading: &Reading,
-    decided: Decided,
-    (response, first): (Response<UpstreamBody>, Option<Bytes>),
+    (decided, leg): (Decided, Leg),
+    (response, first): Answer,
     recorder: &mut Recorder,
 ) -> Result<Begun, Box<Failed>> {
     let Decided { worker, mut lease, mut trial, hit_tokens, basis } = decided;
     let status = response.status();
+    let shows_first_token = is_stream(response.headers()) || leg == Leg::Prefill;
     match status.is_success() {
-        true if is_stream(response.headers()) => app.decider.first_token(&mut lease, app.now()),
-        true if recorder.is_generation() => app.decider.whole_answer(&mut lease, app.now()),
-        // An error comes without a token, and what is relayed need not compute any: neither tells how long a prompt takes.
+        true if shows_first_token && leg != Leg::Decode => app.decider.first_token(&mut lease, app.now()),
+        true if recorder.is_generation() && leg != Leg::Decode => {
+            app.decider.whole_answer(&mut lease, app.now());
+        }
+        // An error comes without a token, what is relayed need not compute any, and what another worker computed is there at once: none of
+        // them tells how long a prompt takes.
         _ => lease.first_token(),
     }
     recorder.attempt_answered(&worker, status);
     if !status.is_success() {
         app.decider.take_back(&mut lease, &worker, &reading.blocks, basis);
     }
-    let begun = |response, lease| Begun { worker: Arc::clone(&worker), lease, hit_tokens, response, first };
+    let begun = |response, lease| Begun {
+        worker: Arc::clone(&worker),
+        prefill_worker: None,
+        lease,
+        hit_tokens,
+        response,
+        first,
+    };
     let Some(cause) = Cause::of_status(status) else {
         trial.first_byte();
         recorder.watch(trial);
@@ -208,7 +281,7 @@ pub(super) fn is_stream(headers: &HeaderMap) -> bool {
 }
 
 /// No answer came.
-fn lost(
+pub(super) fn lost(
     app: &App,
     reading: &Reading,
     decided: Decided,
@@ -243,9 +316,7 @@ fn lost(
 }
 
 /// Waits until the reply has begun in earnest.
-async fn first_piece(
-    response: Response<UpstreamBody>,
-) -> Result<(Response<UpstreamBody>, Option<Bytes>), TransportError> {
+async fn first_piece(response: Response<UpstreamBody>) -> Result<Answer, TransportError> {
     let (head, mut body) = response.into_parts();
     let mut first = None;
     while first.is_none() {

@@ -6,6 +6,7 @@
 pub mod accept;
 pub mod admit;
 pub mod dispatch;
+mod legs;
 pub mod parse;
 pub mod pick;
 pub mod record;

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName};
 use http_body::Body;
 use roundhouse_types::BlockHash;
 use router_core::prefix::blocks::ToolsSegment;
-use router_core::request::{Answer, RequestView};
+use router_core::request::{Answer, Leg, RequestView};
 use router_core::token_ratio::TokenRatios;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
@@ -127,6 +127,7 @@ impl Reading {
             prompt_tokens: self.prompt_tokens,
             answer: self.answer,
             may_wait_since: None,
+            leg: Leg::Whole,
         }
     }
 }

@@ -24,25 +24,18 @@ pub struct Picked {
     pub upstream: Option<Arc<Upstream>>,
 }
 
-/// Picks a worker `among` those that are left, as things stand `now`. With `may_wait_since`, when the request came, its turn may be yet to
-/// come: see [`take_turn`].
+/// Picks a worker `among` those that are left, as things stand `now`. If the request may wait, its turn may be yet to come: see
+/// [`take_turn`].
 ///
 /// # Errors
 /// [`PickError`] when there is none.
-pub fn pick(
-    app: &App,
-    reading: &Reading,
-    among: Among<'_>,
-    now: Duration,
-    may_wait_since: Option<Duration>,
-) -> Result<Picked, PickError> {
+pub fn pick(app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) -> Result<Picked, PickError> {
     let mut roster = app.fleet.roster();
-    let view = RequestView { may_wait_since, ..reading.view() };
-    let decided = match app.decider.decide(&roster.snapshot, &view, among, now) {
+    let decided = match app.decider.decide(&roster.snapshot, view, among, now) {
         Err(PickError::NoneUsable { .. }) => {
             // Those who were there may have left since; who has come instead is in the next roster.
             roster = app.fleet.roster();
-            app.decider.decide(&roster.snapshot, &view, among, now)?
+            app.decider.decide(&roster.snapshot, view, among, now)?
         }
         decided => decided?,
     };
@@ -72,18 +65,17 @@ pub fn check_model(app: &App, reading: &Reading) -> Result<(), RequestError> {
 /// When there is no worker any more, or `deadline` has come.
 pub async fn take_turn(
     app: &App,
-    reading: &Reading,
+    view: &RequestView<'_>,
     mut picked: Picked,
-    (among, may_wait_since): (Among<'_>, Option<Duration>),
+    among: Among<'_>,
     (deadline, limit): (Instant, Duration),
 ) -> Result<Picked, RequestError> {
     let Some(mut turn) = picked.decided.lease.turn() else { return Ok(picked) };
     let _in_line = InLine { seconds: &app.metrics.line_seconds, began: Instant::now() };
-    let view = RequestView { may_wait_since, ..reading.view() };
     loop {
         let anew_at = Instant::now() + picked.decided.worker.load.reconsider_after();
         if timeout_at(anew_at.min(deadline), turn).await.is_ok() && picked.decided.worker.is_usable() {
-            app.decider.goes(&mut picked.decided, &view, app.now());
+            app.decider.goes(&mut picked.decided, view, app.now());
             break;
         }
         if Instant::now() >= deadline {
@@ -91,7 +83,7 @@ pub async fn take_turn(
         }
         let roster = app.fleet.roster();
         let before = (picked.decided, among);
-        let decided = app.decider.decide_again(&roster.snapshot, &view, before, app.now())?;
+        let decided = app.decider.decide_again(&roster.snapshot, view, before, app.now())?;
         let upstream = roster.upstream(&decided.worker);
         picked = Picked { decided, upstream };
         match picked.decided.lease.turn() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, Method, StatusCode};
 use router_core::prefix::feed::PromptUsage;
 use router_core::prefix::index::{Basis, Comparison};
-use router_core::{Decided, Trial, Worker};
+use router_core::{Decided, Leg, Trial, Worker};
 
 use super::parse::Reading;
 use crate::app::App;
@@ -41,6 +41,10 @@ pub struct Recorder {
     began: Instant,
     status: Option<StatusCode>,
     worker: Option<Arc<Worker>>,
+    /// Who computed the prompt, where that is another one.
+    prefill_worker: Option<Arc<Worker>>,
+    /// What that one said of the prompt, in whose cache the hits were expected.
+    prefill_usage: Option<ReportedUsage>,
     hit_tokens: usize,
     basis: Basis,
     /// At a worker that tells of its cache.
@@ -67,6 +71,8 @@ impl Recorder {
             began: Instant::now(),
             status: None,
             worker: None,
+            prefill_worker: None,
+            prefill_usage: None,
             hit_tokens: 0,
             basis: Basis::default(),
             followed: None,
@@ -92,8 +98,14 @@ impl Recorder {
         self.app.cuts_off()
     }
 
-    /// An attempt begins.
-    pub fn attempt(&mut self, decided: &Decided) {
+    /// An attempt begins, or the second leg of one.
+    pub fn attempt(&mut self, decided: &Decided, leg: Leg) {
+        if leg == Leg::Decode {
+            // Hits are those of the worker that computes the prompt.
+            self.prefill_worker = self.worker.replace(Arc::clone(&decided.worker));
+            return;
+        }
+        (self.prefill_worker, self.prefill_usage) = (None, None);
         if self.attempts > 0 {
             self.app.metrics.retries.inc();
         }
@@ -124,6 +136,23 @@ impl Recorder {
     /// A good reply has begun; how it ends is told to `trial`. If the client leaves, it is told nothing.
     pub fn watch(&mut self, trial: Trial) {
         self.trial = Some(trial);
+    }
+
+    /// The worker of the first leg has computed the prompt, and said `usage`.
+    pub fn prefilled(&mut self, usage: Option<ReportedUsage>, reading: &Reading) {
+        if let Some(trial) = self.trial.take() {
+            trial.succeed(self.app.now());
+        }
+        self.prefill_usage = usage;
+        self.compare(&usage.unwrap_or_default(), reading);
+    }
+
+    /// Its answer to the first leg broke off.
+    pub fn prefill_broke(&mut self, worker: &Worker, error: &TransportError) {
+        if let Some(trial) = self.trial.take() {
+            self.app.report_failure(worker.id(), trial);
+        }
+        self.attempt_failed(worker, error);
     }
 
     /// The head of the answer is known.
@@ -160,11 +189,16 @@ impl Recorder {
         }
         let reported = self.tail.usage();
         self.enter_in_trace(reported.as_ref(), reading);
-        let usage = reported.unwrap_or_default();
+        let mut usage = reported.unwrap_or_default();
         let app = Arc::clone(&self.app);
         let metrics = &app.metrics;
+        if self.prefill_worker.is_some() {
+            // What came from the other worker is no hit, whatever engines say.
+            usage.cached_tokens = self.prefill_usage.and_then(|prefill| prefill.cached_tokens);
+        } else {
+            self.compare(&usage, reading);
+        }
         metrics.usage(&usage, self.hit_tokens);
-        self.compare(&usage, reading);
         if reading.token_ids.is_none() {
             app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
         }
@@ -278,6 +312,7 @@ impl Recorder {
             status = status.as_u16(),
             outcome,
             worker = self.worker.as_ref().map_or("-", |worker| worker.id().as_str()),
+            prefill_worker = self.prefill_worker.as_ref().map(|worker| worker.id().as_str()),
             attempts = self.attempts,
             hit_tokens = self.hit_tokens,
             cached_tokens = usage.cached_tokens,

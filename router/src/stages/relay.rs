@@ -28,6 +28,8 @@ use crate::transport::{TransportError, UpstreamBody};
 
 /// Reply header: the id of the worker that answered.
 pub const ROUTER_WORKER: HeaderName = HeaderName::from_static("x-router-worker");
+/// Reply header: the id of the worker that computed the prompt, if it was another.
+pub const ROUTER_PREFILL_WORKER: HeaderName = HeaderName::from_static("x-router-prefill-worker");
 /// Reply header: prompt tokens that the router expected in that worker's cache.
 pub const ROUTER_HIT_TOKENS: HeaderName = HeaderName::from_static("x-router-hit-tokens");
 
@@ -117,12 +119,15 @@ impl Limits {
 #[must_use]
 pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Response<RelayBody> {
     let Dispatched { begun, limits, deadline, reading, permit } = dispatched;
-    let Begun { worker, lease, hit_tokens, response, first } = begun;
+    let Begun { worker, prefill_worker, lease, hit_tokens, response, first } = begun;
     let (mut head, upstream) = response.into_parts();
     hop_by_hop::strip(&mut head.headers);
     if app.settings.route_headers == Switch::On {
         if let Ok(id) = HeaderValue::from_str(worker.id().as_str()) {
             head.headers.insert(ROUTER_WORKER, id);
+        }
+        if let Some(id) = prefill_worker.and_then(|worker| HeaderValue::from_str(worker.id().as_str()).ok()) {
+            head.headers.insert(ROUTER_PREFILL_WORKER, id);
         }
         head.headers.insert(ROUTER_HIT_TOKENS, HeaderValue::from(hit_tokens));
     }

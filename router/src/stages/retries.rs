@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
-use router_core::{Among, Decider, Worker, WorkerSlot};
+use router_core::{Among, Decider, Leg, RequestView, Worker, WorkerSlot};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -88,8 +88,9 @@ pub(super) struct Failed {
 }
 
 /// A request's attempts so far.
-#[derive(Default)]
 pub(super) struct Retries {
+    /// For each of these somebody must be left.
+    legs: &'static [Leg],
     tried: SmallVec<[WorkerSlot; 4]>,
     failures: usize,
     unreachable: usize,
@@ -104,6 +105,21 @@ pub(super) struct Retries {
 struct AllTried;
 
 impl Retries {
+    /// Of a request that needs a worker for each of these.
+    pub(super) fn of(legs: &'static [Leg]) -> Self {
+        Self {
+            legs,
+            tried: SmallVec::new(),
+            failures: 0,
+            unreachable: 0,
+            internal_errors: 0,
+            deaths: 0,
+            anyone: None,
+            least_retry_after: None,
+            last: None,
+        }
+    }
+
     /// Who may get the next attempt.
     pub(super) fn among(&self) -> Among<'_> {
         if self.anyone.is_some() { Among::Anyone } else { Among::Untried(&self.tried) }
@@ -185,7 +201,10 @@ impl Retries {
     fn find_somebody(&mut self, app: &App, reading: &Reading, cause: Cause) -> Option<()> {
         let roster = app.fleet.roster();
         let view = reading.view();
-        let can = |among: Among<'_>| Decider::can_decide(&roster.snapshot, &view, among);
+        let on = |leg| RequestView { leg, ..view };
+        let can = |among: Among<'_>| {
+            self.legs.iter().all(|leg| Decider::can_decide(&roster.snapshot, &on(*leg), among))
+        };
         if can(Among::Untried(&self.tried)) {
             self.anyone = None;
             return Some(());
@@ -211,7 +230,7 @@ mod tests {
 
     #[test]
     fn back_offs_are_drawn_from_a_span_that_doubles() {
-        let mut retries = Retries::default();
+        let mut retries = Retries::of(&[Leg::Whole]);
         for most_ms in [20, 40, 80] {
             retries.failures += 1;
             assert_eq!(retries.back_off(Cause::Busy, 1.0), Duration::from_millis(most_ms));

@@ -330,7 +330,7 @@ async fn a_body_that_is_not_as_long_as_it_says_is_no_answer() {
 fn way(address: SocketAddr) -> Arc<dyn Transport> {
     let connector = Connector::new(Duration::from_secs(5), Vec::new(), WorkerKeys::default());
     let address = format!("grpc://{address}");
-    connector.way(&WorkerSpec { id: WorkerId::new("w0"), address }).unwrap()
+    connector.way(&WorkerSpec::new(WorkerId::new("w0"), address)).unwrap()
 }
 
 async fn failure(address: SocketAddr) -> TransportError {

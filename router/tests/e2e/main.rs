@@ -4,6 +4,7 @@
 
 mod bodies;
 mod canary;
+mod disaggregated;
 mod fault_processes;
 mod fault_suite;
 mod faults;

@@ -144,7 +144,7 @@ impl Client {
 /// A way to `address` that trusts `authorities`.
 pub(crate) fn transport(address: &str, authorities: Vec<CertificateDer<'static>>) -> HttpTransport {
     let connector = Connector::new(Duration::from_secs(5), authorities, WorkerKeys::default());
-    connector.transport(&WorkerSpec { id: WorkerId::new("w0"), address: address.to_owned() }).unwrap()
+    connector.transport(&WorkerSpec::new(WorkerId::new("w0"), address.to_owned())).unwrap()
 }
 
 pub(crate) fn post(body: &str) -> WorkerRequest {

@@ -24,9 +24,8 @@ impl Router {
             IndexBound::None => usize::MAX,
         };
         let limits = TreeLimits { total_blocks: worker_blocks.saturating_mul(workers), worker_blocks };
-        let spec = |number: usize| WorkerSpec {
-            id: WorkerId::new(&format!("worker-{number}")),
-            address: format!("simulated:{number}"),
+        let spec = |number: usize| {
+            WorkerSpec::new(WorkerId::new(&format!("worker-{number}")), format!("simulated:{number}"))
         };
         let mut fleet = Fleet::default();
         fleet.reconcile(&(0..workers).map(spec).collect::<Vec<_>>());

@@ -88,10 +88,7 @@ struct Router {
 
 impl Default for Router {
     fn default() -> Self {
-        let spec = |n: usize| WorkerSpec {
-            id: WorkerId::new(&format!("w{n}")),
-            address: format!("http://w{n}:8000"),
-        };
+        let spec = |n: usize| WorkerSpec::new(WorkerId::new(&format!("w{n}")), format!("http://w{n}:8000"));
         let mut fleet = Fleet::default();
         fleet.reconcile(&(0..4).map(spec).collect::<Vec<_>>());
         let fleet = fleet.snapshot();

@@ -1,6 +1,7 @@
 //! The decider over a small fleet.
 
 mod left;
+mod legs;
 mod line;
 mod pools;
 mod whole_answers;
@@ -20,7 +21,7 @@ const NOW: Duration = Duration::from_secs(100);
 
 fn fleet(count: usize) -> Arc<FleetSnapshot> {
     let specs: Vec<_> = (0..count)
-        .map(|n| WorkerSpec { id: WorkerId::new(&format!("w{n}")), address: format!("http://w{n}:8000") })
+        .map(|n| WorkerSpec::new(WorkerId::new(&format!("w{n}")), format!("http://w{n}:8000")))
         .collect();
     let mut fleet = Fleet::default();
     fleet.reconcile(&specs);
@@ -155,7 +156,7 @@ fn goes_only_to_workers_that_list_the_model() {
 #[test]
 fn a_worker_that_never_said_what_it_serves_gets_only_what_nobody_lists() {
     let mut fleet = Fleet::default();
-    let spec = |id: &str| WorkerSpec { id: WorkerId::new(id), address: format!("http://{id}:8000") };
+    let spec = |id: &str| WorkerSpec::new(WorkerId::new(id), format!("http://{id}:8000"));
     fleet.reconcile(&["lists", "lists-no-more", "silent"].map(spec));
     let workers = fleet.snapshot().workers().to_vec();
     workers.iter().for_each(|worker| assert!(worker.mark_up().is_some()));

@@ -25,7 +25,7 @@ use crate::fleet::Ring;
 use crate::ledger::LoadReading;
 use crate::models::PoolNumber;
 use crate::reports::LoadReport;
-use crate::request::{PromptUse, RequestView};
+use crate::request::{Leg, PromptUse, RequestView};
 use crate::speed::{Prefill, PrefillSpeed};
 use crate::unseen::Unseen;
 use crate::worker::WorkerSlot;
@@ -109,9 +109,12 @@ impl Candidate {
         request.prompt_tokens.saturating_sub(self.hit_tokens as usize).max(1)
     }
 
-    /// What the request would make it compute.
+    /// What the request would make it compute: of a prompt that comes from another worker the last token, from which the next is drawn.
     #[must_use]
     pub fn prefill(&self, request: &RequestView<'_>) -> Prefill {
+        if request.leg == Leg::Decode {
+            return Prefill { new_tokens: 1, cached_tokens: request.prompt_tokens.saturating_sub(1) };
+        }
         Prefill { new_tokens: self.new_tokens(request), cached_tokens: self.hit_tokens as usize }
     }
 

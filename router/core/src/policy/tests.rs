@@ -19,7 +19,7 @@ fn candidate(slot: u32, requests: u32) -> Candidate {
 
 fn fleet(workers: usize) -> Fleet {
     let specs: Vec<_> = (0..workers)
-        .map(|n| WorkerSpec { id: WorkerId::new(&format!("w{n}")), address: format!("http://w{n}:8000") })
+        .map(|n| WorkerSpec::new(WorkerId::new(&format!("w{n}")), format!("http://w{n}:8000")))
         .collect();
     let mut fleet = Fleet::default();
     fleet.reconcile(&specs);

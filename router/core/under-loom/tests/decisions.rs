@@ -23,7 +23,7 @@ struct Router {
 impl Router {
     fn new(workers: usize) -> Arc<Self> {
         let name = |n: usize| WorkerId::new(&format!("w{n}"));
-        let spec = |n: usize| WorkerSpec { id: name(n), address: format!("http://w{n}:8000") };
+        let spec = |n: usize| WorkerSpec::new(name(n), format!("http://w{n}:8000"));
         let mut fleet = Fleet::default();
         fleet.reconcile(&(0..workers).map(spec).collect::<Vec<_>>());
         let fleet = fleet.snapshot();

@@ -3,7 +3,7 @@
 use super::*;
 
 fn spec(name: &str) -> WorkerSpec {
-    WorkerSpec { id: WorkerId::new(name), address: format!("http://{name}:8000") }
+    WorkerSpec::new(WorkerId::new(name), format!("http://{name}:8000"))
 }
 
 fn come_up(fleet: &Fleet) -> Arc<FleetSnapshot> {

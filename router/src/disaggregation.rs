@@ -1,0 +1,216 @@
+//! What engines must be told so that one computes a prompt and another generates from it, and what they answer: the words of vLLM's KV connectors
+//! and of SGLang. Facts: `kv_transfer_params` as vLLM's NixlConnector reads and writes them, `bootstrap_*` as SGLang's `GenerateReqInput` does.
+//!
+//! Pure: bodies in, bodies out. Next: [`legs`](crate::stages::legs), which sends them.
+
+use serde_json::value::RawValue;
+
+use crate::openai::members::Members;
+use crate::openai::usage::{ReplyTail, ReportedUsage};
+use crate::payload::Payload;
+
+/// How engines hand prompts over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum PrefillProtocol {
+    /// One after the other: the prefill worker's answer says where the KV is, and the other one is told. An engine that generates can compute
+    /// prompts as well.
+    Vllm,
+    /// Both at once, who meet by a number. An engine that generates cannot compute prompts.
+    Sglang,
+}
+
+/// Where SGLang's prefill engines are asked for what they have computed, unless told otherwise.
+pub const BOOTSTRAP_PORT: u16 = 8_998;
+
+/// What vLLM's prefill leg is asked besides one token: that not as a stream, and to keep the KV for another engine.
+const TO_PREFILL: &str = r#""stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+/// What of the client's gives way to that, or makes no sense with one token.
+const NOT_TO_PREFILL: [&str; 8] = [
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "min_tokens",
+    "kv_transfer_params",
+    "best_of",
+];
+const RESPONSES: &str = "/v1/responses";
+
+impl PrefillProtocol {
+    /// Whether two engines can serve a request together that came to `path`: one prompt, and for vLLM one answer to it.
+    #[must_use]
+    pub fn can_split(self, path: &str, body: &Members) -> bool {
+        let several = ["n", "best_of"].iter().any(|name| body.number(name).is_some_and(|number| number > 1));
+        match self {
+            Self::Vllm => {
+                ["/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES].contains(&path)
+                    && !(several || body.is_list_of_texts("prompt"))
+            }
+            Self::Sglang => ["/v1/chat/completions", "/v1/completions", "/generate"].contains(&path),
+        }
+    }
+
+    /// Whether a worker that generates serves a request by itself if there is nobody to compute the prompt.
+    #[must_use]
+    pub fn generates_alone(self) -> bool {
+        self == Self::Vllm
+    }
+}
+
+/// vLLM's prefill leg of a request that came to `path`.
+#[must_use]
+pub fn vllm_prefill(path: &str, body: &Members) -> Payload {
+    let limit = if path == RESPONSES { "max_output_tokens" } else { "max_tokens" };
+    // Of two limits on the same the newer one counts.
+    let newer = if body.has("max_completion_tokens") { r#","max_completion_tokens":1"# } else { "" };
+    body.with(&format!(r#"{TO_PREFILL},"{limit}":1{newer}"#), &NOT_TO_PREFILL)
+}
+
+/// What vLLM's prefill worker has answered.
+#[derive(Debug)]
+pub struct Prefilled {
+    /// What the other worker is to be told, as it stands; `None` if there is nothing to fetch, and it computes the prompt itself.
+    pub transfer: Option<Box<RawValue>>,
+    /// What the prompt was, and how much of it was cached.
+    pub usage: Option<ReportedUsage>,
+}
+
+impl Prefilled {
+    /// Reads an answer.
+    #[must_use]
+    pub fn read(reply: &[u8]) -> Self {
+        #[derive(serde::Deserialize)]
+        struct Reply {
+            kv_transfer_params: Option<Box<RawValue>>,
+        }
+        let transfer = serde_json::from_slice::<Reply>(reply).ok().and_then(|reply| reply.kv_transfer_params);
+        let mut tail = ReplyTail::default();
+        tail.push(reply);
+        Self { transfer: transfer.filter(|params| params.get() != "null"), usage: tail.usage() }
+    }
+}
+
+/// vLLM's decode leg: the client's own request, with the prefill worker's answer in it. What a client says there itself goes to neither: made up, it
+/// takes an engine down (seen with vLLM 0.32).
+#[must_use]
+pub fn vllm_decode(body: &Members, transfer: &RawValue) -> Payload {
+    body.with(&format!(r#""kv_transfer_params":{transfer}"#), &["kv_transfer_params"])
+}
+
+/// SGLang's legs, which are the same: where the prefill worker is, and the number by which both know the request.
+#[must_use]
+pub fn sglang_legs(body: &Members, host: &str, port: u16, room: u64) -> Payload {
+    let host = serde_json::Value::from(host);
+    let added = format!(r#""bootstrap_host":{host},"bootstrap_port":{port},"bootstrap_room":{room}"#);
+    body.with(&added, &["bootstrap_host", "bootstrap_port", "bootstrap_room"])
+}
+
+/// The host of a worker's address, as another engine would look it up.
+#[must_use]
+pub fn host_of(address: &str) -> &str {
+    let authority = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn members(body: &Value) -> Members {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(Members::of(&Payload::from(Bytes::from(body.to_string())))).unwrap()
+    }
+
+    fn read(body: &Payload) -> Value {
+        serde_json::from_slice(&body.joined()).unwrap()
+    }
+
+    #[test]
+    fn a_prefill_leg_asks_for_one_token_and_the_place_of_its_kv() {
+        let params = json!({
+            "do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
+            "remote_block_ids": null, "remote_host": null, "remote_port": null
+        });
+        let path = "/v1/chat/completions";
+        let body = json!({
+            "model": "m", "messages": [{"role": "user", "content": "x"}], "stream": true, "max_tokens": 100, "min_tokens": 5,
+            "stream_options": {"include_usage": true}, "temperature": 0, "kv_transfer_params": {"do_remote_prefill": true}
+        });
+        let expected = json!({
+            "stream": false, "max_tokens": 1, "kv_transfer_params": params, "model": "m",
+            "messages": [{"role": "user", "content": "x"}], "temperature": 0
+        });
+        assert_eq!(read(&vllm_prefill(path, &members(&body))), expected);
+        let body = json!({"model": "m", "max_completion_tokens": 9});
+        let expected = json!({
+            "stream": false, "max_tokens": 1, "kv_transfer_params": params, "max_completion_tokens": 1, "model": "m"
+        });
+        assert_eq!(read(&vllm_prefill(path, &members(&body))), expected);
+        let expected =
+            json!({"stream": false, "max_output_tokens": 1, "kv_transfer_params": params, "input": "x"});
+        assert_eq!(read(&vllm_prefill(RESPONSES, &members(&json!({"input": "x"})))), expected);
+    }
+
+    #[test]
+    fn what_a_prefill_worker_answers_goes_on_as_it_stands() {
+        let reply = br#"{"id":"a","kv_transfer_params": {"remote_block_ids": [[1, 2]], "x":18446744073709551615},"usage":{"prompt_tokens":7,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":4}}}"#;
+        let Prefilled { transfer, usage } = Prefilled::read(reply);
+        assert_eq!(usage.map(|usage| (usage.prompt_tokens, usage.cached_tokens)), Some((7, Some(4))));
+        let body = vllm_decode(&members(&json!({"model": "m", "stream": true})), &transfer.unwrap()).joined();
+        let expected = br#"{"kv_transfer_params":{"remote_block_ids": [[1, 2]], "x":18446744073709551615},"model":"m","stream":true}"#;
+        assert_eq!(&body[..], &expected[..]);
+        for nothing in ["{}", r#"{"kv_transfer_params":null}"#, "no json", ""] {
+            assert!(Prefilled::read(nothing.as_bytes()).transfer.is_none(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn both_of_sglangs_legs_know_the_room() {
+        let body = read(&sglang_legs(
+            &members(&json!({"text": "x", "bootstrap_room": 1})),
+            "p1",
+            8_998,
+            u64::MAX >> 1,
+        ));
+        let room = 9_223_372_036_854_775_807_u64;
+        assert_eq!(
+            body,
+            json!({"bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": room, "text": "x"})
+        );
+        for (address, host) in
+            [("http://p1:8000", "p1"), ("https://10.0.0.1:443", "10.0.0.1"), ("http://[::1]:9", "::1")]
+        {
+            assert_eq!(host_of(address), host);
+        }
+    }
+
+    #[test]
+    fn what_two_engines_cannot_serve_together_goes_to_one() {
+        let chat = "/v1/chat/completions";
+        for (body, vllm, sglang) in [
+            (json!({"messages": []}), true, true),
+            (json!({"messages": [], "n": 1}), true, true),
+            (json!({"messages": [], "n": 2}), false, true),
+            (json!({"prompt": ["a", "b"]}), false, true),
+            (json!({"prompt": [[1, 2], [3]]}), false, true),
+            (json!({"prompt": [1, 2]}), true, true),
+            (json!({"messages": [], "kv_transfer_params": {}}), true, true),
+        ] {
+            let body = members(&body);
+            assert_eq!(PrefillProtocol::Vllm.can_split(chat, &body), vllm, "{body:?}");
+            assert_eq!(PrefillProtocol::Sglang.can_split(chat, &body), sglang, "{body:?}");
+        }
+        let body = members(&json!({}));
+        for (path, vllm, sglang) in
+            [("/v1/embeddings", false, false), ("/generate", false, true), ("/v1/responses", true, false)]
+        {
+            assert_eq!(PrefillProtocol::Vllm.can_split(path, &body), vllm, "{path}");
+            assert_eq!(PrefillProtocol::Sglang.can_split(path, &body), sglang, "{path}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! An attempt at two workers: one computes the prompt, and the other generates from it.
+//!
+//! What they are told is in [`disaggregation`](crate::disaggregation); whether it is worth it, the decider says. A failure of either is a failed attempt,
+//! and the next one, if there is one, begins anew: what was computed is in a cache by then. Used by [`dispatch`](super::dispatch) only.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{Response, header};
+use http_body_util::BodyExt;
+use router_core::{Among, Decided, Lease, Leg, RequestView, Worker};
+use tokio::time::{Instant, timeout_at};
+
+use super::dispatch::{Answer, Begun, Stopped, Times, answered, attempt, exchange, lost, pick_in_turn};
+use super::parse::Reading;
+use super::pick::{Picked, pick};
+use super::record::Recorder;
+use super::retries::{Cause, Failed};
+use crate::app::App;
+use crate::disaggregation::{
+    BOOTSTRAP_PORT, PrefillProtocol, Prefilled, host_of, sglang_legs, vllm_decode, vllm_prefill,
+};
+use crate::error::RequestError;
+use crate::openai::members::Members;
+use crate::payload::Payload;
+use crate::transport::{Broken, TransportError, UpstreamBody, WorkerRequest};
+
+/// Largest answer of a prefill worker: one token, and the numbers of the blocks of a prompt of a million tokens.
+const MOST_REPLY_BYTES: usize = 4 << 20;
+/// How long an engine may take to end its answer once the other one has its KV.
+const END_WITHIN: Duration = Duration::from_secs(10);
+
+/// A request that two workers can serve together.
+pub(super) struct Splitter {
+    protocol: PrefillProtocol,
+    body: Members,
+}
+
+/// A request as it came, and what was read of it.
+type Asked<'a> = (&'a WorkerRequest, &'a Reading);
+
+impl Splitter {
+    /// Of a request that there are workers for which do nothing but compute prompts.
+    pub(super) async fn of(app: &App, request: &WorkerRequest) -> Option<Self> {
+        // A body that is compressed cannot be added to.
+        if !app.fleet.roster().snapshot.has_prefill()
+            || request.headers.contains_key(header::CONTENT_ENCODING)
+        {
+            return None;
+        }
+        let protocol = app.settings.prefill_protocol;
+        let body = Members::of(&request.body).await?;
+        protocol.can_split(request.path.path(), &body).then_some(Self { protocol, body })
+    }
+
+    /// Somebody must be left for each of these, for another attempt.
+    pub(super) fn needs(&self) -> &'static [Leg] {
+        if self.protocol.generates_alone() { &[Leg::Whole] } else { &[Leg::Prefill, Leg::Decode] }
+    }
+
+    /// Whether the next attempt is at two workers.
+    pub(super) fn splits(&self, app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) -> bool {
+        !self.protocol.generates_alone() || app.decider.splits(&app.fleet.roster().snapshot, view, among, now)
+    }
+
+    /// The attempt.
+    pub(super) async fn attempt(
+        &self,
+        app: &Arc<App>,
+        (asked, view): (Asked<'_>, &RequestView<'_>),
+        among: Among<'_>,
+        times: Times,
+        recorder: &mut Recorder,
+    ) -> Result<Begun, Stopped> {
+        let prefill_view = RequestView { leg: Leg::Prefill, ..*view };
+        let picked = pick_in_turn(app, &prefill_view, (among, app.now()), times).await?;
+        app.metrics.splits.inc();
+        match self.protocol {
+            PrefillProtocol::Vllm => {
+                self.one_by_one(app, (asked, view), (picked, among), times, recorder).await
+            }
+            PrefillProtocol::Sglang => {
+                self.at_once(app, (asked, view), (picked, among), times, recorder).await
+            }
+        }
+    }
+
+    /// vLLM's way: what the first answers is told to the second.
+    async fn one_by_one(
+        &self,
+        app: &App,
+        (asked, view): (Asked<'_>, &RequestView<'_>),
+        (picked, among): (Picked, Among<'_>),
+        times: Times,
+        recorder: &mut Recorder,
+    ) -> Result<Begun, Stopped> {
+        let (request, reading) = asked;
+        let prefill_request = leg_of(request, vllm_prefill(request.path.path(), &self.body));
+        let begun =
+            attempt(app, (&prefill_request, reading), (picked, Leg::Prefill), times, recorder).await?;
+        if !begun.response.status().is_success() {
+            // What is wrong with the request is told by whoever reads it first.
+            return Ok(begun);
+        }
+        let Begun { worker: prefill_worker, hit_tokens, lease, response, first, .. } = begun;
+        let reply = match whole_reply(response.into_body(), first, times).await {
+            Ok(reply) => reply,
+            Err(source) => {
+                recorder.prefill_broke(&prefill_worker, &source);
+                return Err(broke(prefill_worker, source).into());
+            }
+        };
+        drop(lease);
+        let Prefilled { transfer, usage } = Prefilled::read(&reply);
+        recorder.prefilled(usage, reading);
+        let Some(transfer) = transfer else {
+            let view = RequestView { may_wait_since: None, ..*view };
+            let picked = pick_in_turn(app, &view, (among, app.now()), times).await?;
+            return Ok(attempt(app, asked, (picked, Leg::Whole), times, recorder).await?);
+        };
+        // Never queued: the prefill worker keeps the KV for a while only.
+        let decode_view = RequestView { leg: Leg::Decode, may_wait_since: None, ..*view };
+        let picked = pick(app, &decode_view, among, app.now()).map_err(RequestError::from)?;
+        let decode_request = WorkerRequest { body: vllm_decode(&self.body, &transfer), ..request.clone() };
+        let begun = attempt(app, (&decode_request, reading), (picked, Leg::Decode), times, recorder).await?;
+        Ok(Begun { prefill_worker: Some(prefill_worker), hit_tokens, ..begun })
+    }
+
+    /// SGLang's way: both are asked at once, and find each other.
+    async fn at_once(
+        &self,
+        app: &Arc<App>,
+        ((request, reading), view): (Asked<'_>, &RequestView<'_>),
+        (prefill, among): (Picked, Among<'_>),
+        times: Times,
+        recorder: &mut Recorder,
+    ) -> Result<Begun, Stopped> {
+        let decode_view = RequestView { leg: Leg::Decode, may_wait_since: None, ..*view };
+        let decode = pick(app, &decode_view, among, app.now()).map_err(RequestError::from)?;
+        recorder.attempt(&prefill.decided, Leg::Prefill);
+        let prefill_worker = Arc::clone(&prefill.decided.worker);
+        let hit_tokens = prefill.decided.hit_tokens;
+        let spec = &prefill_worker.spec;
+        let port = spec.bootstrap_port.unwrap_or(BOOTSTRAP_PORT);
+        // Anew for each attempt: an engine may still remember the last one's. 63 bits, since it is signed there.
+        let room = rand::random::<u64>() >> 1;
+        let body = sglang_legs(&self.body, host_of(&spec.address), port, room);
+        let leg_request = WorkerRequest { body, ..request.clone() };
+        let mut prefilling =
+            Prefilling::begin(app, prefill, leg_of(&leg_request, leg_request.body.clone()), times);
+        let answer = {
+            let mut decoding = pin!(exchange(decode.upstream.as_deref(), &leg_request, times));
+            tokio::select! {
+                biased;
+                answer = &mut decoding => Ok(answer),
+                failure = prefilling.failure() => Err(failure),
+            }
+        };
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(failure) => {
+                // The other one would wait for it in vain.
+                let Decided { worker, mut lease, basis, .. } = decode.decided;
+                app.decider.take_back(&mut lease, &worker, &reading.blocks, basis);
+                return prefilling.failed(reading, failure, recorder);
+            }
+        };
+        recorder.attempt(&decode.decided, Leg::Decode);
+        match answer {
+            Ok(answer) => {
+                let begun = answered(app, reading, (decode.decided, Leg::Decode), answer, recorder)?;
+                tokio::spawn(prefilling.end());
+                Ok(Begun { prefill_worker: Some(prefill_worker), hit_tokens, ..begun })
+            }
+            Err(error) => Err(Box::new(lost(app, reading, decode.decided, error, recorder)).into()),
+        }
+    }
+}
+
+/// SGLang's prefill leg, beside the other one.
+struct Prefilling {
+    app: Arc<App>,
+    exchange: Pin<Box<dyn Future<Output = Result<Answer, TransportError>> + Send>>,
+    /// Until it has been answered.
+    decided: Option<Decided>,
+    /// Once it has been answered well: what is left of the answer, and of what it occupies.
+    rest: Option<(UpstreamBody, Lease)>,
+}
+
+impl Prefilling {
+    fn begin(app: &Arc<App>, picked: Picked, request: WorkerRequest, times: Times) -> Self {
+        let Picked { decided, upstream } = picked;
+        let exchange = Box::pin(async move { exchange(upstream.as_deref(), &request, times).await });
+        Self { app: Arc::clone(app), exchange, decided: Some(decided), rest: None }
+    }
+
+    /// Waits until it has failed, which may be never.
+    async fn failure(&mut self) -> Result<Answer, TransportError> {
+        if self.rest.is_none() {
+            match self.exchange.as_mut().await {
+                Ok((response, _)) if response.status().is_success() => self.has_computed(response),
+                failure => return failure,
+            }
+        }
+        std::future::pending().await
+    }
+
+    fn has_computed(&mut self, response: Response<UpstreamBody>) {
+        let Some(Decided { worker, mut lease, trial, .. }) = self.decided.take() else { return };
+        self.app.decider.first_token(&mut lease, self.app.now());
+        self.app.metrics.attempt(&worker, response.status().into());
+        trial.succeed(self.app.now());
+        self.rest = Some((response.into_body(), lease));
+    }
+
+    /// What its failure means for the request.
+    fn failed(
+        mut self,
+        reading: &Reading,
+        failure: Result<Answer, TransportError>,
+        recorder: &mut Recorder,
+    ) -> Result<Begun, Stopped> {
+        let decided = self.decided.take().expect("it has not been answered well");
+        match failure {
+            Ok(answer) => Ok(answered(&self.app, reading, (decided, Leg::Prefill), answer, recorder)?),
+            Err(error) => Err(Box::new(lost(&self.app, reading, decided, error, recorder)).into()),
+        }
+    }
+
+    /// Takes the rest of its answer: an engine whose client leaves may give up what the other one still fetches.
+    async fn end(mut self) {
+        let all = async {
+            if self.rest.is_none()
+                && let Ok((response, _)) = self.exchange.as_mut().await
+                && response.status().is_success()
+            {
+                self.has_computed(response);
+            }
+            if let Some((body, _lease)) = &mut self.rest {
+                while let Some(Ok(_)) = body.frame().await {}
+            }
+        };
+        // Late is late: the other one has begun, so it has what it needs.
+        let _ = tokio::time::timeout(END_WITHIN, all).await;
+    }
+}
+
+/// The request as the worker that computes the prompt gets it. Its answer is read here, so it is not to be compressed.
+fn leg_of(request: &WorkerRequest, body: Payload) -> WorkerRequest {
+    let mut request = WorkerRequest { body, ..request.clone() };
+    request.headers.remove(header::ACCEPT_ENCODING);
+    request
+}
+
+/// An answer to its end.
+async fn whole_reply(
+    mut body: UpstreamBody,
+    first: Option<Bytes>,
+    (limits, deadline): Times,
+) -> Result<Bytes, TransportError> {
+    let mut reply = BytesMut::from(&first.unwrap_or_default()[..]);
+    let reading = async {
+        while let Some(frame) = body.frame().await {
+            let piece = frame?.into_data().unwrap_or_default();
+            if reply.len() + piece.len() > MOST_REPLY_BYTES {
+                return Err(TransportError::Broken(Broken::Malformed("is too long for a prefill")));
+            }
+            reply.extend_from_slice(&piece);
+        }
+        Ok(())
+    };
+    let end = deadline.min(Instant::now() + limits.idle);
+    timeout_at(end, reading).await.unwrap_or(Err(TransportError::Idle { limit: limits.idle }))?;
+    Ok(reply.freeze())
+}
+
+/// A worker's answer to the first leg broke off.
+fn broke(worker: Arc<Worker>, source: TransportError) -> Box<Failed> {
+    let cause = Cause::of_error(&source);
+    let told = Err(RequestError::Worker { worker: worker.id().clone(), source });
+    Box::new(Failed { worker, cause, retry_after: None, told })
+}
