@@ -49,7 +49,8 @@ fn ready(app: &App) -> Response<RelayBody> {
         return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
     }
     let roster = app.fleet.roster();
-    let has = |role| roster.snapshot.workers().iter().any(|worker| worker.spec.role == role && may_serve(worker));
+    let has =
+        |role| roster.snapshot.workers().iter().any(|worker| worker.spec.role == role && may_serve(worker));
     let needs_prefill = roster.snapshot.has_prefill() && !app.settings.prefill_protocol.generates_alone();
     match (has(Role::Generate), !needs_prefill || has(Role::Prefill)) {
         (true, true) => text(StatusCode::OK, "ok\n"),

@@ -247,7 +247,8 @@ async fn without_prefill_sglangs_engines_cannot_serve() {
     let reply = router.post(CHAT, &chat("hi")).await;
     assert_eq!(reply.status, 503, "{}", reply.text());
     assert!(generate.seen().iter().all(|seen| seen.body != chat("hi").as_bytes()));
-    until("it says so", || async { router.get("/readyz").await.text() == "no usable prefill worker\n" }).await;
+    until("it says so", || async { router.get("/readyz").await.text() == "no usable prefill worker\n" })
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
