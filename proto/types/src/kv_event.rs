@@ -37,6 +37,10 @@ pub struct RoutedPrompt {
     pub tools_blocks: usize,
     /// Length of the tools.
     pub tools_bytes: usize,
+    /// How many are of the instructions, which come next.
+    pub system_blocks: usize,
+    /// Length of the instructions.
+    pub system_bytes: usize,
     /// Length of all of it.
     pub prompt_bytes: usize,
     /// The same in tokens, as far as is known.

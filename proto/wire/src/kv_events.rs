@@ -64,6 +64,8 @@ impl From<&KvEvent> for v1::KvEvent {
                     hashes: hashes(&prompt.hashes),
                     tools_blocks: u32::try_from(prompt.tools_blocks).unwrap_or(u32::MAX),
                     tools_bytes: prompt.tools_bytes as u64,
+                    system_blocks: u32::try_from(prompt.system_blocks).unwrap_or(u32::MAX),
+                    system_bytes: prompt.system_bytes as u64,
                     prompt_bytes: prompt.prompt_bytes as u64,
                     prompt_tokens: prompt.prompt_tokens as u64,
                 }),
@@ -107,6 +109,8 @@ fn routed(prompt: v1::Routed) -> RoutedPrompt {
         hashes: prompt.hashes.into_iter().map(BlockHash).collect(),
         tools_blocks: prompt.tools_blocks as usize,
         tools_bytes: size(prompt.tools_bytes),
+        system_blocks: prompt.system_blocks as usize,
+        system_bytes: size(prompt.system_bytes),
         prompt_bytes: size(prompt.prompt_bytes),
         prompt_tokens: size(prompt.prompt_tokens),
     }
@@ -174,7 +178,9 @@ mod tests {
             hashes: vec![BlockHash(3)],
             tools_blocks: 1,
             tools_bytes: 70,
-            prompt_bytes: 300,
+            system_blocks: 2,
+            system_bytes: 150,
+            prompt_bytes: 400,
             prompt_tokens: 80,
         };
         let ended =

@@ -395,6 +395,11 @@ pub struct Routed {
     /// As far as the router knows.
     #[prost(uint64, tag = "8")]
     pub prompt_tokens: u64,
+    /// How many of the hashes are of the instructions, which come behind the tools, and their length in bytes.
+    #[prost(uint32, tag = "9")]
+    pub system_blocks: u32,
+    #[prost(uint64, tag = "10")]
+    pub system_bytes: u64,
 }
 /// That request is over.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

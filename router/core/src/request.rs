@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use roundhouse_types::BlockHash;
 
-use crate::prefix::blocks::{Cut, MAX_BLOCKS, Path, ToolsSegment};
+use crate::prefix::blocks::{Cut, MAX_BLOCKS, Opening, Path};
 use crate::worker::Role;
 
 /// Blocks that say where a request belongs when it names no session: the first KiB.
@@ -77,8 +77,8 @@ pub struct RequestView<'a> {
     pub session: Option<u64>,
     /// Chained hashes of the prompt's full blocks, first block first.
     pub blocks: &'a [BlockHash],
-    /// Which of the blocks are of tools.
-    pub tools: ToolsSegment,
+    /// Which of the blocks are of tools and instructions.
+    pub tools: Opening,
     /// Tokens a block, where blocks are cut from token ids; `None` where they are cut from bytes.
     pub block_tokens: Option<usize>,
     /// Length of the prompt in template order.

@@ -11,6 +11,7 @@ use roundhouse_types::{EndedRequest, KvEvent, RoutedPrompt};
 use roundhouse_wire::{TELL_PATH, v1};
 use router_core::Worker;
 use router_core::prefix::Cut;
+use router_core::prefix::blocks::Opening;
 use router_core::prefix::feed::{FollowedPath, Listener};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
@@ -69,9 +70,9 @@ impl Teller {
 }
 
 fn routed(request_id: Arc<str>, path: &FollowedPath, router: u64, seed_digest: u64) -> RoutedPrompt {
-    let tools = match path.cut {
-        Cut::Bytes(tools) => tools,
-        Cut::Tokens(_) => Default::default(),
+    let Opening { tools, system } = match path.cut {
+        Cut::Bytes(opening) => opening,
+        Cut::Tokens(_) => Opening::default(),
     };
     RoutedPrompt {
         request_id,
@@ -80,6 +81,8 @@ fn routed(request_id: Arc<str>, path: &FollowedPath, router: u64, seed_digest: u
         hashes: path.hashes.iter().take(MOST_HASHES).copied().collect(),
         tools_blocks: tools.blocks,
         tools_bytes: tools.bytes,
+        system_blocks: system.blocks,
+        system_bytes: system.bytes,
         prompt_bytes: path.size,
         prompt_tokens: path.tokens,
     }

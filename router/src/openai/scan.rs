@@ -2,7 +2,8 @@
 //! a few short strings and the hashes of the prompt.
 //!
 //! Strict about JSON, lenient about everything else: whether `messages` makes sense is for the engine to say. Strings
-//! are hashed raw, as they stand between their quotes, lists of token ids without their spaces: tools first, as chat templates have them, then role, content and
+//! are hashed raw, as they stand between their quotes, lists of token ids without their spaces: tools first, as chat templates have them, then the instructions
+//! (`system`, `instructions`), wherever in the body they stand, then role, content and
 //! tool calls of each message in the order in which they come. It takes what `serde_json` takes, except for what is
 //! nested too deep; lone surrogates pass, too.
 //!
@@ -16,6 +17,7 @@ mod json;
 mod number;
 mod place;
 mod reader;
+mod system;
 mod text;
 
 use router_core::PromptUse;

@@ -13,7 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use http_body::Body;
 use roundhouse_types::BlockHash;
-use router_core::prefix::blocks::ToolsSegment;
+use router_core::prefix::blocks::Opening;
 use router_core::request::{Answer, Leg, RequestView};
 use router_core::token_ratio::TokenRatios;
 use tokio::sync::OwnedSemaphorePermit;
@@ -59,8 +59,8 @@ pub struct Reading {
     pub session: Option<u64>,
     /// Chained hashes of the prompt's full blocks.
     pub blocks: Vec<BlockHash>,
-    /// Which of them are of tools.
-    pub tools: ToolsSegment,
+    /// Which of them are of tools and instructions.
+    pub tools: Opening,
     /// Length of the prompt in template order.
     pub prompt_bytes: usize,
     /// The same in tokens, by what is known of the model's tokenizer, unless they have been counted.

@@ -55,6 +55,8 @@ mod tests {
             hashes: vec![BlockHash(3); hashes],
             tools_blocks: 0,
             tools_bytes: 0,
+            system_blocks: 0,
+            system_bytes: 0,
             prompt_bytes: 100,
             prompt_tokens: 25,
         }))

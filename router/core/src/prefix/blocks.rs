@@ -24,6 +24,8 @@ const LARGE_BLOCKS: usize = MEDIUM_BLOCKS + 240;
 const HUGE_BLOCK_BYTES: usize = 4_096;
 /// A prompt has no more blocks than this, 15 MiB of it: the tree takes them in one step, under its lock.
 pub const MAX_BLOCKS: usize = 4_096;
+/// Keeps instructions apart from tools and text that are equal to them.
+const SYSTEM_SALT: &[u8] = b"system";
 /// What most short prompts have; room for them is taken at once.
 const USUAL_BLOCKS: usize = 32;
 
@@ -48,36 +50,54 @@ pub fn covered_bytes(count: usize) -> usize {
         + (count - large) * HUGE_BLOCK_BYTES
 }
 
-/// The blocks of a whole prompt: those of its tools, then those of its text, each segment cut anew from small blocks on.
+/// The blocks of a whole prompt: those of its tools, of its instructions, then of its text, each segment cut anew from small
+/// blocks on.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PromptBlocks {
     /// Chained hashes of the full blocks, first block first.
     pub hashes: Vec<BlockHash>,
-    /// The segment that comes first.
-    pub tools: ToolsSegment,
-    /// Length of the prompt, tools and all.
+    /// What comes before the text.
+    pub tools: Opening,
+    /// Length of the prompt, all segments together.
     pub prompt_bytes: usize,
 }
 
-/// Where in a list of blocks the tools end. Chat templates put tools before the messages, so requests with equal tools
-/// share these blocks whatever their messages are.
+/// Where in a list of blocks tools and instructions end. Chat templates put them before the messages, so requests with equal
+/// ones share these blocks whatever their messages are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ToolsSegment {
-    /// How many blocks are of tools.
+pub struct Opening {
+    /// Come first.
+    pub tools: Stretch,
+    /// The instructions, as far as they are no message.
+    pub system: Stretch,
+}
+
+/// A segment of a list of blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stretch {
+    /// How many blocks are of it.
     pub blocks: usize,
-    /// Length of the tools, the end that fills no block included.
+    /// Its length, the end that fills no block included.
     pub bytes: usize,
 }
 
-impl ToolsSegment {
-    /// The bytes of the prompt that its first `count` blocks cover. A block of text covers all of the tools, because
-    /// its hash does.
+impl Opening {
+    /// The bytes of the prompt that its first `count` blocks cover. A block covers all of the segments before its own,
+    /// because its hash does.
     #[must_use]
     pub fn covered_bytes(self, count: usize) -> usize {
-        match count.checked_sub(self.blocks) {
-            Some(text @ 1..) => self.bytes + covered_bytes(text),
-            _ => covered_bytes(count),
+        let (blocks, before_bytes) = self.last_segment(count);
+        before_bytes + covered_bytes(blocks)
+    }
+
+    /// Of the first `count` blocks: how many are of the segment that the last one is of, and how long those before it are.
+    fn last_segment(self, count: usize) -> (usize, usize) {
+        let (mut blocks, mut before_bytes) = (count, 0);
+        for segment in [self.tools, self.system] {
+            let Some(beyond @ 1..) = blocks.checked_sub(segment.blocks) else { break };
+            (blocks, before_bytes) = (beyond, before_bytes + segment.bytes);
         }
+        (blocks, before_bytes)
     }
 }
 
@@ -85,7 +105,7 @@ impl ToolsSegment {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
     /// Its bytes; sizes are in bytes.
-    Bytes(ToolsSegment),
+    Bytes(Opening),
     /// Its token ids, so many a block; sizes are in tokens.
     Tokens(usize),
 }
@@ -95,7 +115,7 @@ impl Cut {
     #[must_use]
     pub fn size(self, index: usize) -> u32 {
         let size = match self {
-            Self::Bytes(tools) => block_bytes(index.checked_sub(tools.blocks).unwrap_or(index)),
+            Self::Bytes(opening) => block_bytes(opening.last_segment(index + 1).0 - 1),
             Self::Tokens(tokens) => tokens,
         };
         u32::try_from(size).unwrap_or(u32::MAX)
@@ -105,7 +125,7 @@ impl Cut {
     #[must_use]
     pub fn covered(self, count: usize) -> usize {
         match self {
-            Self::Bytes(tools) => tools.covered_bytes(count),
+            Self::Bytes(opening) => opening.covered_bytes(count),
             Self::Tokens(tokens) => count * tokens,
         }
     }
@@ -120,7 +140,7 @@ pub struct Path<'a> {
     pub cut: Cut,
 }
 
-/// Hashes a prompt whose tools and text come in pieces, in any order, into the chained hashes of its full blocks.
+/// Hashes a prompt whose segments come in pieces, in any order, into the chained hashes of its full blocks.
 ///
 /// How the prompt is cut into pieces makes no difference to the hashes. What it is salted with (model, cache salt) is
 /// known only at the end, since in a JSON object it may come last.
@@ -130,6 +150,8 @@ pub struct PromptHasher {
     max_blocks: usize,
     /// Most prompts have none.
     tools: Option<Box<Segment>>,
+    /// The same.
+    system: Option<Box<Segment>>,
     text: Segment,
 }
 
@@ -140,7 +162,7 @@ impl PromptHasher {
     #[inline]
     pub fn new(seed: ChainHasher, prompt_use: PromptUse) -> Self {
         let max_blocks = prompt_use.max_blocks();
-        Self { seed, max_blocks, tools: None, text: Segment::new(seed, max_blocks) }
+        Self { seed, max_blocks, tools: None, system: None, text: Segment::new(seed, max_blocks) }
     }
 
     /// Whether anything is hashed at all.
@@ -165,22 +187,57 @@ impl PromptHasher {
         self.tools.get_or_insert_with(|| Box::new(Segment::new(seed, max_blocks))).push(piece);
     }
 
+    /// The instructions begin. If there were others, these are instead of them; empty ones are none.
+    pub fn begin_system(&mut self) {
+        self.system = Some(Box::new(Segment::new(self.seed, self.max_blocks)));
+    }
+
+    /// Adds the next piece of the instructions.
+    pub fn push_system(&mut self, piece: &[u8]) {
+        let (seed, max_blocks) = (self.seed, self.max_blocks);
+        self.system.get_or_insert_with(|| Box::new(Segment::new(seed, max_blocks))).push(piece);
+    }
+
     /// The blocks, kept apart from those of other prompts by `salt`.
     #[must_use]
     pub fn finish(self, salt: ChainHasher) -> PromptBlocks {
-        let Self { max_blocks, tools, mut text, .. } = self;
-        let Some(mut tools) = tools else {
+        let Self { max_blocks, tools, system, mut text, .. } = self;
+        let system = system.filter(|system| system.bytes > 0);
+        if tools.is_none() && system.is_none() {
             text.salt(salt);
-            let tools = ToolsSegment::default();
+            let tools = Opening::default();
             return PromptBlocks { prompt_bytes: text.bytes, hashes: text.blocks, tools };
-        };
-        let segment = ToolsSegment { blocks: tools.blocks.len(), bytes: tools.bytes };
-        text.salt(salt.salted(&tools.digest().0.to_le_bytes()));
-        tools.salt(salt);
-        let mut hashes = tools.blocks;
-        // If the tools were cut off at the limit their digest says too little to build upon, and there is no room left.
-        hashes.extend(text.blocks.into_iter().take(max_blocks - segment.blocks));
-        PromptBlocks { hashes, prompt_bytes: segment.bytes + text.bytes, tools: segment }
+        }
+        let mut prompt = PromptBlocks::default();
+        let mut salt = salt;
+        if let Some(tools) = tools {
+            (prompt.tools.tools, salt) = prompt.append(*tools, salt, max_blocks);
+        }
+        if let Some(system) = system {
+            let salted = salt.salted(SYSTEM_SALT);
+            (prompt.tools.system, salt) = prompt.append(*system, salted, max_blocks);
+        }
+        prompt.append(text, salt, max_blocks);
+        prompt
+    }
+}
+
+impl PromptBlocks {
+    /// Adds the next segment, under `salt`. Returns where it is, and the salt of what comes behind it.
+    fn append(
+        &mut self,
+        mut segment: Segment,
+        salt: ChainHasher,
+        max_blocks: usize,
+    ) -> (Stretch, ChainHasher) {
+        let behind = salt.salted(&segment.digest().0.to_le_bytes());
+        segment.salt(salt);
+        // If a segment was cut off at the limit its digest says too little to build upon, and there is no room left.
+        let room = max_blocks - self.hashes.len();
+        let stretch = Stretch { blocks: segment.blocks.len().min(room), bytes: segment.bytes };
+        self.hashes.extend(segment.blocks.into_iter().take(room));
+        self.prompt_bytes += segment.bytes;
+        (stretch, behind)
     }
 }
 
@@ -284,6 +341,14 @@ mod tests {
         hasher.finish(ChainHasher::new(2))
     }
 
+    fn hash_all(tools: &str, system: &str, text: &str) -> PromptBlocks {
+        let mut hasher = PromptHasher::new(ChainHasher::new(SEED), PromptUse::Whole);
+        hasher.push_tools(tools.as_bytes());
+        hasher.push_system(system.as_bytes());
+        hasher.push(text.as_bytes());
+        hasher.finish(ChainHasher::new(2))
+    }
+
     fn shared(one: &PromptBlocks, two: &PromptBlocks) -> usize {
         one.hashes.iter().zip(&two.hashes).take_while(|(one, two)| one == two).count()
     }
@@ -304,15 +369,40 @@ mod tests {
         }
 
         #[test]
-        fn tools_and_text_may_come_in_any_order(tools in ".{0,400}", text in ".{0,400}", cut in 1usize..100) {
+        fn segments_may_come_in_any_order(
+            tools in ".{0,400}",
+            system in ".{0,400}",
+            text in ".{0,400}",
+            cut in 1usize..100,
+        ) {
             let mut turned = PromptHasher::new(ChainHasher::new(SEED), PromptUse::Whole);
             text.as_bytes().chunks(cut).for_each(|piece| turned.push(piece));
+            system.as_bytes().chunks(cut).for_each(|piece| turned.push_system(piece));
             tools.as_bytes().chunks(cut).for_each(|piece| turned.push_tools(piece));
             if tools.is_empty() {
                 turned.begin_tools();
             }
             let turned = turned.finish(ChainHasher::new(2));
-            prop_assert_eq!(hash_with_tools(&tools, &text, PromptUse::Whole), turned);
+            prop_assert_eq!(hash_all(&tools, &system, &text), turned);
+        }
+
+        #[test]
+        fn sizes_add_up_to_what_is_covered(tools in 0usize..3_000, system in 0usize..3_000, text in 0usize..3_000) {
+            let blocks = hash_all(&"t".repeat(tools), &"s".repeat(system), &"m".repeat(text));
+            let cut = Cut::Bytes(blocks.tools);
+            let Opening { tools: of_tools, system: of_system } = blocks.tools;
+            prop_assert_eq!((of_tools.bytes, of_system.bytes), (tools, system));
+            let (mut own_bytes, mut before_bytes) = (0, 0);
+            for index in 0..blocks.hashes.len() {
+                if index == of_tools.blocks {
+                    (own_bytes, before_bytes) = (0, tools);
+                }
+                if index == of_tools.blocks + of_system.blocks {
+                    (own_bytes, before_bytes) = (0, tools + system);
+                }
+                own_bytes += cut.size(index) as usize;
+                prop_assert_eq!(cut.covered(index + 1), before_bytes + own_bytes, "block {}", index);
+            }
         }
     }
 
@@ -345,7 +435,7 @@ mod tests {
         let tools = "t".repeat(330);
         let one = hash_with_tools(&tools, &"a".repeat(200), PromptUse::Whole);
         let two = hash_with_tools(&tools, &"b".repeat(200), PromptUse::Whole);
-        assert_eq!(one.tools, ToolsSegment { blocks: 5, bytes: 330 });
+        assert_eq!(one.tools.tools, Stretch { blocks: 5, bytes: 330 });
         assert_eq!((shared(&one, &two), one.hashes.len()), (5, 8));
         let covered: Vec<_> = [0, 5, 6, 8].map(|count| one.tools.covered_bytes(count)).into();
         assert_eq!(covered, [0, 320, 330 + 64, 330 + 192]);
@@ -358,6 +448,33 @@ mod tests {
         let two = hash_with_tools(&("t".repeat(320) + "y"), &text, PromptUse::Whole);
         assert_eq!(shared(&one, &two), 5);
         assert_ne!(hash_with_tools("", &text, PromptUse::Whole), hash_pieces([text.as_bytes()]));
+    }
+
+    #[test]
+    fn equal_instructions_are_shared_behind_equal_tools_only() {
+        let (tools, system) = ("t".repeat(330), "s".repeat(200));
+        let one = hash_all(&tools, &system, &"a".repeat(200));
+        assert_eq!(one.tools.system, Stretch { blocks: 3, bytes: 200 });
+        assert_eq!((one.hashes.len(), one.prompt_bytes), (5 + 3 + 3, 730));
+        let covered: Vec<_> = [5, 6, 8, 9].map(|count| one.tools.covered_bytes(count)).into();
+        assert_eq!(covered, [320, 330 + 64, 330 + 192, 530 + 64]);
+        assert_eq!(shared(&one, &hash_all(&tools, &system, &"b".repeat(200))), 8);
+        assert_eq!(shared(&one, &hash_all(&tools, &(system.clone() + "s"), &"a".repeat(200))), 8, "no text");
+        assert_eq!(shared(&one, &hash_all(&tools, &"x".repeat(200), &"a".repeat(200))), 5, "tools alone");
+        let others = hash_all(&"u".repeat(330), &system, &"a".repeat(200));
+        assert!(!others.hashes.iter().any(|hash| one.hashes.contains(hash)));
+        assert_eq!(hash_all(&tools, "", "a"), hash_with_tools(&tools, "a", PromptUse::Whole));
+    }
+
+    #[test]
+    fn equal_bytes_in_other_segments_share_nothing() {
+        let of = |push: fn(&mut PromptHasher, &[u8])| {
+            let mut hasher = PromptHasher::new(ChainHasher::new(SEED), PromptUse::Whole);
+            push(&mut hasher, &[b'p'; 500]);
+            hasher.finish(ChainHasher::new(2)).hashes[0]
+        };
+        let system = of(PromptHasher::push_system);
+        assert!(system != of(PromptHasher::push_tools) && system != of(PromptHasher::push));
     }
 
     #[test]
@@ -382,6 +499,9 @@ mod tests {
         assert_eq!(first.hashes, whole.hashes[..16]);
         let endless = hash_with_tools(&"t".repeat(16 << 20), &text, PromptUse::Whole);
         assert_eq!(endless.hashes.len(), MAX_BLOCKS);
-        assert_eq!(endless.tools.blocks, MAX_BLOCKS);
+        assert_eq!(endless.tools.tools.blocks, MAX_BLOCKS);
+        let endless = hash_all(&"t".repeat(8 << 20), &"s".repeat(8 << 20), &text);
+        assert_eq!(endless.hashes.len(), MAX_BLOCKS);
+        assert_eq!(endless.tools.tools.blocks + endless.tools.system.blocks, MAX_BLOCKS);
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use roundhouse_types::{BlockHash, EndedRequest, KvEvent, KvEventBatch, RoutedPrompt};
 
 use self::blocks::TokenBlocks;
-use super::blocks::{Cut, ToolsSegment};
+use super::blocks::{Cut, Opening, Stretch};
 
 /// How long after a request's end its last events may still come: they are on their way on another stream.
 const SETTLING_TIME: Duration = Duration::from_secs(1);
@@ -326,7 +326,7 @@ impl CacheFeed {
 
     /// Another router's request is followed like an own one, if its hashes mean something here.
     fn routed_elsewhere(&mut self, prompt: RoutedPrompt) -> Option<CacheChange> {
-        let RoutedPrompt { request_id, router, seed_digest, hashes, tools_blocks, tools_bytes, .. } = prompt;
+        let RoutedPrompt { request_id, router, seed_digest, hashes, .. } = prompt;
         let is_own = router == self.listener.router || self.requests.contains_key(&request_id);
         if is_own || self.listener.seed_digest != Some(seed_digest) {
             return None;
@@ -340,7 +340,10 @@ impl CacheFeed {
         self.others.push_back((Arc::clone(&request_id), router));
         let path = FollowedPath {
             hashes: hashes.into(),
-            cut: Cut::Bytes(ToolsSegment { blocks: tools_blocks, bytes: tools_bytes.min(MOST_SIZE) }),
+            cut: Cut::Bytes(Opening {
+                tools: Stretch { blocks: prompt.tools_blocks, bytes: prompt.tools_bytes.min(MOST_SIZE) },
+                system: Stretch { blocks: prompt.system_blocks, bytes: prompt.system_bytes.min(MOST_SIZE) },
+            }),
             size: prompt.prompt_bytes.min(MOST_SIZE),
             tokens: prompt.prompt_tokens.min(MOST_SIZE),
         };

@@ -1,10 +1,10 @@
 //! Where in a request body what stands: the containers that are walked through, the keys that are known in each, and
-//! what is done with a value. All that the router knows of OpenAI's request format is in this file.
+//! what is done with a value. All that the router knows of OpenAI's request format, and Anthropic's, is in this file.
 
 use super::fields::{Apart, Field, unescaped};
 use super::json::Kind;
 
-/// A container that is walked through. Its number is its depth.
+/// A container that is walked through. The last three bits of its number are its depth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     Document = 0,
@@ -13,6 +13,9 @@ pub(super) enum Place {
     Message = 3,
     Parts = 4,
     Part = 5,
+    /// The instructions, as a list of parts.
+    System = 8 | 2,
+    SystemPart = 8 | 3,
 }
 
 /// A key that is looked for.
@@ -21,6 +24,8 @@ pub(super) enum Key {
     Field(Field),
     Stream,
     Tools,
+    /// Its value is the instructions: Anthropic's `system`, `instructions` of OpenAI's responses.
+    System,
     Messages,
     /// Its value is text of the prompt, whatever it is: in the body `prompt` and its like, in a message `role` and
     /// `tool_calls`.
@@ -47,21 +52,26 @@ pub(super) enum Use {
     List,
     /// Hashed as it stands, as tools.
     Tools,
+    /// Hashed as instructions: a string without its quotes, of a list the texts in it.
+    System,
+    /// The same, of one text in that list.
+    SystemText,
     /// Hashed by digest, unless a text is found in it.
     Part,
 }
 
 impl Place {
     pub(super) fn depth(self) -> usize {
-        self as usize
+        self as usize & 7
     }
 
     /// The container that this one is in.
     pub(super) fn outside(self) -> Self {
         match self {
             Self::Document | Self::Body => Self::Document,
-            Self::Messages => Self::Body,
+            Self::Messages | Self::System => Self::Body,
             Self::Message => Self::Messages,
+            Self::SystemPart => Self::System,
             Self::Parts => Self::Message,
             Self::Part => Self::Parts,
         }
@@ -69,7 +79,7 @@ impl Place {
 
     /// What a key means here. `raw` is as it stands between its quotes; it is asked for only where there are keys.
     pub(super) fn key<'a>(self, raw: impl FnOnce() -> &'a [u8]) -> Key {
-        if matches!(self, Self::Document | Self::Messages | Self::Parts) {
+        if matches!(self, Self::Document | Self::Messages | Self::Parts | Self::System) {
             return Key::Other;
         }
         let raw = raw();
@@ -83,6 +93,9 @@ impl Place {
 
     fn known_key(self, key: &[u8]) -> Key {
         match (self, key) {
+            (Self::Message, b"role" | b"tool_calls") => Key::Said,
+            (Self::Message, b"content") => Key::Content,
+            (Self::Part | Self::SystemPart, b"text") => Key::Text,
             (Self::Body, b"messages") => Key::Messages,
             (Self::Body, b"model") => Key::Field(Field::Model),
             (Self::Body, b"user") => Key::Field(Field::User),
@@ -91,10 +104,8 @@ impl Place {
             (Self::Body, b"extra_key") => Key::Field(Field::Apart(Apart::ExtraKey)),
             (Self::Body, b"stream") => Key::Stream,
             (Self::Body, b"tools") => Key::Tools,
+            (Self::Body, b"system" | b"instructions") => Key::System,
             (Self::Body, b"prompt" | b"input" | b"text" | b"input_ids") => Key::Said,
-            (Self::Message, b"role" | b"tool_calls") => Key::Said,
-            (Self::Message, b"content") => Key::Content,
-            (Self::Part, b"text") => Key::Text,
             _ => Key::Other,
         }
     }
@@ -106,6 +117,9 @@ impl Place {
             (Self::Body, Key::Field(field), _) => Use::Field(field),
             (Self::Body, Key::Stream, _) => Use::Stream,
             (Self::Body, Key::Tools, _) => Use::Tools,
+            (Self::Body, Key::System, Kind::String | Kind::Array) => Use::System,
+            (Self::System, _, Kind::Object) => Use::Enter(Self::SystemPart),
+            (Self::SystemPart, Key::Text, Kind::String) => Use::SystemText,
             (Self::Body, Key::Messages, Kind::Array) => Use::Enter(Self::Messages),
             (Self::Messages, _, Kind::Object) => Use::Enter(Self::Message),
             (Self::Message, Key::Content, Kind::Array) => Use::Enter(Self::Parts),

@@ -11,6 +11,7 @@ use super::fields::{Field, Fields};
 use super::ids::List;
 use super::json::{Key, Kind};
 use super::place::{Place, Use};
+use super::system::SystemText;
 use super::{Name, ScanConfig, Scanned};
 
 /// Reads values as [`Json`](super::json::Json) tells of them.
@@ -25,6 +26,7 @@ pub(super) struct Reader {
     fields: Fields,
     answer: Answer,
     list: List,
+    system_text: SystemText,
     /// Tokens of a prompt that has come as ids so far; `None` once anything else belongs to it.
     ids: Option<usize>,
     prompt: PromptHasher,
@@ -48,6 +50,8 @@ enum Sink {
     Text,
     List,
     Tools,
+    System,
+    SystemText,
     Part,
 }
 
@@ -63,6 +67,7 @@ impl Reader {
             fields: Fields::default(),
             answer: Answer::Whole,
             list: List::default(),
+            system_text: SystemText::default(),
             ids: Some(0),
             prompt: PromptHasher::new(ChainHasher::new(config.seed), config.prompt_use),
         }
@@ -114,6 +119,21 @@ impl Reader {
                 self.prompt.begin_tools();
                 self.capture = Some(Capture { sink: Sink::Tools, from: at, quote_bytes: 0, depth });
             }
+            Use::System => {
+                self.ids = None;
+                self.prompt.begin_system();
+                match kind {
+                    Kind::Array => self.place = Place::System,
+                    _ => {
+                        let from = at + 1;
+                        self.capture = Some(Capture { sink: Sink::System, from, quote_bytes: 1, depth });
+                    }
+                }
+            }
+            Use::SystemText => {
+                self.system_text = SystemText::default();
+                self.capture = Some(Capture { sink: Sink::SystemText, from: at + 1, quote_bytes: 1, depth });
+            }
             Use::Part => {
                 self.ids = None;
                 self.capture = Some(Capture { sink: Sink::Part, from: at, quote_bytes: 0, depth });
@@ -137,6 +157,10 @@ impl Reader {
                 Sink::List => {
                     self.list.push(bytes, &mut self.prompt);
                     self.ids = self.ids.zip(self.list.ids()).map(|(before, ids)| before + ids);
+                }
+                Sink::SystemText => {
+                    self.system_text.push(bytes, &mut self.prompt);
+                    self.system_text.finish(&mut self.prompt);
                 }
                 sink => self.feed(sink, bytes),
             }
@@ -169,6 +193,8 @@ impl Reader {
             Sink::Text => self.prompt.push(bytes),
             Sink::List => self.list.push(bytes, &mut self.prompt),
             Sink::Tools => self.prompt.push_tools(bytes),
+            Sink::System => self.prompt.push_system(bytes),
+            Sink::SystemText => self.system_text.push(bytes, &mut self.prompt),
             Sink::Part if !self.prompt.hashes() => {}
             Sink::Part => {
                 let seed = self.seed;

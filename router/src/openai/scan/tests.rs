@@ -1,8 +1,11 @@
 //! What is taken for JSON, what is read of it, and that cuts make no difference.
 
+mod instructions;
+
 use proptest::prelude::*;
 use roundhouse_types::ChainHasher;
 use router_core::prefix::PromptHasher;
+use router_core::prefix::blocks::{Opening, Stretch};
 use serde::de::IgnoredAny;
 use serde_json::json;
 
@@ -94,6 +97,8 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
                 "content",
                 "text",
                 "tools",
+                "system",
+                "instructions",
                 "model",
                 "user",
                 "cache_salt",
@@ -290,7 +295,7 @@ fn odd_types_are_left_for_the_engine() {
 
 #[test]
 fn what_is_nested_within_the_bound_passes() {
-    for field in ["x", "tools", "messages", "prompt"] {
+    for field in ["x", "tools", "system", "messages", "prompt"] {
         let levels = (MAX_DEPTH - 1) / 2;
         let body = format!("{{\"{field}\": {}1{}}}", "[{\"content\":".repeat(levels), "}]".repeat(levels));
         assert!(scan(&body).is_ok());

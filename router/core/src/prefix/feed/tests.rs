@@ -45,6 +45,8 @@ fn told(prompt: &[u8], id: &str, router: u64) -> KvEvent {
         hashes: hashes.to_vec(),
         tools_blocks: 0,
         tools_bytes: 0,
+        system_blocks: 0,
+        system_bytes: 0,
         prompt_bytes: size,
         prompt_tokens: tokens,
     })
