@@ -143,7 +143,7 @@ impl Line {
 /// Index of the block with which the prompt's first `count` blocks of the trace end.
 fn last_block(reading: &Reading, count: usize) -> Option<usize> {
     let end_bytes = count * BLOCK_BYTES;
-    let covers = |blocks: usize| reading.tools.covered_bytes(blocks) >= end_bytes;
+    let covers = |blocks: usize| reading.opening.covered_bytes(blocks) >= end_bytes;
     let (mut too_few, mut enough) = (0, reading.blocks.len());
     if !covers(enough) {
         return None;
@@ -194,7 +194,7 @@ mod tests {
         let blocks = hasher.finish(ChainHasher::new(8));
         Reading {
             blocks: blocks.hashes,
-            tools: blocks.tools,
+            opening: blocks.opening,
             prompt_bytes: blocks.prompt_bytes,
             prompt_tokens: blocks.prompt_bytes / 4,
             ..Reading::default()

@@ -78,7 +78,7 @@ pub struct RequestView<'a> {
     /// Chained hashes of the prompt's full blocks, first block first.
     pub blocks: &'a [BlockHash],
     /// Which of the blocks are of tools and instructions.
-    pub tools: Opening,
+    pub opening: Opening,
     /// Tokens a block, where blocks are cut from token ids; `None` where they are cut from bytes.
     pub block_tokens: Option<usize>,
     /// Length of the prompt in template order.
@@ -97,7 +97,7 @@ impl<'a> RequestView<'a> {
     /// The prompt as the prefix tree knows it.
     #[must_use]
     pub fn path(&self) -> Path<'a> {
-        Path { hashes: self.blocks, cut: self.block_tokens.map_or(Cut::Bytes(self.tools), Cut::Tokens) }
+        Path { hashes: self.blocks, cut: self.block_tokens.map_or(Cut::Bytes(self.opening), Cut::Tokens) }
     }
 
     /// What `tokens` are in the unit of the path's sizes: bytes, at the most that this prompt can have for each of its tokens, whose

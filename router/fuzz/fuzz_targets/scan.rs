@@ -37,6 +37,6 @@ fuzz_target!(|input: &[u8]| {
         let none = scan(&cut, PromptUse::None).expect("it depends on the body alone");
         assert_eq!([first.prompt.prompt_bytes, none.prompt.prompt_bytes], [whole.prompt.prompt_bytes; 2]);
         assert!(first.prompt.hashes.len() <= 16 && none.prompt.hashes.is_empty());
-        assert!(whole.prompt.tools.covered_bytes(whole.prompt.hashes.len()) <= whole.prompt.prompt_bytes);
+        assert!(whole.prompt.opening.covered_bytes(whole.prompt.hashes.len()) <= whole.prompt.prompt_bytes);
     }
 });

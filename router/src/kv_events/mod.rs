@@ -135,7 +135,7 @@ impl Follower {
         }
         let path = FollowedPath {
             hashes: reading.blocks.as_slice().into(),
-            cut: Cut::Bytes(reading.tools),
+            cut: Cut::Bytes(reading.opening),
             size: reading.prompt_bytes,
             tokens: reading.prompt_tokens,
         };

@@ -60,7 +60,7 @@ pub struct Reading {
     /// Chained hashes of the prompt's full blocks.
     pub blocks: Vec<BlockHash>,
     /// Which of them are of tools and instructions.
-    pub tools: Opening,
+    pub opening: Opening,
     /// Length of the prompt in template order.
     pub prompt_bytes: usize,
     /// The same in tokens, by what is known of the model's tokenizer, unless they have been counted.
@@ -121,7 +121,7 @@ impl Reading {
             model: self.model.as_deref(),
             session: self.session,
             blocks: &self.blocks,
-            tools: self.tools,
+            opening: self.opening,
             block_tokens: None,
             prompt_bytes: self.prompt_bytes,
             prompt_tokens: self.prompt_tokens,
@@ -251,7 +251,7 @@ impl Parser {
             session,
             extent,
             blocks: prompt.hashes,
-            tools: prompt.tools,
+            opening: prompt.opening,
             prompt_bytes: prompt.prompt_bytes,
             prompt_tokens: token_ids.unwrap_or_else(|| ratios.tokens(model.as_deref(), prompt.prompt_bytes)),
             token_ids,

@@ -52,7 +52,7 @@ fn hashed_with_tools(tools: Option<&str>, prompt: &str) -> PromptBlocks {
 fn view(prompt: &PromptBlocks) -> RequestView<'_> {
     RequestView {
         blocks: &prompt.hashes,
-        tools: prompt.tools,
+        opening: prompt.opening,
         prompt_bytes: prompt.prompt_bytes,
         prompt_tokens: prompt.prompt_bytes / 4,
         ..RequestView::default()

@@ -57,7 +57,7 @@ pub struct PromptBlocks {
     /// Chained hashes of the full blocks, first block first.
     pub hashes: Vec<BlockHash>,
     /// What comes before the text.
-    pub tools: Opening,
+    pub opening: Opening,
     /// Length of the prompt, all segments together.
     pub prompt_bytes: usize,
 }
@@ -205,17 +205,17 @@ impl PromptHasher {
         let system = system.filter(|system| system.bytes > 0);
         if tools.is_none() && system.is_none() {
             text.salt(salt);
-            let tools = Opening::default();
-            return PromptBlocks { prompt_bytes: text.bytes, hashes: text.blocks, tools };
+            let opening = Opening::default();
+            return PromptBlocks { prompt_bytes: text.bytes, hashes: text.blocks, opening };
         }
         let mut prompt = PromptBlocks::default();
         let mut salt = salt;
         if let Some(tools) = tools {
-            (prompt.tools.tools, salt) = prompt.append(*tools, salt, max_blocks);
+            (prompt.opening.tools, salt) = prompt.append(*tools, salt, max_blocks);
         }
         if let Some(system) = system {
             let salted = salt.salted(SYSTEM_SALT);
-            (prompt.tools.system, salt) = prompt.append(*system, salted, max_blocks);
+            (prompt.opening.system, salt) = prompt.append(*system, salted, max_blocks);
         }
         prompt.append(text, salt, max_blocks);
         prompt
@@ -389,8 +389,8 @@ mod tests {
         #[test]
         fn sizes_add_up_to_what_is_covered(tools in 0usize..3_000, system in 0usize..3_000, text in 0usize..3_000) {
             let blocks = hash_all(&"t".repeat(tools), &"s".repeat(system), &"m".repeat(text));
-            let cut = Cut::Bytes(blocks.tools);
-            let Opening { tools: of_tools, system: of_system } = blocks.tools;
+            let cut = Cut::Bytes(blocks.opening);
+            let Opening { tools: of_tools, system: of_system } = blocks.opening;
             prop_assert_eq!((of_tools.bytes, of_system.bytes), (tools, system));
             let (mut own_bytes, mut before_bytes) = (0, 0);
             for index in 0..blocks.hashes.len() {
@@ -435,9 +435,9 @@ mod tests {
         let tools = "t".repeat(330);
         let one = hash_with_tools(&tools, &"a".repeat(200), PromptUse::Whole);
         let two = hash_with_tools(&tools, &"b".repeat(200), PromptUse::Whole);
-        assert_eq!(one.tools.tools, Stretch { blocks: 5, bytes: 330 });
+        assert_eq!(one.opening.tools, Stretch { blocks: 5, bytes: 330 });
         assert_eq!((shared(&one, &two), one.hashes.len()), (5, 8));
-        let covered: Vec<_> = [0, 5, 6, 8].map(|count| one.tools.covered_bytes(count)).into();
+        let covered: Vec<_> = [0, 5, 6, 8].map(|count| one.opening.covered_bytes(count)).into();
         assert_eq!(covered, [0, 320, 330 + 64, 330 + 192]);
     }
 
@@ -454,9 +454,9 @@ mod tests {
     fn equal_instructions_are_shared_behind_equal_tools_only() {
         let (tools, system) = ("t".repeat(330), "s".repeat(200));
         let one = hash_all(&tools, &system, &"a".repeat(200));
-        assert_eq!(one.tools.system, Stretch { blocks: 3, bytes: 200 });
+        assert_eq!(one.opening.system, Stretch { blocks: 3, bytes: 200 });
         assert_eq!((one.hashes.len(), one.prompt_bytes), (5 + 3 + 3, 730));
-        let covered: Vec<_> = [5, 6, 8, 9].map(|count| one.tools.covered_bytes(count)).into();
+        let covered: Vec<_> = [5, 6, 8, 9].map(|count| one.opening.covered_bytes(count)).into();
         assert_eq!(covered, [320, 330 + 64, 330 + 192, 530 + 64]);
         assert_eq!(shared(&one, &hash_all(&tools, &system, &"b".repeat(200))), 8);
         assert_eq!(shared(&one, &hash_all(&tools, &(system.clone() + "s"), &"a".repeat(200))), 8, "no text");
@@ -499,9 +499,9 @@ mod tests {
         assert_eq!(first.hashes, whole.hashes[..16]);
         let endless = hash_with_tools(&"t".repeat(16 << 20), &text, PromptUse::Whole);
         assert_eq!(endless.hashes.len(), MAX_BLOCKS);
-        assert_eq!(endless.tools.tools.blocks, MAX_BLOCKS);
+        assert_eq!(endless.opening.tools.blocks, MAX_BLOCKS);
         let endless = hash_all(&"t".repeat(8 << 20), &"s".repeat(8 << 20), &text);
         assert_eq!(endless.hashes.len(), MAX_BLOCKS);
-        assert_eq!(endless.tools.tools.blocks + endless.tools.system.blocks, MAX_BLOCKS);
+        assert_eq!(endless.opening.tools.blocks + endless.opening.system.blocks, MAX_BLOCKS);
     }
 }

@@ -26,7 +26,7 @@ fn followed(prompt: &[u8]) -> FollowedPath {
     let blocks = cut(prompt);
     FollowedPath {
         hashes: blocks.hashes.into(),
-        cut: Cut::Bytes(blocks.tools),
+        cut: Cut::Bytes(blocks.opening),
         size: prompt.len(),
         // Off by half, until the worker counts.
         tokens: prompt.len() / TOKEN_BYTES * 3 / 2,

@@ -23,7 +23,7 @@ fn sessions_share_tools_and_instructions() {
     let system = "s".repeat(1_000);
     let one = prompt(&agent(&json!(system), &"a".repeat(500)));
     let two = prompt(&agent(&json!(system), &"b".repeat(500)));
-    let Opening { tools, system } = one.tools;
+    let Opening { tools, system } = one.opening;
     assert_eq!((tools.blocks, system), (5, Stretch { blocks: 15, bytes: 1_000 }));
     assert_eq!((shared(&one, &two), one.hashes.len()), (20, 20 + 7));
     let other = prompt(&agent(&json!("t".repeat(1_000)), &"a".repeat(500)));
@@ -58,7 +58,7 @@ fn responses_have_instructions_too() {
         prompt(&json!({"model": "m", "input": input, "instructions": instructions.repeat(200)}))
     };
     let one = body("i", &"a".repeat(200));
-    assert_eq!(one.tools.system, Stretch { blocks: 3, bytes: 200 });
+    assert_eq!(one.opening.system, Stretch { blocks: 3, bytes: 200 });
     assert_eq!(shared(&one, &body("i", &"b".repeat(200))), 3);
     assert_eq!(shared(&one, &body("j", &"a".repeat(200))), 0);
     let anthropic = prompt(&json!({"model": "m", "input": "a".repeat(200), "system": "i".repeat(200)}));
@@ -98,7 +98,7 @@ fn a_line_for_billing_is_no_instruction() {
     for said in
         ["x-anthropic-billing-heade", "x-anthropic-beta", "x", "x\u{e9}", " x-anthropic-billing-header"]
     {
-        assert_eq!(body(&[said, "You are"]).tools.system.bytes, said.len() + 7, "{said}");
+        assert_eq!(body(&[said, "You are"]).opening.system.bytes, said.len() + 7, "{said}");
         assert_eq!(body(&[said, "You are"]), body(&[&format!("{said}You are")]), "{said}");
     }
 }
