@@ -13,6 +13,9 @@ pub(super) enum Place {
     Message = 3,
     Parts = 4,
     Part = 5,
+    /// What a tool gave, as a list of parts in one of a message.
+    Results = 6,
+    ResultPart = 7,
     /// The instructions, as a list of parts.
     System = 8 | 2,
     SystemPart = 8 | 3,
@@ -28,7 +31,7 @@ pub(super) enum Key {
     System,
     Messages,
     /// Its value is text of the prompt, whatever it is: in the body `prompt` and its like, in a message `role` and
-    /// `tool_calls`.
+    /// `tool_calls`, in a part the `input` of a tool.
     Said,
     Content,
     Text,
@@ -65,6 +68,11 @@ impl Place {
         self as usize & 7
     }
 
+    /// What an object in this list is.
+    pub(super) fn part(self) -> Self {
+        if self == Self::Parts { Self::Part } else { Self::ResultPart }
+    }
+
     /// The container that this one is in.
     pub(super) fn outside(self) -> Self {
         match self {
@@ -74,12 +82,14 @@ impl Place {
             Self::SystemPart => Self::System,
             Self::Parts => Self::Message,
             Self::Part => Self::Parts,
+            Self::Results => Self::Part,
+            Self::ResultPart => Self::Results,
         }
     }
 
     /// What a key means here. `raw` is as it stands between its quotes; it is asked for only where there are keys.
     pub(super) fn key<'a>(self, raw: impl FnOnce() -> &'a [u8]) -> Key {
-        if matches!(self, Self::Document | Self::Messages | Self::Parts | Self::System) {
+        if matches!(self, Self::Document | Self::Messages | Self::Parts | Self::Results | Self::System) {
             return Key::Other;
         }
         let raw = raw();
@@ -92,41 +102,73 @@ impl Place {
     }
 
     fn known_key(self, key: &[u8]) -> Key {
-        match (self, key) {
-            (Self::Message, b"role" | b"tool_calls") => Key::Said,
-            (Self::Message, b"content") => Key::Content,
-            (Self::Part | Self::SystemPart, b"text") => Key::Text,
-            (Self::Body, b"messages") => Key::Messages,
-            (Self::Body, b"model") => Key::Field(Field::Model),
-            (Self::Body, b"user") => Key::Field(Field::User),
-            (Self::Body, b"cache_salt") => Key::Field(Field::Apart(Apart::CacheSalt)),
-            (Self::Body, b"lora_path") => Key::Field(Field::Apart(Apart::LoraPath)),
-            (Self::Body, b"extra_key") => Key::Field(Field::Apart(Apart::ExtraKey)),
-            (Self::Body, b"stream") => Key::Stream,
-            (Self::Body, b"tools") => Key::Tools,
-            (Self::Body, b"system" | b"instructions") => Key::System,
-            (Self::Body, b"prompt" | b"input" | b"text" | b"input_ids") => Key::Said,
+        match self {
+            Self::Message => match key {
+                b"role" | b"tool_calls" => Key::Said,
+                b"content" => Key::Content,
+                _ => Key::Other,
+            },
+            Self::Part => match key {
+                b"text" => Key::Text,
+                b"content" => Key::Content,
+                b"input" => Key::Said,
+                _ => Key::Other,
+            },
+            Self::ResultPart | Self::SystemPart if key == b"text" => Key::Text,
+            Self::Body => Self::body_key(key),
+            _ => Key::Other,
+        }
+    }
+
+    fn body_key(key: &[u8]) -> Key {
+        match key {
+            b"messages" => Key::Messages,
+            b"model" => Key::Field(Field::Model),
+            b"user" => Key::Field(Field::User),
+            b"cache_salt" => Key::Field(Field::Apart(Apart::CacheSalt)),
+            b"lora_path" => Key::Field(Field::Apart(Apart::LoraPath)),
+            b"extra_key" => Key::Field(Field::Apart(Apart::ExtraKey)),
+            b"stream" => Key::Stream,
+            b"tools" => Key::Tools,
+            b"system" | b"instructions" => Key::System,
+            b"prompt" | b"input" | b"text" | b"input_ids" => Key::Said,
             _ => Key::Other,
         }
     }
 
     /// What is done with a value of `kind` under `key`; whether it makes sense there is for the engine to say.
     pub(super) fn value(self, key: Key, kind: Kind) -> Use {
-        match (self, key, kind) {
-            (Self::Document, _, Kind::Object) => Use::Enter(Self::Body),
-            (Self::Body, Key::Field(field), _) => Use::Field(field),
-            (Self::Body, Key::Stream, _) => Use::Stream,
-            (Self::Body, Key::Tools, _) => Use::Tools,
-            (Self::Body, Key::System, Kind::String | Kind::Array) => Use::System,
-            (Self::System, _, Kind::Object) => Use::Enter(Self::SystemPart),
-            (Self::SystemPart, Key::Text, Kind::String) => Use::SystemText,
-            (Self::Body, Key::Messages, Kind::Array) => Use::Enter(Self::Messages),
-            (Self::Messages, _, Kind::Object) => Use::Enter(Self::Message),
-            (Self::Message, Key::Content, Kind::Array) => Use::Enter(Self::Parts),
-            (Self::Body, Key::Said, Kind::Array) => Use::List,
-            (Self::Body | Self::Message, Key::Said, _) | (Self::Message, Key::Content, _) => Use::Text,
-            (Self::Parts, ..) => Use::Part,
-            (Self::Part, Key::Text, Kind::String) => Use::Text,
+        match self {
+            Self::Message => match (key, kind) {
+                (Key::Content, Kind::Array) => Use::Enter(Self::Parts),
+                (Key::Content | Key::Said, _) => Use::Text,
+                _ => Use::Skip,
+            },
+            Self::Part => match (key, kind) {
+                (Key::Content | Key::Text, Kind::String) | (Key::Said, _) => Use::Text,
+                (Key::Content, Kind::Array) => Use::Enter(Self::Results),
+                _ => Use::Skip,
+            },
+            Self::Parts | Self::Results => Use::Part,
+            Self::ResultPart if key == Key::Text && kind == Kind::String => Use::Text,
+            Self::SystemPart if key == Key::Text && kind == Kind::String => Use::SystemText,
+            Self::Document if kind == Kind::Object => Use::Enter(Self::Body),
+            Self::Messages if kind == Kind::Object => Use::Enter(Self::Message),
+            Self::System if kind == Kind::Object => Use::Enter(Self::SystemPart),
+            Self::Body => Self::body_value(key, kind),
+            _ => Use::Skip,
+        }
+    }
+
+    fn body_value(key: Key, kind: Kind) -> Use {
+        match (key, kind) {
+            (Key::Field(field), _) => Use::Field(field),
+            (Key::Stream, _) => Use::Stream,
+            (Key::Tools, _) => Use::Tools,
+            (Key::System, Kind::String | Kind::Array) => Use::System,
+            (Key::Messages, Kind::Array) => Use::Enter(Self::Messages),
+            (Key::Said, Kind::Array) => Use::List,
+            (Key::Said, _) => Use::Text,
             _ => Use::Skip,
         }
     }

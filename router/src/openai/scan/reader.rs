@@ -135,10 +135,11 @@ impl Reader {
                 self.capture = Some(Capture { sink: Sink::SystemText, from: at + 1, quote_bytes: 1, depth });
             }
             Use::Part => {
-                self.ids = None;
+                // The part that this one is in is what its parts are.
+                (self.digest, self.ids) = (None, None);
                 self.capture = Some(Capture { sink: Sink::Part, from: at, quote_bytes: 0, depth });
                 if kind == Kind::Object {
-                    self.place = Place::Part;
+                    self.place = self.place.part();
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! What is taken for JSON, what is read of it, and that cuts make no difference.
 
 mod instructions;
+mod tools;
 
 use proptest::prelude::*;
 use roundhouse_types::ChainHasher;
