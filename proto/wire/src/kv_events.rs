@@ -10,12 +10,6 @@ use crate::v1::kv_event::Event;
 /// Why a batch of events makes no sense. Whoever gets one asks for a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KvEventError {
-    /// An event is of no kind that is known here.
-    #[error("batch {sequence} has an event that is neither stored, removed, cleared, routed nor ended")]
-    UnknownEvent {
-        /// The batch.
-        sequence: u64,
-    },
     /// Blocks and tokens do not fit together.
     #[error("batch {sequence} stores {blocks} blocks of {block_tokens} tokens, but has {tokens} tokens")]
     Lengths {
@@ -83,9 +77,11 @@ impl From<&KvEvent> for v1::KvEvent {
 impl TryFrom<v1::KvEventBatch> for KvEventBatch {
     type Error = KvEventError;
 
+    /// Events of kinds that are not known here, a newer worker's, are left out; their batch counts.
     fn try_from(batch: v1::KvEventBatch) -> Result<Self, KvEventError> {
         let sequence = batch.sequence;
-        let events = batch.events.into_iter().map(|event| read(event, sequence)).collect::<Result<_, _>>()?;
+        let known = batch.events.into_iter().filter_map(|event| event.event);
+        let events = known.map(|event| read(event, sequence)).collect::<Result<_, _>>()?;
         Ok(Self { sequence, timestamp: batch.timestamp, events })
     }
 }
@@ -126,9 +122,9 @@ fn ended(request: v1::Ended) -> EndedRequest {
     }
 }
 
-fn read(event: v1::KvEvent, sequence: u64) -> Result<KvEvent, KvEventError> {
+fn read(event: Event, sequence: u64) -> Result<KvEvent, KvEventError> {
     let hashes = |hashes: Vec<u64>| hashes.into_iter().map(BlockHash).collect();
-    match event.event.ok_or(KvEventError::UnknownEvent { sequence })? {
+    match event {
         Event::Routed(prompt) => Ok(KvEvent::Routed(routed(prompt))),
         Event::Ended(request) => Ok(KvEvent::Ended(ended(request))),
         Event::Stored(stored) => {
@@ -154,6 +150,8 @@ fn read(event: v1::KvEvent, sequence: u64) -> Result<KvEvent, KvEventError> {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
     use super::*;
 
     fn stored() -> StoredBlocks {
@@ -200,9 +198,9 @@ mod tests {
     fn blocks_without_their_tokens_are_refused() {
         let whole = v1::KvEvent::from(&KvEvent::Stored(stored()));
         let Some(Event::Stored(whole)) = whole.event else { panic!("{whole:?}") };
-        let batch = |event| v1::KvEventBatch {
+        let batch = |stored| v1::KvEventBatch {
             sequence: 7,
-            events: vec![v1::KvEvent { event }],
+            events: vec![v1::KvEvent { event: Some(Event::Stored(stored)) }],
             ..Default::default()
         };
         for wrong in [
@@ -211,10 +209,23 @@ mod tests {
             v1::Stored { hashes: vec![], tokens: vec![], ..whole.clone() },
             v1::Stored { block_tokens: u32::MAX, ..whole },
         ] {
-            let error = KvEventBatch::try_from(batch(Some(Event::Stored(wrong)))).unwrap_err();
+            let error = KvEventBatch::try_from(batch(wrong)).unwrap_err();
             assert!(matches!(error, KvEventError::Lengths { sequence: 7, .. }), "{error}");
         }
-        let unknown = KvEventBatch::try_from(batch(None)).unwrap_err();
-        assert_eq!(unknown, KvEventError::UnknownEvent { sequence: 7 });
+    }
+
+    #[test]
+    fn events_of_unknown_kinds_are_left_out_and_their_batch_counts() {
+        /// What a newer worker may send: a field that `KvEvent` does not have, with an empty message.
+        const NEWER: [u8; 2] = [15 << 3 | 2, 0];
+        let unknown = v1::KvEvent::decode(&NEWER[..]).unwrap();
+        let known = v1::KvEvent::from(&KvEvent::Cleared);
+        let read = |events| {
+            let batch = v1::KvEventBatch { sequence: 7, events, ..Default::default() };
+            KvEventBatch::try_from(batch).unwrap()
+        };
+        let batch = |events| KvEventBatch { sequence: 7, timestamp: 0.0, events };
+        assert_eq!(read(vec![unknown.clone(), known, unknown.clone()]), batch(vec![KvEvent::Cleared]));
+        assert_eq!(read(vec![unknown]), batch(vec![]));
     }
 }

@@ -339,6 +339,17 @@ fn a_gap_is_an_error_and_says_where_to_go_on() {
 }
 
 #[test]
+fn a_batch_of_nothing_that_is_known_here_is_no_gap() {
+    let mut all = Followed::new();
+    all.serve(&prompt(&[0]), "r");
+    let nothing = all.engine.batch(vec![]);
+    assert_eq!(all.feed.take(nothing), Ok(vec![]));
+    all.serve(&prompt(&[0, 1]), "s");
+    assert_eq!(all.feed.resume(), Some((3, 5)));
+    assert!(all.feed.is_exact() && all.depth(&prompt(&[0, 1])) > all.depth(&prompt(&[0])));
+}
+
+#[test]
 fn a_part_of_a_snapshot_is_not_believed_before_the_last() {
     let mut all = Followed::new();
     all.serve(&prompt(&[0, 1]), "r");
