@@ -1,5 +1,8 @@
 //! What the router answers itself: probes, model lists, who it is.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use http::{HeaderValue, Response, StatusCode, header};
 use router_core::{Role, Worker};
 use serde_json::{Value, json};
@@ -64,13 +67,24 @@ fn may_serve(worker: &Worker) -> bool {
     worker.is_usable() || worker.is_suspect()
 }
 
-/// The union of what workers list that may serve; the first entry of each id.
+/// The union of what workers list that may serve.
 fn entries(app: &App) -> Vec<Value> {
-    let mut entries: Vec<Value> = Vec::new();
-    for upstream in app.fleet.roster().upstreams().filter(|upstream| may_serve(&upstream.worker)) {
-        let listed = upstream.model_entries.read().map(|entries| entries.clone()).unwrap_or_default();
-        for entry in listed.iter() {
-            if !entries.iter().any(|known| known["id"] == entry["id"]) {
+    let roster = app.fleet.roster();
+    let upstreams = roster.upstreams().filter(|upstream| may_serve(&upstream.worker));
+    union(
+        upstreams
+            .map(|upstream| upstream.model_entries.read().map(|entries| entries.clone()).unwrap_or_default()),
+    )
+}
+
+/// The first entry of each id, in the order in which they are listed.
+fn union(lists: impl Iterator<Item = Arc<[Value]>>) -> Vec<Value> {
+    let (mut entries, mut ids) = (Vec::new(), HashSet::new());
+    for list in lists {
+        for entry in list.iter() {
+            // Most workers list what others have listed: a copy is made only of what is new.
+            if !ids.contains(&entry["id"]) {
+                ids.insert(entry["id"].clone());
                 entries.push(entry.clone());
             }
         }
@@ -120,4 +134,48 @@ fn model_info(app: &App) -> Value {
     let models: Vec<_> =
         entries(app).iter().filter_map(|entry| entry["id"].as_str().map(str::to_owned)).collect();
     json!({ "model_path": models.first(), "models": models, "is_generation": true })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By comparing each entry with all before it.
+    fn naive(lists: &[Arc<[Value]>]) -> Vec<Value> {
+        let mut entries: Vec<Value> = Vec::new();
+        for entry in lists.iter().flat_map(|list| list.iter()) {
+            if !entries.iter().any(|known| known["id"] == entry["id"]) {
+                entries.push(entry.clone());
+            }
+        }
+        entries
+    }
+
+    #[test]
+    fn the_first_entry_of_each_id_is_listed_where_it_came() {
+        let lists: [Arc<[Value]>; 4] = [
+            [json!({"id": "base", "of": 1}), json!({"id": "lora-b", "of": 1})].into(),
+            [].into(),
+            [json!({"id": "lora-a", "of": 2}), json!({"id": "base", "of": 2}), json!({"id": 7})].into(),
+            [
+                json!({"of": 3}),
+                json!("odd"),
+                json!({"id": null}),
+                json!({"id": 7, "of": 4}),
+                json!({"id": "7"}),
+            ]
+            .into(),
+        ];
+        let entries = union(lists.iter().cloned());
+        let expected = [
+            json!({"id": "base", "of": 1}),
+            json!({"id": "lora-b", "of": 1}),
+            json!({"id": "lora-a", "of": 2}),
+            json!({"id": 7}),
+            json!({"of": 3}),
+            json!({"id": "7"}),
+        ];
+        assert_eq!(entries, expected);
+        assert_eq!(entries, naive(&lists));
+    }
 }
