@@ -2,6 +2,7 @@
 """Whether two engines behind a router say what one engine alone says, and what is lost when the one that computes prompts is killed.
 
     bench/apart/check.py equal ROUTER ALONE            greedy answers of each endpoint, beside those of an engine that is asked directly
+    bench/apart/check.py decide ROUTER -               16 short chats, 8 long prompts while these decode, and 3 one by one: which of them are split
     bench/apart/check.py kill ROUTER PID_FILE          streams for 20 s; that process and its group are killed after 5
 
 The model's name is `tiny`. Prints how many answers there were of each kind. Python's own library only.
@@ -82,6 +83,25 @@ def equal(router, alone):
     print("24 chats, four at a time, by (status, split, same):", dict(counts))
 
 
+def decide(router, _):
+    def ask(kind, words_count, number, tokens):
+        body = {**chat(words_count, number), "max_tokens": tokens, "stream": True}
+        body["messages"][0]["content"] = f"{number} {time.time()} " + body["messages"][0]["content"]
+        status, prefill, _ = post(router, "/v1/chat/completions", body)
+        counts[kind, status, prefill is not None] += 1
+
+    counts = collections.Counter()
+    short = [threading.Thread(target=ask, args=("short", 20, number, 200)) for number in range(16)]
+    long = [threading.Thread(target=ask, args=("long, while 16 decode", 900, number, 8)) for number in range(8)]
+    [thread.start() for thread in short]
+    time.sleep(1.5)
+    [thread.start() for thread in long]
+    [thread.join() for thread in short + long]
+    for number in range(3):
+        ask("long, one by one", 900, number, 8)
+    print("by (kind, status, split):", *sorted(counts.items(), key=str), sep="\n  ")
+
+
 def kill(router, pid_file):
     began, counts = time.monotonic(), collections.Counter()
     passed = lambda: time.monotonic() - began
@@ -106,6 +126,7 @@ def kill(router, pid_file):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("equal", "kill"):
+    modes = {"equal": equal, "decide": decide, "kill": kill}
+    if len(sys.argv) != 4 or sys.argv[1] not in modes:
         sys.exit(__doc__)
-    (equal if sys.argv[1] == "equal" else kill)(*sys.argv[2:])
+    modes[sys.argv[1]](*sys.argv[2:])

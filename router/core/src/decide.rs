@@ -330,12 +330,7 @@ impl Decider {
         }
         self.add_tree_sizes(&state.index, &mut candidates);
         let ring = &|| fleet.ring();
-        let learned = Learned {
-            arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
-            later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
-            unseen: state.pools.mean_unseen(candidates.pool()),
-            speed: candidates.speed(),
-        };
+        let learned = self.known(&state, &candidates, (request, &hits));
         let choice = candidates.choice(ring, learned);
         let costs = self.policy.costs(request, &choice);
         let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
@@ -347,6 +342,21 @@ impl Decider {
             later_turns: learned.later_turns,
             candidates: candidates.map(|(one, cost)| (worker(one), *one, cost)).collect(),
         })
+    }
+
+    /// What has been learned that a choice among `candidates` goes by, for one that changes nothing.
+    fn known(
+        &self,
+        state: &State,
+        candidates: &Candidates,
+        (request, hits): (&RequestView<'_>, &PrefixHits),
+    ) -> Learned {
+        Learned {
+            arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
+            later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
+            unseen: state.pools.mean_unseen(candidates.pool()),
+            speed: candidates.speed(),
+        }
     }
 
     /// An attempt failed before its first byte: the worker does not hold what was entered for it. The lease pins that no more.

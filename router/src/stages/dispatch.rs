@@ -17,7 +17,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
-use router_core::{Among, Decided, Lease, Leg, RequestView, Worker};
+use router_core::{Among, Decided, Lease, Leg, RequestView, Role, Worker};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
@@ -113,11 +113,12 @@ pub async fn dispatch(
     app.retry_budget.count_request(now);
     let splitter = Splitter::of(app, &request).await;
     let mut retries = Retries::of(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
+    let mut prefill_fails = false;
     let begun = loop {
         request.underway = limits.first_byte.map(|_| Arc::default());
         let (asked, among) = ((&request, &reading), retries.among());
         let attempted = match &splitter {
-            Some(splitter) if splitter.splits(app, &view, among, now) => {
+            Some(splitter) if splitter.splits(app, &view, (among, prefill_fails), now) => {
                 // Boxed, since it is rare, and a request's future should be small.
                 Box::pin(splitter.attempt(app, (asked, &view), among, (limits, deadline), recorder)).await
             }
@@ -129,6 +130,7 @@ pub async fn dispatch(
             Err(Stopped::Nobody(error)) => break retries.give_up().unwrap_or(Err(error))?,
             Err(Stopped::Failed(failed)) => *failed,
         };
+        prefill_fails |= failed.worker.spec.role == Role::Prefill;
         match retries.after(app, &reading, failed, deadline) {
             Some(Duration::ZERO) => {}
             Some(wait) => tokio::time::sleep(wait).await,

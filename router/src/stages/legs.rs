@@ -61,9 +61,17 @@ impl Splitter {
         if self.protocol.generates_alone() { &[Leg::Whole] } else { &[Leg::Prefill, Leg::Decode] }
     }
 
-    /// Whether the next attempt is at two workers.
-    pub(super) fn splits(&self, app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) -> bool {
-        !self.protocol.generates_alone() || app.decider.splits(&app.fleet.roster().snapshot, view, among, now)
+    /// Whether the next attempt is at two workers. Once a prefill worker has failed, no other is asked where somebody can do without: few
+    /// attempts are left, and all prefill workers may be like it.
+    pub(super) fn splits(
+        &self,
+        app: &App,
+        view: &RequestView<'_>,
+        (among, prefill_fails): (Among<'_>, bool),
+        now: Duration,
+    ) -> bool {
+        let pays = || app.decider.splits(&app.fleet.roster().snapshot, view, among, now);
+        !self.protocol.generates_alone() || !prefill_fails && pays()
     }
 
     /// The attempt.
@@ -139,7 +147,13 @@ impl Splitter {
         recorder: &mut Recorder,
     ) -> Result<Begun, Stopped> {
         let decode_view = RequestView { leg: Leg::Decode, may_wait_since: None, ..*view };
-        let decode = pick(app, &decode_view, among, app.now()).map_err(RequestError::from)?;
+        let decode = match pick(app, &decode_view, among, app.now()) {
+            Ok(decode) => decode,
+            Err(error) => {
+                take_back(app, reading, prefill.decided);
+                return Err(RequestError::from(error).into());
+            }
+        };
         recorder.attempt(&prefill.decided, Leg::Prefill);
         let prefill_worker = Arc::clone(&prefill.decided.worker);
         let hit_tokens = prefill.decided.hit_tokens;
@@ -163,8 +177,7 @@ impl Splitter {
             Ok(answer) => answer,
             Err(failure) => {
                 // The other one would wait for it in vain.
-                let Decided { worker, mut lease, basis, .. } = decode.decided;
-                app.decider.take_back(&mut lease, &worker, &reading.blocks, basis);
+                take_back(app, reading, decode.decided);
                 return prefilling.failed(reading, failure, recorder);
             }
         };
@@ -246,6 +259,12 @@ impl Prefilling {
         // Late is late: the other one has begun, so it has what it needs.
         let _ = tokio::time::timeout(END_WITHIN, all).await;
     }
+}
+
+/// A worker that was picked computes nothing: what was entered for it is not there.
+fn take_back(app: &App, reading: &Reading, decided: Decided) {
+    let Decided { worker, mut lease, basis, .. } = decided;
+    app.decider.take_back(&mut lease, &worker, &reading.blocks, basis);
 }
 
 /// The request as the worker that computes the prompt gets it. Its answer is read here, so it is not to be compressed.

@@ -124,6 +124,21 @@ async fn prefill_workers_that_fail_are_done_without() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn however_many_prefill_workers_fail_a_request_is_lost_with_none() {
+    let mocks = [(); 5].map(|()| MockWorker::answering(&["m"], json_reply(500, "{}")));
+    let [a, b, c, d, e] = mocks;
+    let (a, b, c, d, e) = tokio::join!(a, b, c, d, e);
+    let generate = MockWorker::answering(&["m"], generated()).await;
+    let all = [&a, &b, &c, &d, &e];
+    let router = router(&[&generate], &all, &[ALWAYS, "--max-retries=1"]).await;
+    for _ in 0..5 {
+        assert_eq!(router.post(CHAT, &chat("hi")).await.status, 200);
+    }
+    assert_eq!(all.iter().map(|mock| mock.seen().len()).sum::<usize>(), 5, "one each");
+    assert_eq!(generate.seen().len(), 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_dies_before_it_generates_costs_another_attempt_and_no_more() {
     let prefill = MockWorker::answering(&["m"], prefilled()).await;
     let dies = MockWorker::start(&["m"], |_| vec![Act::Reset]).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 
-use super::candidates::{Candidates, Eligible, Learned, Sought};
+use super::candidates::{Candidates, Eligible, Sought};
 use super::{Among, Decider, State};
 use crate::fleet::FleetSnapshot;
 use crate::policy::{Policy, PrefixAware};
@@ -24,7 +24,7 @@ const HANDOVER_S: f64 = 0.01;
 
 impl Decider {
     /// Whether the request is better off if another worker than the one that generates computes its prompt. Without a policy that reads prompts
-    /// nobody knows, and it is, as long as somebody does nothing else. `tried` have failed it.
+    /// nobody knows, and it is, as long as somebody `among` the workers does nothing else.
     #[must_use]
     pub fn splits(
         &self,
@@ -67,12 +67,7 @@ impl Decider {
         if candidates.list.is_empty() {
             return None;
         }
-        let learned = Learned {
-            arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
-            later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
-            unseen: state.pools.mean_unseen(candidates.pool()),
-            speed: candidates.speed(),
-        };
+        let learned = self.known(state, &candidates, (request, hits));
         let ring = &|| fleet.ring();
         let costs = PrefixAware.costs(request, &candidates.choice(ring, learned));
         let new_tokens = candidates.list.iter().map(|candidate| candidate.new_tokens(request));
