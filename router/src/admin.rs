@@ -20,6 +20,7 @@ use tower::{Service, ServiceBuilder, ServiceExt};
 use crate::answers::{self, json_response, respond};
 use crate::app::App;
 use crate::config::{parse_prefill_worker, parse_worker};
+use crate::desired::Desired;
 use crate::error::error_body;
 use crate::fleet::FleetError;
 use crate::listener::client_stream::ClientStream;
@@ -166,9 +167,14 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Response<RelayBody>> {
 
 fn workers(app: &App) -> Value {
     let roster = app.fleet.roster();
-    let workers: Vec<_> =
-        roster.snapshot.workers().iter().map(|worker| worker_state(worker, app.now())).collect();
-    json!({ "workers": workers })
+    let tell = |worker: &Arc<Worker>| {
+        let mut told = worker_state(worker, app.now());
+        told["source"] = roster.source(worker.id()).into();
+        told
+    };
+    let workers: Vec<_> = roster.snapshot.workers().iter().map(tell).collect();
+    let sources: Vec<_> = app.sources.iter().map(|source| source.told()).collect();
+    json!({ "workers": workers, "sources": sources })
 }
 
 fn worker_state(worker: &Worker, now: Duration) -> Value {
@@ -262,20 +268,21 @@ async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBody> {
             return error(StatusCode::BAD_REQUEST, &message);
         }
     };
-    change(app, StatusCode::CREATED, move |specs| {
+    change(app, StatusCode::CREATED, move |desired| {
+        let known: Vec<_> = desired.whole().into_iter().map(|wanted| wanted.worker.spec.id).collect();
         let (letter, parse): (_, fn(&str, &str) -> _) = match new.role {
             NewRole::Generate => ("w", parse_worker),
             NewRole::Prefill => ("p", parse_prefill_worker),
         };
-        let is_free = |id: &String| !specs.iter().any(|spec| spec.id.as_str() == id);
+        let is_free = |id: &String| !known.iter().any(|known| known.as_str() == id);
         let free = || (0..).map(|n| format!("{letter}{n}")).find(is_free);
         let id = new.id.clone().or_else(free).unwrap_or_default();
         let spec: WorkerSpec = parse(&format!("{id}={}", new.url), &id).map_err(ChangeError::Address)?;
-        if specs.iter().any(|known| known.id == spec.id) {
+        if known.contains(&spec.id) {
             return Err(ChangeError::Known(spec.id));
         }
         let added = json!({ "id": spec.id.as_str(), "address": spec.address });
-        specs.push(spec);
+        desired.named.push(spec);
         Ok(added)
     })
     .await
@@ -283,14 +290,21 @@ async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBody> {
 
 async fn remove_worker(app: &Arc<App>, id: &str) -> Response<RelayBody> {
     let gone = id.to_owned();
-    change(app, StatusCode::OK, move |specs| {
-        let before = specs.len();
-        specs.retain(|spec| spec.id.as_str() != gone);
-        if specs.len() == before {
-            let known = specs.iter().map(|spec| spec.id.as_str()).collect::<Vec<_>>().join(", ");
-            return Err(ChangeError::Unknown { id: gone, known });
+    change(app, StatusCode::OK, move |desired| {
+        let is_gone = |spec: &WorkerSpec| spec.id.as_str() == gone;
+        if desired.named.iter().any(is_gone) {
+            desired.named.retain(|spec| !is_gone(spec));
+            return Ok(json!({ "id": gone, "removed": true }));
         }
-        Ok(json!({ "id": gone, "removed": true }))
+        let whole = desired.whole();
+        match whole.iter().find(|wanted| is_gone(&wanted.worker.spec)).and_then(|found| found.source.as_ref())
+        {
+            Some(source) => Err(ChangeError::Found { from: Arc::clone(source), id: gone }),
+            None => {
+                let known: Vec<_> = whole.iter().map(|wanted| wanted.worker.spec.id.as_str()).collect();
+                Err(ChangeError::Unknown { known: known.join(", "), id: gone })
+            }
+        }
     })
     .await
 }
@@ -302,6 +316,10 @@ enum ChangeError {
     Address(String),
     #[error("there is a worker named {0} already")]
     Known(WorkerId),
+    #[error(
+        "worker {id} comes from {from}, which would bring it back; POST /workers/{id}/drain takes it out"
+    )]
+    Found { id: String, from: Arc<str> },
     #[error("no worker {id:?}; there are {known}")]
     Unknown { id: String, known: String },
     #[error(transparent)]
@@ -312,7 +330,7 @@ enum ChangeError {
 async fn change(
     app: &Arc<App>,
     done: StatusCode,
-    edit: impl FnOnce(&mut Vec<WorkerSpec>) -> Result<Value, ChangeError> + Send + 'static,
+    edit: impl FnOnce(&mut Desired) -> Result<Value, ChangeError> + Send + 'static,
 ) -> Response<RelayBody> {
     let app = Arc::clone(app);
     // An embedded worker loads its model.
@@ -321,7 +339,7 @@ async fn change(
         Ok(Ok(answer)) => json_response(done, &answer),
         Ok(Err(reason)) => {
             let status = match reason {
-                ChangeError::Known(_) => StatusCode::CONFLICT,
+                ChangeError::Known(_) | ChangeError::Found { .. } => StatusCode::CONFLICT,
                 ChangeError::Unknown { .. } => StatusCode::NOT_FOUND,
                 ChangeError::Address(_) | ChangeError::Fleet(_) => StatusCode::BAD_REQUEST,
             };
@@ -342,7 +360,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     let roster = app.fleet.roster();
     let (view, now) = (reading.view(), app.now());
     let explain = |leg| app.decider.explain(&roster.snapshot, &RequestView { leg, ..view }, now);
-    let splits = roster.snapshot.has_prefill()
+    let splits = app.has_prefill()
         && (!app.settings.prefill_protocol.generates_alone()
             || app.decider.splits(&roster.snapshot, &view, Among::Untried(&[]), now));
     let leg = if splits { Leg::Decode } else { Leg::Whole };
