@@ -94,7 +94,9 @@ fn parse_dns(text: &str, scheme: &str) -> Result<Place, &'static str> {
         // As of a bare host, which is an engine's.
         None => (text, Some(usual_port(if scheme == "http" { "" } else { scheme }))),
     };
-    if text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() {
+    if text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+        || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+    {
         return Err("has an address in place of a name: that is a worker, without dns:// in front");
     }
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
