@@ -141,7 +141,7 @@ async fn a_pod_that_terminates_keeps_its_streams_and_gets_nothing_new() {
     api.put(SERVICE, "two", slice_of("b", two.address));
     // Where a Service publishes addresses that are not ready, those that terminate are said to be ready.
     let leaving = json!({"ready": true, "serving": true, "terminating": true});
-    api.put(SERVICE, "one", slice(one.address.port(), &[pod("a", "127.0.0.1", leaving)]));
+    api.put(SERVICE, "one", slice(one.address.port(), &[pod("a", "127.0.0.1", &leaving)]));
     until_usable(&router, &["b"]).await;
     let state = state_of(&router, "a").await;
     assert_eq!(
@@ -164,7 +164,7 @@ async fn a_pod_that_terminates_keeps_its_streams_and_gets_nothing_new() {
 async fn a_pod_that_is_not_ready_gets_nothing_new_while_another_is() {
     let (api, one, two) = (Api::start().await, worker().await, worker().await);
     let of = |mock: &MockWorker, name: &str, ready: bool| {
-        slice(mock.address.port(), &[pod(name, "127.0.0.1", json!({"ready": ready}))])
+        slice(mock.address.port(), &[pod(name, "127.0.0.1", &json!({"ready": ready}))])
     };
     api.put(SERVICE, "one", of(&one, "a", false));
     api.put(SERVICE, "two", of(&two, "b", true));
@@ -225,11 +225,7 @@ async fn what_is_not_understood_is_listed_anew() {
     until_usable(&router, &["a"]).await;
     let error =
         json!({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd is slow"}});
-    for (line, expected) in [
-        (error.to_string().as_str(), "500: etcd is slow"),
-        ("<html>", "expected value"),
-        (r#"{"type": "ADDED", "object": {"metadata": 5}}"#, "invalid type"),
-    ] {
+    for line in [error.to_string().as_str(), "<html>", r#"{"type": "ADDED", "object": {"metadata": 5}}"#] {
         let (lists, watches) = api.counts();
         until("it watches", || async { api.counts().1 >= watches.max(1) }).await;
         let before = failures(&router).await;
@@ -237,8 +233,6 @@ async fn what_is_not_understood_is_listed_anew() {
         until("it fails", || async { failures(&router).await > before }).await;
         until("it lists", || async { api.counts().0 > lists }).await;
         until("it watches again", || async { api.counts().1 > watches }).await;
-        // What it says may be overtaken by what works again.
-        let _ = expected;
         assert_eq!(asked(&router).await, "a");
     }
     api.say(SERVICE, r#"{"type": "FUTURE", "object": {}}"#);
@@ -348,7 +342,7 @@ async fn a_pod_that_comes_back_elsewhere_under_its_name_is_another_worker() {
 async fn the_port_is_the_one_that_was_named() {
     let (api, one) = (Api::start().await, worker().await);
     let port = one.address.port();
-    let mut several = slice(port, &[pod("a", "127.0.0.1", json!({}))]);
+    let mut several = slice(port, &[pod("a", "127.0.0.1", &json!({}))]);
     several["ports"] = json!([{"name": "metrics", "port": 9}, {"name": "api", "port": port}]);
     api.put(SERVICE, "one", several);
     for (source, expected) in [
@@ -359,6 +353,8 @@ async fn the_port_is_the_one_that_was_named() {
         let router = follow(&api, &[&format!("--workers=x={source}")]).await;
         let ids: Vec<_> = expected.iter().map(|id| format!("x-{id}")).collect();
         until_usable(&router, &ids.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        let listed = router.admin("GET", "/workers", "").await.json();
+        assert_eq!(listed["sources"][0]["known"], true, "{listed}");
         assert_eq!(router.metric("router_discovery_workers").await as usize, expected.len());
     }
 }
@@ -419,7 +415,7 @@ async fn operators_drain_what_is_found_and_cannot_take_it_out_of_the_fleet() {
     assert_eq!(known.status, 409);
     assert_eq!(router.admin("POST", "/workers/a/drain", "").await.status, 200);
     // What a source says later does not undo it.
-    api.put(SERVICE, "two", slice(9, &[pod("b", "127.0.0.1", json!({"ready": true}))]));
+    api.put(SERVICE, "two", slice(9, &[pod("b", "127.0.0.1", &json!({"ready": true}))]));
     until("it has come", || async { !state_of(&router, "b").await.is_null() }).await;
     assert_eq!(usable(&router).await, ["fixed"]);
     assert_eq!(router.admin("POST", "/workers/a/undrain", "").await.status, 200);
@@ -465,9 +461,11 @@ async fn a_slice_has_many_pods() {
     });
     let (api, two) = (Api::start().await, two.await);
     let ready = || json!({"ready": true});
-    api.put(SERVICE, "one", slice(port, &[pod("a", "127.0.0.1", ready()), pod("b", "127.0.0.2", ready())]));
+    api.put(SERVICE, "one", slice(port, &[pod("a", "127.0.0.1", &ready()), pod("b", "127.0.0.2", &ready())]));
     let router = follow(&api, &["--workers=k8s://workers", "--policy=round_robin"]).await;
     until_usable(&router, &["a", "b"]).await;
-    (asked(&router).await, asked(&router).await);
+    for _ in 0..2 {
+        asked(&router).await;
+    }
     assert_eq!((one.seen().len(), two.seen().len()), (1, 1));
 }

@@ -64,7 +64,7 @@ pub(crate) fn slice(port: u16, endpoints: &[Value]) -> Value {
 }
 
 /// An endpoint of a pod.
-pub(crate) fn pod(name: &str, address: &str, conditions: Value) -> Value {
+pub(crate) fn pod(name: &str, address: &str, conditions: &Value) -> Value {
     let target = json!({"kind": "Pod", "name": name, "uid": format!("uid-of-{name}")});
     json!({"addresses": [address], "conditions": conditions, "targetRef": target})
 }
@@ -72,7 +72,7 @@ pub(crate) fn pod(name: &str, address: &str, conditions: Value) -> Value {
 /// A slice with one pod that is ready.
 pub(crate) fn slice_of(name: &str, address: SocketAddr) -> Value {
     let conditions = json!({"ready": true, "serving": true, "terminating": false});
-    slice(address.port(), &[pod(name, &address.ip().to_string(), conditions)])
+    slice(address.port(), &[pod(name, &address.ip().to_string(), &conditions)])
 }
 
 impl Api {

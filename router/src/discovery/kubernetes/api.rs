@@ -227,11 +227,12 @@ impl Answer {
     pub(super) async fn piece(&mut self) -> Option<Result<Bytes, DiscoveryError>> {
         loop {
             match self.body.frame().await? {
-                Ok(frame) => match frame.into_data() {
-                    Ok(data) => return Some(Ok(data)),
-                    // Trailers say nothing here.
-                    Err(_) => {}
-                },
+                // Trailers say nothing here.
+                Ok(frame) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Some(Ok(data));
+                    }
+                }
                 Err(error) => return Some(Err(error.into())),
             }
         }

@@ -138,9 +138,17 @@ impl Discovery for Kubernetes {
                     Err(error) => return Err(error),
                 },
                 Stage::Watching { version, mut watch } => {
-                    let Some(line) = watch.line().await? else {
-                        self.stage = Stage::Watch { version };
-                        continue;
+                    let line = match watch.next().await? {
+                        Word::Line(line) => line,
+                        Word::End(why) => {
+                            tracing::debug!(reason = %why, "a watch has ended, and goes on with another");
+                            self.stage = Stage::Watch { version };
+                            // Who ends a watch in time is there, and had nothing to say.
+                            if matches!(why, DiscoveryError::Ended) && watch.has_lasted() {
+                                return Ok(self.told());
+                            }
+                            continue;
+                        }
                     };
                     let event = self.slices.apply(&line);
                     match event.map_err(|source| DiscoveryError::Malformed { what: "event", source })? {
@@ -163,29 +171,41 @@ impl Discovery for Kubernetes {
     }
 }
 
+/// What comes of a watch.
+enum Word {
+    /// It says something.
+    Line(BytesMut),
+    /// It has ended for this reason, and another may go on where it was.
+    End(DiscoveryError),
+}
+
 impl Watch {
-    /// The next line; `None` if the watch has ended and another may go on where it was.
+    /// The next word of it.
     ///
     /// # Errors
     /// When it ended at once, or was silent for too long: then it may be that none ever says anything.
-    async fn line(&mut self) -> Result<Option<BytesMut>, DiscoveryError> {
-        let ended = match timeout_at(self.until, self.lines.next()).await {
+    async fn next(&mut self) -> Result<Word, DiscoveryError> {
+        let why = match timeout_at(self.until, self.lines.next()).await {
             Ok(Ok(Some(line))) => {
                 self.is_heard = true;
-                return Ok(Some(line));
+                return Ok(Word::Line(line));
             }
             Ok(Ok(None)) => DiscoveryError::Ended,
+            Ok(Err(error @ DiscoveryError::TooLong { .. })) => return Err(error),
             Ok(Err(error)) => error,
-            Err(_) => DiscoveryError::Late { what: "no end of a watch", limit: self.until - self.began },
+            Err(_) => {
+                return Err(DiscoveryError::Late {
+                    what: "no end of a watch",
+                    limit: self.until - self.began,
+                });
+            }
         };
-        let lasted = self.began.elapsed() >= Duration::from_secs(WATCH_SECONDS / 2);
-        if matches!(ended, DiscoveryError::TooLong { .. } | DiscoveryError::Late { .. })
-            || !self.is_heard && !lasted
-        {
-            return Err(ended);
-        }
-        tracing::debug!(reason = %ended, "a watch has ended, and goes on with another");
-        Ok(None)
+        if self.is_heard || self.has_lasted() { Ok(Word::End(why)) } else { Err(why) }
+    }
+
+    /// Whether it has lasted for about as long as it was asked to.
+    fn has_lasted(&self) -> bool {
+        self.began.elapsed() >= Duration::from_secs(WATCH_SECONDS / 2)
     }
 }
 
