@@ -33,25 +33,27 @@ pub(super) fn parse_fleet(list: &[String], prefill: &[String], errors: &mut Vec<
     if list.is_empty() {
         errors.push("workers: there are none to generate from what the prefill workers compute".to_owned());
     }
-    let hands_over = !prefill.is_empty();
     let mut named = Named::default();
     for (key, role, list) in [("workers", Role::Generate, list), ("prefill", Role::Prefill, prefill)] {
         for (index, text) in list.iter().enumerate() {
-            let added = named.add(text, (role, index), hands_over);
+            let added = named.add(text, (role, index));
             errors.extend(added.err().map(|error| format!("{key}: {error}")));
         }
+    }
+    if !prefill.is_empty() {
+        // Those that compute prompts have been looked at one by one.
+        errors.extend(named.cannot_hand_over().map(|address| {
+            format!("workers: {address} cannot hand prompts over; that takes engines over HTTP")
+        }));
     }
     named
 }
 
 impl Named {
-    /// Adds the `index`-th of those with a role, in a fleet where prompts are handed over or not.
-    fn add(&mut self, text: &str, (role, index): (Role, usize), hand_over: bool) -> Result<(), String> {
+    /// Adds the `index`-th of those with a role.
+    fn add(&mut self, text: &str, (role, index): (Role, usize)) -> Result<(), String> {
         if names_source(text) {
             let source = parse_source(text, role)?;
-            if hand_over && source.workers.scheme == "grpc" {
-                return Err(cannot_hand_over(&source.name));
-            }
             if self.sources.iter().any(|other| other.name == source.name) {
                 return Err(format!("{} is named twice", source.name));
             }
@@ -65,16 +67,16 @@ impl Named {
         if self.workers.iter().any(|other| other.id == spec.id) {
             return Err(format!("two workers are named {}", spec.id));
         }
-        if hand_over && !hands_over(&spec) {
-            return Err(cannot_hand_over(&spec.address));
-        }
         self.workers.push(spec);
         Ok(())
     }
-}
 
-fn cannot_hand_over(address: &str) -> String {
-    format!("{address} cannot hand prompts over; that takes engines over HTTP")
+    /// Those to whom requests cannot be given that tell of another worker.
+    fn cannot_hand_over(&self) -> impl Iterator<Item = &str> {
+        let workers = self.workers.iter().filter(|spec| !hands_over(spec)).map(|spec| &*spec.address);
+        let sources = self.sources.iter().filter(|source| source.workers.scheme == "grpc");
+        workers.chain(sources.map(|source| &*source.name))
+    }
 }
 
 /// Reads a worker that computes prompts: as [`parse_worker`], and `?bootstrap_port=PORT` may follow.

@@ -34,7 +34,8 @@ pub struct Dns {
     port: u16,
     workers: Kind,
     lookup: Lookup,
-    interval: Duration,
+    /// [`INTERVAL`] and [`LIMIT`], but for tests.
+    times: (Duration, Duration),
     asking: Option<Asking>,
     /// Each address, and how many answers have been without it since the last that had it.
     known: BTreeMap<SocketAddr, u32>,
@@ -51,17 +52,18 @@ impl Dns {
             Box::pin(async move { Ok(tokio::net::lookup_host((host, port)).await?.collect()) })
         });
         let (asking, known, is_answered) = (None, BTreeMap::new(), false);
-        Self { host, port, workers, lookup, interval: INTERVAL, asking, known, is_answered }
+        Self { host, port, workers, lookup, times: (INTERVAL, LIMIT), asking, known, is_answered }
     }
 
     /// The answer to the question that has been asked, or to a new one.
     async fn ask(&mut self) -> Result<Vec<SocketAddr>, DiscoveryError> {
+        let (interval, limit) = self.times;
         if std::mem::take(&mut self.is_answered) {
-            sleep(self.interval).await;
+            sleep(interval).await;
         }
         let asking = self.asking.get_or_insert_with(|| (self.lookup)(&self.host, self.port));
-        let late = DiscoveryError::Late { what: "no answer of a name server", limit: LIMIT };
-        let answer = timeout(LIMIT, asking).await.map_err(|_| late)?;
+        let late = DiscoveryError::Late { what: "no answer of a name server", limit };
+        let answer = timeout(limit, asking).await.map_err(|_| late)?;
         self.asking = None;
         answer.map_err(|source| DiscoveryError::Lookup { host: self.host.clone(), source })
     }
@@ -99,9 +101,11 @@ impl Discovery for Dns {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
 
     use router_core::Role;
+    use tokio::sync::Notify;
 
     use super::*;
 
@@ -117,8 +121,8 @@ mod tests {
                 answer.iter().map(|ip| ip.parse().map(|ip| SocketAddr::new(ip, port))).collect();
             Box::pin(async { parsed.map_err(io::Error::other) })
         });
-        let interval = Duration::ZERO;
-        Dns { lookup, interval, ..Dns::new("workers".to_owned(), 8_000, workers) }
+        let times = (Duration::ZERO, LIMIT);
+        Dns { lookup, times, ..Dns::new("workers".to_owned(), 8_000, workers) }
     }
 
     /// The ids that come of each answer; `None` where it is a failure.
@@ -163,6 +167,26 @@ mod tests {
         assert_eq!(told, [ids(&["10.0.0.1-8000"]), None, ids(&["10.0.0.1-8000"])]);
         let told = self::told(&[&["fd00::1"], &["fd00::1", "10.0.0.1"]]).await;
         assert_eq!(told, [ids(&["fd00--1-8000"]), ids(&["fd00--1-8000"])]);
+    }
+
+    #[tokio::test]
+    async fn a_late_answer_is_waited_for_and_nothing_else_is_asked() {
+        let (answers, begun) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+        let (waits, counted) = (Arc::clone(&answers), Arc::clone(&begun));
+        let lookup: Lookup = Box::new(move |_, port| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let waits = Arc::clone(&waits);
+            Box::pin(async move {
+                waits.notified().await;
+                Ok(vec![SocketAddr::from(([10, 0, 0, 1], port))])
+            })
+        });
+        let mut dns = Dns { lookup, times: (Duration::ZERO, Duration::ZERO), ..dns(&[]) };
+        for _ in 0..3 {
+            assert!(matches!(dns.next().await, Err(DiscoveryError::Late { .. })));
+        }
+        answers.notify_one();
+        assert_eq!((dns.next().await.unwrap().len(), begun.load(Ordering::SeqCst)), (1, 1));
     }
 
     #[tokio::test]

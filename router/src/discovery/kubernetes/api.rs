@@ -263,6 +263,9 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     #[test]
@@ -281,6 +284,32 @@ mod tests {
         {
             assert!(ApiAddress::parse(wrong).unwrap_err().contains("https://host:port"), "{wrong}");
         }
+    }
+
+    #[tokio::test]
+    async fn nothing_secret_is_sent_in_plain_text() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = ApiAddress::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        // There is nothing to read, and nobody tries to.
+        let api = Api { address, credentials: "/nowhere".into(), connect_timeout: HEAD_LIMIT };
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = BytesMut::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                stream.read_buf(&mut head).await.unwrap();
+            }
+            let said = r#"{"kind": "Status", "code": 403, "message": "no"}"#;
+            let reply = format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\n\r\n{said}", said.len());
+            stream.write_all(reply.as_bytes()).await.unwrap();
+            String::from_utf8(head.to_vec()).unwrap()
+        });
+        let error = api.get("/path?query").await.err().unwrap().to_string();
+        assert_eq!(error, "the Kubernetes API says 403: no");
+        let head = serving.await.unwrap();
+        assert!(
+            head.starts_with("GET /path?query HTTP/1.1\r\n") && !head.contains("authorization"),
+            "{head}"
+        );
     }
 
     #[test]
