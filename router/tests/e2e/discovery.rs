@@ -353,8 +353,10 @@ async fn the_port_is_the_one_that_was_named() {
         let router = follow(&api, &[&format!("--workers=x={source}")]).await;
         let ids: Vec<_> = expected.iter().map(|id| format!("x-{id}")).collect();
         until_usable(&router, &ids.iter().map(String::as_str).collect::<Vec<_>>()).await;
-        let listed = router.admin("GET", "/workers", "").await.json();
-        assert_eq!(listed["sources"][0]["known"], true, "{listed}");
+        until("it is known", || async {
+            router.admin("GET", "/workers", "").await.json()["sources"][0]["known"] == true
+        })
+        .await;
         assert_eq!(router.metric("router_discovery_workers").await as usize, expected.len());
     }
 }
@@ -468,4 +470,27 @@ async fn a_slice_has_many_pods() {
         asked(&router).await;
     }
     assert_eq!((one.seen().len(), two.seen().len()), (1, 1));
+}
+
+#[cfg(feature = "embedded")]
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_that_are_found_may_speak_grpc() {
+    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    let served = crate::grpc::Served::start_with(anywhere, |config| {
+        config.kv_events = worker::config::KvEventRecording::On;
+    })
+    .await;
+    let api = Api::start().await;
+    api.put(SERVICE, "one", slice_of("worker-0", served.address));
+    let router = follow(&api, &["--workers=k8s+grpc://workers"]).await;
+    until_usable(&router, &["worker-0"]).await;
+    let address = format!("grpc://{}", served.address);
+    assert_eq!(state_of(&router, "worker-0").await["address"], address);
+    let body = r#"{"model": "builtin", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}"#;
+    let reply = router.post(CHAT, body).await;
+    assert_eq!((reply.status, reply.header("x-router-worker")), (200, "worker-0"), "{}", reply.text());
+    until("its cache is followed", || async {
+        state_of(&router, "worker-0").await["cache_trust"] != "learned"
+    })
+    .await;
 }
