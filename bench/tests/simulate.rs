@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use bench::args::{Cli, Command};
-use bench::simulate::args::{FleetKind, Front, Routers};
+use bench::simulate::args::{Apart, FleetKind, Front, Routers};
 use bench::simulate::contender::named;
 use bench::simulate::grid::{Cell, EngineKind, Job};
 use bench::simulate::outcome::{Figures, Objective};
@@ -39,6 +39,7 @@ fn cell(workload: &Workload, engine: EngineKind, seed: u64) -> Cell<'_> {
         fleet: FleetKind::Even,
         workers: 8,
         blocks: 2_000,
+        apart: Apart::NOBODY,
         routers: Routers::ONE,
         engine,
         saturated: OnceLock::new(),
