@@ -455,6 +455,34 @@ mod tests {
     }
 
     #[test]
+    fn what_was_computed_elsewhere_takes_its_bytes_and_a_step_of_those_that_decode() {
+        let mut workload = Workload::named("w");
+        for number in [1, 2] {
+            workload
+                .push(Draft { input_tokens: 2_000, output_tokens: 2, ..Draft::default() }, [number, 3, 4, 5]);
+        }
+        let mut engine = engine(1_000_000, Pace::EVEN);
+        engine.submit(&workload, 0, Part::Answer, 0);
+        engine.submit(&workload, 1, Part::Answer, 0);
+        assert_eq!(engine.reported().waiting_uncached_tokens, 2);
+        let told = run(&workload, &mut engine);
+        let fetch_s = 2_000.0 * 147_456.0 / 25e9;
+        let step_s = |sequences: f64, tokens: f64| 0.0113 + sequences * 0.030e-3 + tokens * 0.088e-6;
+        // The second comes behind the first, in the course of its second step.
+        let first_s = 0.005 + fetch_s + step_s(1.0, 2_000.0);
+        let second_s = first_s + step_s(1.0, 2_001.0) + step_s(1.0, 2_000.0);
+        let first_tokens =
+            told.iter().filter(|(_, notice)| matches!(notice, Notice::FirstToken { cached_tokens: 0, .. }));
+        for ((at_ns, _), expected_s) in first_tokens.zip([first_s, second_s]) {
+            assert!((*at_ns as f64 / 1e9 - expected_s).abs() < 1e-6, "{at_ns} is not {expected_s}");
+        }
+        assert_eq!(told.len(), 4);
+        let mut path = Vec::new();
+        ScheduledEngine::cache_path(&workload, 0, &mut path);
+        assert_eq!(engine.cached_blocks(&path), 3, "what came is cached");
+    }
+
+    #[test]
     fn a_later_turn_finds_the_reply_in_the_cache() {
         let mut workload = Workload::named("w");
         workload.push(Draft { input_tokens: 600, output_tokens: 500, ..Draft::default() }, [1, 2, 3]);

@@ -69,7 +69,7 @@ impl Decider {
         }
         let learned = self.known(state, &candidates, (request, hits));
         let ring = &|| fleet.ring();
-        let costs = PrefixAware.costs(request, &candidates.choice(ring, learned));
+        let costs = PrefixAware::seconds(request, &candidates.choice(ring, learned));
         let new_tokens = candidates.list.iter().map(|candidate| candidate.new_tokens(request));
         costs.into_iter().zip(new_tokens).min_by(|(one, _), (other, _)| one.total_cmp(other))
     }
