@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use bench::args::{Cli, Command};
-use bench::simulate::args::{FleetKind, Front, Routers};
-use bench::simulate::contender::named;
+use bench::simulate::args::{Apart, FleetKind, Front, Routers};
+use bench::simulate::contender::{Splits, named};
 use bench::simulate::grid::{Cell, EngineKind, Job};
 use bench::simulate::outcome::{Figures, Objective};
 use bench::simulate::workload::generated::Kind;
@@ -39,6 +39,7 @@ fn cell(workload: &Workload, engine: EngineKind, seed: u64) -> Cell<'_> {
         fleet: FleetKind::Even,
         workers: 8,
         blocks: 2_000,
+        apart: Apart::NOBODY,
         routers: Routers::ONE,
         engine,
         saturated: OnceLock::new(),
@@ -114,6 +115,45 @@ fn the_same_seed_gives_the_same_figures() {
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2), "power_of_two draws from the seed");
     }
+}
+
+#[test]
+fn prompts_are_computed_by_those_who_do_nothing_else_and_answers_generated_by_the_others() {
+    let workload = Kind::Zipf.generate(1_000, 1);
+    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    for (splits, policy) in [(None, "prefix_aware"), (None, "dynamo"), (None, "sglang_cache_aware")] {
+        let apart = Apart { prefill_workers: 3, splits, ..Apart::NOBODY };
+        let cell = Cell { apart, ..cell(&workload, engine, 1) };
+        let contender = &named(&[policy.to_owned()]).unwrap()[0];
+        let outcome = Job { cell: &cell, load: 0.9, contender }.outcome(&mut || {});
+        let split = outcome.figures(&workload, OBJECTIVE).split;
+        assert_eq!((split > 0.0, split < 1.0), (true, policy != "sglang_cache_aware"), "{policy} {split}");
+        for record in &outcome.records {
+            assert!(
+                record.worker >= 3 && record.prefill_worker.is_none_or(|worker| worker < 3),
+                "{record:?}"
+            );
+            let least_ns = if record.prefill_worker.is_some() { record.own_ns + 5_000_000 } else { 0 };
+            assert!(record.first_ns > record.arrived_ns + least_ns && record.done_ns >= record.first_ns);
+        }
+    }
+}
+
+#[test]
+fn the_routers_own_rule_does_not_bury_two_prefill_workers_that_are_too_few() {
+    let workload = Kind::Zipf.generate(2_000, 1);
+    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    let of = |splits| {
+        let apart = Apart { prefill_workers: 2, splits, ..Apart::NOBODY };
+        figures(&Cell { apart, ..cell(&workload, engine, 1) }, 0.9, "prefix_aware")
+    };
+    let (ours, all) = (of(None), of(Some(Splits::Always)));
+    assert!(all.mean_ttft_ms > 20.0 * ours.mean_ttft_ms, "{} {}", all.mean_ttft_ms, ours.mean_ttft_ms);
+    let whole = figures(&cell(&workload, engine, 1), 0.9, "prefix_aware");
+    assert!(
+        ours.p99_tpot_ms < whole.p99_tpot_ms && ours.mean_e2e_ms < 1.05 * whole.mean_e2e_ms,
+        "{ours:?} {whole:?}"
+    );
 }
 
 #[test]

@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use router_core::{Among, Explanation, Leg, RequestView};
+use router_core::{Among, Explanation, Leg, RequestView, SplitCosts};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -176,9 +176,10 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     let roster = app.fleet.roster();
     let (view, now) = (reading.view(), app.now());
     let explain = |leg| app.decider.explain(&roster.snapshot, &RequestView { leg, ..view }, now);
-    let splits = app.has_prefill()
-        && (!app.settings.prefill_protocol.generates_alone()
-            || app.decider.splits(&roster.snapshot, &view, Among::Untried(&[]), now));
+    let among = Among::Untried(&[]);
+    let may_choose = app.settings.prefill_protocol.generates_alone();
+    let splits =
+        app.has_prefill() && (!may_choose || app.decider.splits(&roster.snapshot, &view, among, now));
     let leg = if splits { Leg::Decode } else { Leg::Whole };
     let (explanation, prefill) = match explain(leg)
         .and_then(|first| Ok((first, splits.then(|| explain(Leg::Prefill)).transpose()?)))
@@ -193,6 +194,20 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     told["later_turns_expected"] = explanation.later_turns.into();
     if let Some(prefill) = prefill {
         told["prefill"] = explained(&prefill, &reading);
+    }
+    if roster.snapshot.has_prefill()
+        && may_choose
+        && let Some(costs) = app.decider.split_costs(&roster.snapshot, &view, among, now)
+    {
+        let (prefill_s, decode_s) = costs.apart_s.unzip();
+        let SplitCosts { new_tokens, whole_s, .. } = costs;
+        told["split"] = json!({
+            "new_tokens": new_tokens,
+            "whole_s": whole_s,
+            "prefill_s": prefill_s,
+            "decode_s": decode_s,
+            "pays": costs.pays(),
+        });
     }
     json_response(StatusCode::OK, &told)
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use worker_core::PrefillOrder;
 
+use super::contender::Splits;
 use super::recorded;
 use super::workload::generated::Kind;
 
@@ -46,6 +47,15 @@ pub struct SimulateArgs {
     /// [default: 0.7,0.9; with --grid 0.7,0.9,1.0,1.2]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub load: Vec<f64>,
+    /// Of the workers, so many do nothing but compute prompts, whose KV then goes to those that generate; several to compare [default: 0]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub prefill_workers: Vec<usize>,
+    /// Which prompts these compute [default: as each policy's own router does]
+    #[arg(long, value_name = "RULE")]
+    pub split: Option<Splits>,
+    /// How fast KV comes to a worker, in GB/s
+    #[arg(long, value_name = "GB/S", default_value_t = Apart::GB_PER_S)]
+    pub kv_bandwidth: f64,
     /// Who is compared: names, or all (the router's policies and the oracle). Besides: prefix_aware_reported, min_ttft, hash_two_blocks,
     /// cache_aware_smallest_tree
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all")]
@@ -158,6 +168,37 @@ impl Routers {
     }
 }
 
+/// Workers that compute prompts and do nothing else.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Apart {
+    /// How many; the first ones.
+    pub prefill_workers: usize,
+    /// Which prompts they compute, if not those that the policy's own router says.
+    pub splits: Option<Splits>,
+    /// How fast KV comes to a worker.
+    pub gb_per_s: f64,
+}
+
+impl Apart {
+    /// A network card of 200 Gb/s for each worker.
+    pub const GB_PER_S: f64 = 25.0;
+    /// All workers do both.
+    pub const NOBODY: Self = Self { prefill_workers: 0, splits: None, gb_per_s: Self::GB_PER_S };
+
+    /// What they add to the name of a trace.
+    #[must_use]
+    pub fn suffix(self) -> String {
+        let Self { prefill_workers, splits, gb_per_s } = self;
+        if prefill_workers == 0 {
+            return String::new();
+        }
+        let rule = splits.and_then(|splits| splits.to_possible_value());
+        let rule = rule.map_or(String::new(), |rule| format!("-{}", rule.get_name()));
+        let speed = if gb_per_s == Self::GB_PER_S { String::new() } else { format!("-{gb_per_s}-GB/s") };
+        format!("+{prefill_workers}-prefill{rule}{speed}")
+    }
+}
+
 /// How fast the workers of a fleet are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FleetKind {
@@ -194,6 +235,15 @@ impl SimulateArgs {
     /// All problems at once, each naming the flag and what would be right.
     pub fn validate(&self) -> anyhow::Result<()> {
         let mut problems = Vec::new();
+        let bytes_per_s = self.kv_bandwidth * 1e9;
+        if !(bytes_per_s > 0.0 && bytes_per_s.is_finite()) {
+            problems.push("--kv-bandwidth must be a number above 0, such as 25".to_owned());
+        }
+        let apart = self.prefill_workers.iter().any(|count| *count > 0);
+        if apart && (self.engine == "plain" || self.fleet.contains(&FleetKind::Restarting)) {
+            problems
+                .push("--prefill-workers go with neither --engine plain nor --fleet restarting".to_owned());
+        }
         for (flag, values) in [("--workers", &self.workers), ("--blocks", &self.blocks)] {
             if values.contains(&0) {
                 problems.push(format!("{flag} must be numbers of at least 1"));

@@ -38,6 +38,17 @@ impl Family {
     }
 }
 
+/// Which prompts another worker computes than the one that generates, where some do nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Splits {
+    /// All.
+    Always,
+    /// Dynamo's rule: those of 2,048 new tokens and more, and those of which 70 % and more are new.
+    LongNew,
+    /// Where the router's own rule says that it pays.
+    WherePays,
+}
+
 /// One of those who are compared.
 #[derive(Clone, Copy)]
 pub struct Contender {
@@ -45,6 +56,8 @@ pub struct Contender {
     pub name: &'static str,
     /// What it is.
     pub family: Family,
+    /// Which prompts it has computed by workers that do nothing else, where there are some.
+    pub splits: Splits,
     make: fn() -> Option<Box<dyn Policy>>,
 }
 
@@ -55,40 +68,66 @@ impl std::fmt::Debug for Contender {
 }
 
 macro_rules! of_the_router {
-    ($($name:literal $family:ident),* $(,)?) => {
-        &[$(Contender { name: $name, family: Family::$family, make: || by_name($name) }),*]
+    ($($name:literal $family:ident $splits:ident),* $(,)?) => {
+        &[$(Contender {
+            name: $name,
+            family: Family::$family,
+            splits: Splits::$splits,
+            make: || by_name($name),
+        }),*]
     };
 }
 
 /// Those that `--policies all` means.
 const OF_THE_ROUTER: &[Contender] = of_the_router![
-    "prefix_aware" Ours,
-    "sglang_cache_aware" Peer,
-    "sglang_cache_aware_old" Peer,
-    "kv_aware" Peer,
-    "dynamo" Peer,
-    "llm_d" Peer,
-    "llm_d_valve" Peer,
-    "aibrix" Peer,
-    "pstack_prefix" Peer,
-    "pstack_session" Peer,
-    "prefix_hash" Peer,
-    "consistent_hash" Baseline,
-    "least_load" Baseline,
-    "power_of_two" Baseline,
-    "round_robin" Baseline,
-    "random" Baseline,
+    "prefix_aware" Ours WherePays,
+    "sglang_cache_aware" Peer Always,
+    "sglang_cache_aware_old" Peer Always,
+    "kv_aware" Peer Always,
+    "dynamo" Peer LongNew,
+    "llm_d" Peer Always,
+    "llm_d_valve" Peer Always,
+    "aibrix" Peer Always,
+    "pstack_prefix" Peer Always,
+    "pstack_session" Peer Always,
+    "prefix_hash" Peer Always,
+    "consistent_hash" Baseline Always,
+    "least_load" Baseline Always,
+    "power_of_two" Baseline Always,
+    "round_robin" Baseline Always,
+    "random" Baseline Always,
 ];
 
 /// Those that must be asked for.
 const SIMULATED_ONLY: &[Contender] = &[
-    Contender { name: "oracle", family: Family::Oracle, make: || Some(Box::new(Oracle)) },
-    Contender { name: "prefix_aware_reported", family: Family::Ours, make: || Some(Box::new(Reported)) },
-    Contender { name: "min_ttft", family: Family::Oracle, make: || Some(Box::new(MinTtft)) },
-    Contender { name: "hash_two_blocks", family: Family::Baseline, make: || Some(Box::new(HashTwoBlocks)) },
+    Contender {
+        name: "oracle",
+        family: Family::Oracle,
+        splits: Splits::Always,
+        make: || Some(Box::new(Oracle)),
+    },
+    Contender {
+        name: "prefix_aware_reported",
+        family: Family::Ours,
+        splits: Splits::WherePays,
+        make: || Some(Box::new(Reported)),
+    },
+    Contender {
+        name: "min_ttft",
+        family: Family::Oracle,
+        splits: Splits::Always,
+        make: || Some(Box::new(MinTtft)),
+    },
+    Contender {
+        name: "hash_two_blocks",
+        family: Family::Baseline,
+        splits: Splits::Always,
+        make: || Some(Box::new(HashTwoBlocks)),
+    },
     Contender {
         name: "cache_aware_smallest_tree",
         family: Family::Peer,
+        splits: Splits::Always,
         make: || {
             Some(Box::new(SglangCacheAware {
                 name: "cache_aware_smallest_tree",

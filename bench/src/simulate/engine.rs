@@ -10,6 +10,18 @@ use roundhouse_types::{BlockHash, WorkerLoad};
 
 use super::workload::{Partial, Workload};
 
+/// What an engine is asked for of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Part {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Its prompt, and one token, which nobody sees.
+    Prompt,
+    /// All tokens of the answer, from a prompt whose KV another engine has.
+    Answer,
+}
+
 /// What an engine tells of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
@@ -41,8 +53,8 @@ pub trait Engine {
     /// Which blocks of a prompt it keeps.
     const PARTIAL: Partial;
 
-    /// Takes in request `number` at `now_ns`.
-    fn submit(&mut self, workload: &Workload, number: u32, now_ns: u64);
+    /// Takes in `part` of request `number` at `now_ns`.
+    fn submit(&mut self, workload: &Workload, number: u32, part: Part, now_ns: u64);
 
     /// When something happens next, if nothing more comes in.
     fn next_ns(&self) -> Option<u64>;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use worker_core::{EnginePreset, PrefillOrder};
 
-use super::args::{FleetKind, Routers};
+use super::args::{Apart, FleetKind, Routers};
 use super::contender::{Contender, named};
 use super::engine::plain::PlainEngine;
 use super::engine::scheduled::{Build, Pace, ScheduledEngine};
@@ -44,6 +44,8 @@ pub struct Cell<'a> {
     pub workers: usize,
     /// Blocks of each one's cache.
     pub blocks: usize,
+    /// Who computes prompts and nothing else.
+    pub apart: Apart,
     /// Who decides, in how many places.
     pub routers: Routers,
     /// What workers are.
@@ -80,7 +82,7 @@ impl Cell<'_> {
     /// Refuses what could never run.
     ///
     /// # Errors
-    /// When a request is longer than a worker's cache.
+    /// When a request is longer than a worker's cache, or nobody is left.
     pub fn check(&self) -> anyhow::Result<()> {
         let (longest, room) = (self.workload.longest_tokens(), self.blocks * BLOCK_TOKENS);
         anyhow::ensure!(
@@ -89,6 +91,12 @@ impl Cell<'_> {
             self.name,
             self.blocks,
             longest.div_ceil(BLOCK_TOKENS)
+        );
+        anyhow::ensure!(
+            self.apart.prefill_workers < self.workers,
+            "{}: of {} workers none is left to generate; --prefill-workers must be less than --workers",
+            self.name,
+            self.workers
         );
         anyhow::ensure!(
             self.fleet != FleetKind::Restarting || self.workers > 1,
@@ -104,7 +112,7 @@ impl Cell<'_> {
         let EngineKind::Preset(..) = self.engine else { return None };
         let measure = || {
             let round_robin = &named(&["round_robin".to_owned()]).expect("it is in the table")[0];
-            let setup = Setup { routers: Routers::ONE, ..self.setup(round_robin, 0.0) };
+            let setup = Setup { routers: Routers::ONE, apart: Apart::NOBODY, ..self.setup(round_robin, 0.0) };
             // One that is slow for a while is not slow for ever: R* is that of the fleet in health.
             run(setup, self.engines(None), tick).rate()
         };
@@ -121,14 +129,14 @@ impl Cell<'_> {
     }
 
     fn setup<'b>(&'b self, contender: &'b Contender, time_scale: f64) -> Setup<'b> {
-        let Cell { workload, blocks, routers, seed, .. } = *self;
+        let Cell { workload, blocks, apart, routers, seed, .. } = *self;
         let at_ns = |share: f64| nanoseconds(workload.duration_s() * time_scale * share);
         let fault = (self.fleet == FleetKind::Restarting && time_scale > 0.0).then(|| Fault {
             worker: 0,
             dies_ns: at_ns(1.0 / 3.0),
             back_ns: at_ns(0.5),
         });
-        Setup { workload, contender, time_scale, blocks, routers, fault, seed }
+        Setup { workload, contender, time_scale, blocks, apart, routers, fault, seed }
     }
 
     fn engines(&self, duration_s: Option<f64>) -> Vec<ScheduledEngine> {
@@ -148,6 +156,7 @@ impl Cell<'_> {
             block_tokens: BLOCK_TOKENS,
             blocks: self.blocks,
             pace: pace(number),
+            kv_bytes_per_s: self.apart.gb_per_s * 1e9,
             queued_tokens_limit,
         };
         (0..self.workers).map(|number| ScheduledEngine::new(&build(number))).collect()

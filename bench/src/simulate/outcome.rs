@@ -58,6 +58,14 @@ pub struct Figures {
     pub imbalance: f64,
     /// Sequences that lost their blocks.
     pub retractions: u64,
+    /// Share of requests whose prompt another worker computed than the one that generated.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub split: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
+fn is_none(share: &f64) -> bool {
+    *share == 0.0
 }
 
 impl Outcome {
@@ -90,7 +98,13 @@ impl Outcome {
             hit_rate: self.cached_tokens() as f64 / workload.input_tokens().max(1) as f64,
             imbalance: self.imbalance(workload),
             retractions: self.retractions,
+            split: self.split(),
         }
+    }
+
+    fn split(&self) -> f64 {
+        let split = self.records.iter().filter(|record| record.prefill_worker.is_some()).count();
+        split as f64 / self.records.len().max(1) as f64
     }
 
     /// From the first arrival to the last token.
@@ -117,8 +131,9 @@ impl Outcome {
     fn imbalance(&self, workload: &Workload) -> f64 {
         let mut computed = vec![0u64; self.workers];
         for (record, request) in self.records.iter().zip(&workload.requests) {
-            let tokens = request.input_tokens - record.cached_tokens + request.output_tokens;
-            computed[record.worker as usize] += u64::from(tokens);
+            let prefill_worker = record.prefill_worker.unwrap_or(record.worker);
+            computed[prefill_worker as usize] += u64::from(request.input_tokens - record.cached_tokens);
+            computed[record.worker as usize] += u64::from(request.output_tokens);
         }
         let mean = computed.iter().sum::<u64>() as f64 / self.workers as f64;
         computed.iter().max().map_or(1.0, |most| *most as f64 / mean.max(1.0))
@@ -156,6 +171,7 @@ mod tests {
             own_ns: first * 500_000,
             hit_tokens: 0,
             worker,
+            prefill_worker: None,
         };
         let records = vec![record(100, 600, 0, 0), record(300, 300, 500, 1)];
         let outcome = Outcome { records, workers: 2, retractions: 4 };

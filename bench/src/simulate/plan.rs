@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use anyhow::Context;
 use clap::ValueEnum;
 
-use super::args::{FleetKind, Routers, SimulateArgs};
-use super::contender::Contender;
+use super::args::{Apart, FleetKind, Routers, SimulateArgs};
+use super::contender::{Contender, Family};
 use super::grid::{Cell, EngineKind, Job};
 use super::report::Key;
 use super::workload::generated::Kind;
@@ -79,35 +79,47 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
     };
     let sizes = or_default(&args.workers, args.grid, &[8], &[4, 8, 16]);
     let capacities = or_default(&args.blocks, args.grid, &[2_000], &[500, 2_000, 8_000]);
+    let prefill_workers = or_default(&args.prefill_workers, false, &[0], &[]);
+    let (count, front, reports_every_ms) = (args.replicas, args.front, args.reports_every);
+    let routers = Routers { count, front, reports_every_ms };
     let mut cells = Vec::new();
     for Scene { seed, workload, fleets } in scenes {
-        for fleet in fleets {
-            for workers in &sizes {
-                for blocks in &capacities {
-                    let (seed, fleet, workers, blocks) = (*seed, *fleet, *workers, *blocks);
-                    let (count, front, reports_every_ms) = (args.replicas, args.front, args.reports_every);
-                    let routers = Routers { count, front, reports_every_ms };
-                    let name = format!("{}{}{}", workload.name, fleet.suffix(), routers.suffix());
-                    let (saturated, floor) = (OnceLock::new(), OnceLock::new());
-                    let cell = Cell {
-                        workload,
-                        name,
-                        seed,
-                        fleet,
-                        workers,
-                        blocks,
-                        routers,
-                        engine,
-                        saturated,
-                        floor,
-                    };
-                    cell.check()?;
-                    cells.push(cell);
-                }
+        for (fleet, workers, blocks) in combinations(fleets, &sizes, &capacities) {
+            for prefill_workers in &prefill_workers {
+                let (prefill_workers, splits, gb_per_s) = (*prefill_workers, args.split, args.kv_bandwidth);
+                let apart = Apart { prefill_workers, splits, gb_per_s };
+                let suffixes = [fleet.suffix(), &apart.suffix(), &routers.suffix()].concat();
+                let (saturated, floor) = (OnceLock::new(), OnceLock::new());
+                let cell = Cell {
+                    workload,
+                    name: format!("{}{suffixes}", workload.name),
+                    seed: *seed,
+                    fleet,
+                    workers,
+                    blocks,
+                    apart,
+                    routers,
+                    engine,
+                    saturated,
+                    floor,
+                };
+                cell.check()?;
+                cells.push(cell);
             }
         }
     }
     Ok(cells)
+}
+
+/// Each fleet with each number of workers and size of cache.
+fn combinations<'a>(
+    fleets: &'a [FleetKind],
+    sizes: &'a [usize],
+    capacities: &'a [usize],
+) -> impl Iterator<Item = (FleetKind, usize, usize)> + 'a {
+    let with = |fleet| sizes.iter().map(move |workers| (fleet, *workers));
+    let all = fleets.iter().flat_map(move |fleet| with(*fleet));
+    all.flat_map(|(fleet, workers)| capacities.iter().map(move |blocks| (fleet, workers, *blocks)))
 }
 
 /// Every cell with every load and contender, without those that are `done`.
@@ -119,10 +131,15 @@ pub fn jobs<'a>(
     done: &HashSet<Key>,
 ) -> Vec<Job<'a>> {
     let loads = or_default(&args.load, args.grid, &[0.7, 0.9], &[0.7, 0.9, 1.0, 1.2]);
+    // What a worker that generates would find of a prompt that another one computes, the simulator does not foresee.
+    let takes_part = |cell: &Cell<'_>, contender: &Contender| {
+        cell.apart.prefill_workers == 0 || contender.family != Family::Oracle
+    };
     let mut jobs = Vec::new();
     for cell in cells {
         for load in &loads {
-            jobs.extend(contenders.iter().map(|contender| Job { cell, load: *load, contender }));
+            let contenders = contenders.iter().filter(|contender| takes_part(cell, contender));
+            jobs.extend(contenders.map(|contender| Job { cell, load: *load, contender }));
         }
     }
     jobs.retain(|job| !done.contains(&Key::of(job)));

@@ -15,7 +15,7 @@ use worker_core::timing::preset;
 
 use super::comparison::geometric_mean;
 use super::engine::scheduled::{Build, Pace, ScheduledEngine};
-use super::engine::{Engine, Notice};
+use super::engine::{Engine, Notice, Part};
 use super::workload::{Draft, Workload};
 
 /// Tokens in a block: as small as any engine's that was recorded, so that short requests waste no memory.
@@ -170,6 +170,7 @@ impl Run {
             block_tokens: BLOCK_TOKENS,
             blocks: preset.kv_tokens / BLOCK_TOKENS,
             pace: Pace::EVEN,
+            kv_bytes_per_s: f64::INFINITY,
             queued_tokens_limit: usize::MAX,
         };
         drive(&workload, &mut ScheduledEngine::new(&build), self.concurrency.unwrap_or(usize::MAX))
@@ -214,7 +215,7 @@ fn drive(workload: &Workload, engine: &mut ScheduledEngine, limit: usize) -> Rea
     loop {
         while free > 0 && next < count {
             sent_ns[next] = now_ns;
-            engine.submit(workload, u32::try_from(next).unwrap_or(u32::MAX), now_ns);
+            engine.submit(workload, u32::try_from(next).unwrap_or(u32::MAX), Part::Whole, now_ns);
             (next, free) = (next + 1, free - 1);
         }
         let Some(at_ns) = engine.next_ns() else { break };

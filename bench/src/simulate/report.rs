@@ -96,7 +96,7 @@ pub fn heading(job: &Job<'_>) -> String {
     let (name, workers, blocks, seed) = (&cell.name, cell.workers, cell.blocks, cell.seed);
     format!(
         "\n{name}: {workers} workers of {blocks} blocks, load {load}{saturated}{replicas}, seed {seed}{floor}\n\
-         {:<25} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>6} {:>6} {:>8}",
+         {:<25} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>6} {:>6} {:>8}{}",
         "policy",
         "TTFT ms",
         "own ms",
@@ -109,7 +109,8 @@ pub fn heading(job: &Job<'_>) -> String {
         "good/s",
         "hit %",
         "imbal.",
-        "retract."
+        "retract.",
+        if cell.apart.prefill_workers > 0 { "  split %" } else { "" }
     )
 }
 
@@ -118,11 +119,14 @@ pub fn heading(job: &Job<'_>) -> String {
 pub fn line(row: &Row<'_>) -> String {
     let Figures { mean_ttft_ms, mean_own_ms, p50_ttft_ms, p90_ttft_ms, p99_ttft_ms, mean_tpot_ms, .. } =
         row.figures;
-    let Figures { p99_tpot_ms, mean_e2e_ms, goodput_rps, hit_rate, imbalance, retractions, .. } = row.figures;
-    let hit_percent = hit_rate * 100.0;
+    let Figures { p99_tpot_ms, mean_e2e_ms, goodput_rps, hit_rate, imbalance, retractions, split, .. } =
+        row.figures;
+    let (hit_percent, split_percent) = (hit_rate * 100.0, split * 100.0);
+    let has_split = row.job.cell.apart.prefill_workers > 0;
+    let split = if has_split { format!(" {split_percent:>8.1}") } else { String::new() };
     format!(
         "{:<25} {mean_ttft_ms:>9.0} {mean_own_ms:>9.0} {p50_ttft_ms:>9.0} {p90_ttft_ms:>9.0} {p99_ttft_ms:>9.0} {mean_tpot_ms:>8.1} \
-         {p99_tpot_ms:>8.1} {mean_e2e_ms:>9.0} {goodput_rps:>8.3} {hit_percent:>6.1} {imbalance:>6.2} {retractions:>8}",
+         {p99_tpot_ms:>8.1} {mean_e2e_ms:>9.0} {goodput_rps:>8.3} {hit_percent:>6.1} {imbalance:>6.2} {retractions:>8}{split}",
         row.job.contender.name
     )
 }

@@ -3,6 +3,7 @@
 //! Discrete events on a clock of nanoseconds; of two events at one moment, the one that was entered first. Everything random comes
 //! from the seed, so that the same setup gives the same figures on any machine. Next: [`outcome`](super::outcome) sums up.
 
+mod apart;
 mod fleet;
 mod knowledge;
 
@@ -16,11 +17,11 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use roundhouse_types::{BlockHash, ChainHasher};
-use router_core::{Among, Decided, RequestView, Turn};
+use router_core::{Among, Decided, Leg, RequestView, Turn};
 
-use super::args::{Front, Routers};
+use super::args::{Apart, Front, Routers};
 use super::contender::Contender;
-use super::engine::{Engine, Notice};
+use super::engine::{Engine, Notice, Part};
 use super::outcome::Outcome;
 use super::workload::{BLOCK_TOKENS, Workload, nanoseconds};
 use fleet::Router;
@@ -37,6 +38,8 @@ pub struct Setup<'a> {
     pub time_scale: f64,
     /// Blocks of an engine's cache.
     pub blocks: usize,
+    /// Who computes prompts and nothing else.
+    pub apart: Apart,
     /// Who decides, in how many places.
     pub routers: Routers,
     /// Who dies, if anybody.
@@ -71,8 +74,10 @@ pub struct Record {
     pub own_ns: u64,
     /// Tokens that the router expected there.
     pub hit_tokens: u32,
-    /// Who had it.
+    /// Who had it, or generated from it.
     pub worker: u32,
+    /// Who computed its prompt, if that was another one.
+    pub prefill_worker: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,6 +101,7 @@ enum Event {
 /// A request that its router has placed.
 struct Placed {
     decided: Decided,
+    leg: Leg,
     /// While it is in line.
     turn: Option<Turn>,
 }
@@ -152,11 +158,13 @@ pub fn run<E: Engine>(setup: Setup<'_>, engines: Vec<E>, tick: &mut dyn FnMut())
 
 impl<'a, E: Engine> Simulation<'a, E> {
     fn new(setup: Setup<'a>, engines: Vec<E>) -> Self {
-        let Setup { workload, contender, blocks, routers, seed, .. } = setup;
+        let Setup { workload, contender, blocks, routers, apart, seed, .. } = setup;
         let replicas = routers.count.max(1);
         let count = workload.requests.len();
-        let router =
-            |number: u64| Router::new(contender.policy(), engines.len(), blocks, seed.wrapping_add(number));
+        let router = |number: u64| {
+            let workers = (engines.len(), apart.prefill_workers);
+            Router::new(contender.policy(), workers, blocks, seed.wrapping_add(number))
+        };
         let mut followers = vec![None; count];
         for (number, request) in (0..).zip(&workload.requests) {
             if let Some(leader) = request.after {
@@ -279,7 +287,12 @@ impl<'a, E: Engine> Simulation<'a, E> {
         self.knowledge.look_up::<E>(self.setup.workload, (number, replica), &self.engines, now_ns);
         let before = self.placed[number as usize].take();
         self.read_path(number);
-        let view = self.view(number);
+        let leg = match &before {
+            Some(Placed { leg, .. }) => *leg,
+            None if self.splits(number, now_ns) => Leg::Prefill,
+            None => Leg::Whole,
+        };
+        let view = RequestView { leg, ..self.view(number) };
         let mut learn = |candidates: &mut [_], speed: &_| self.knowledge.tell(&view, candidates, speed);
         let now = Duration::from_nanos(now_ns);
         let Router { decider, fleet } = &self.routers[replica];
@@ -294,7 +307,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let turn = decided.lease.turn();
         let waits = turn.is_some();
         self.records[number as usize].worker = decided.worker.slot.0;
-        self.placed[number as usize] = Some(Placed { decided, turn });
+        self.placed[number as usize] = Some(Placed { decided, leg, turn });
         if waits { self.wait(number, now_ns) } else { self.submit(number, now_ns) }
     }
 
@@ -320,7 +333,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
 
     /// A request is in line from now on.
     fn wait(&mut self, number: u32, now_ns: u64) {
-        let Some(Placed { turn: Some(turn), decided }) = &mut self.placed[number as usize] else { return };
+        let Some(Placed { turn: Some(turn), decided, .. }) = &mut self.placed[number as usize] else {
+            return;
+        };
         let bell = Waker::from(Arc::new(Bell { number, called: Arc::clone(&self.called) }));
         match Pin::new(turn).poll(&mut Context::from_waker(&bell)) {
             Poll::Ready(()) => bell.wake(),
@@ -345,7 +360,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             let Some(mut placed) = self.placed[number as usize].take() else { continue };
             if placed.turn.take().is_some() {
                 self.read_path(number);
-                let view = self.view(number);
+                let view = RequestView { leg: placed.leg, ..self.view(number) };
                 let router = &self.routers[self.replicas[number as usize] as usize];
                 router.decider.goes(&mut placed.decided, &view, Duration::from_nanos(now_ns));
                 self.placed[number as usize] = Some(placed);
@@ -358,14 +373,15 @@ impl<'a, E: Engine> Simulation<'a, E> {
 
     /// A request goes to its worker.
     fn submit(&mut self, number: u32, now_ns: u64) {
+        let Some(Placed { decided, leg, .. }) = &self.placed[number as usize] else { return };
         let record = &mut self.records[number as usize];
-        let worker = record.worker;
-        if let Some(Placed { decided, .. }) = &self.placed[number as usize] {
+        let (leg, worker) = (*leg, record.worker);
+        if leg != Leg::Decode {
             record.hit_tokens = u32::try_from(decided.hit_tokens).unwrap_or(u32::MAX);
         }
         self.read_path(number);
         self.knowledge.dispatched(self.replicas[number as usize] as usize, worker, &self.path);
-        self.engines[worker as usize].submit(self.setup.workload, number, now_ns);
+        self.engines[worker as usize].submit(self.setup.workload, number, Part::of(leg), now_ns);
         self.expect(worker);
     }
 
@@ -412,6 +428,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
         for notice in notices.drain(..) {
             match notice {
                 Notice::FirstToken { request, cached_tokens } => self.begin(request, cached_tokens, now_ns),
+                Notice::Done { request } if self.leg(request) == Leg::Prefill => {
+                    self.hand_over(request, now_ns);
+                }
                 Notice::Done { request } => {
                     self.end(request, now_ns);
                     tick();
@@ -423,16 +442,25 @@ impl<'a, E: Engine> Simulation<'a, E> {
     }
 
     fn begin(&mut self, number: u32, cached_tokens: u32, now_ns: u64) {
+        let leg = self.leg(number);
         let record = &mut self.records[number as usize];
-        (record.first_ns, record.cached_tokens) = (now_ns, cached_tokens);
-        let input_tokens = self.setup.workload.requests[number as usize].input_tokens;
-        let own_s =
-            self.engines[record.worker as usize].alone_s(input_tokens, cached_tokens, record.arrived_ns);
-        record.own_ns = nanoseconds(own_s);
+        record.first_ns = now_ns;
+        if leg != Leg::Decode {
+            record.cached_tokens = cached_tokens;
+            let input_tokens = self.setup.workload.requests[number as usize].input_tokens;
+            let own_s =
+                self.engines[record.worker as usize].alone_s(input_tokens, cached_tokens, record.arrived_ns);
+            record.own_ns = nanoseconds(own_s);
+        }
         if let Some(Placed { decided: Decided { lease, .. }, .. }) = &mut self.placed[number as usize] {
             let router = &self.routers[self.replicas[number as usize] as usize];
-            let now = Duration::from_nanos(now_ns);
-            router.decider.first_token(lease, now);
+            match leg {
+                // What another worker computed tells no speed.
+                Leg::Decode => lease.first_token(),
+                Leg::Whole | Leg::Prefill => {
+                    router.decider.first_token(lease, Duration::from_nanos(now_ns));
+                }
+            }
         }
         let worker = record.worker;
         if self.knowledge.minds_flight() {

@@ -3,6 +3,8 @@
 mod candidates;
 mod split;
 
+pub use split::SplitCosts;
+
 use std::sync::Arc;
 use std::time::Duration;
 

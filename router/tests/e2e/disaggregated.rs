@@ -284,6 +284,10 @@ async fn a_long_prompt_goes_elsewhere_once_many_would_wait_for_it() {
     let long = chat(&"many words ".repeat(20_000));
     let explained = router.admin("POST", "/explain", &long).await.json();
     assert!(explained["prefill"].is_null(), "nobody would wait for it: {explained}");
+    let costs = &explained["split"];
+    let cost = |name: &str| costs[name].as_f64().unwrap();
+    assert_eq!(costs["pays"], false);
+    assert!(cost("whole_s") < cost("prefill_s") + cost("decode_s") + 0.01, "{costs}");
     let mut streams = Vec::new();
     for number in 0..40 {
         let address = router.address;
@@ -298,10 +302,11 @@ async fn a_long_prompt_goes_elsewhere_once_many_would_wait_for_it() {
     .await;
     let explained = router.admin("POST", "/explain", &long).await.json();
     assert_eq!((&explained["worker"], &explained["prefill"]["worker"]), (&json!("w0"), &json!("p0")));
+    assert_eq!(explained["split"]["pays"], true);
     let reply = router.post(CHAT, &long).await;
     assert_eq!((reply.status, reply.header("x-router-prefill-worker")), (200, "p0"));
     let explained = router.admin("POST", "/explain", &chat(&"short ".repeat(100))).await.json();
-    assert!(explained["prefill"].is_null(), "{explained}");
+    assert!(explained["prefill"].is_null() && explained["split"]["prefill_s"].is_null(), "{explained}");
     streams.iter().for_each(tokio::task::JoinHandle::abort);
 }
 

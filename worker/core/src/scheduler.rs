@@ -136,7 +136,16 @@ impl Scheduler {
     /// # Errors
     /// When it could not run even with the pool to itself.
     pub fn submit(&mut self, submission: Submission) -> Result<SequenceId, SubmitError> {
-        self.submit_salted(submission, None)
+        self.enqueue(submission, None, false)
+    }
+
+    /// The same for a prompt whose KV, all but its last token's, was computed by another worker and has come: it is in its blocks as soon as it has
+    /// any, and the step that computes the last token is a decode. If it is retracted, it computes its prompt itself.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_fetched(&mut self, submission: Submission) -> Result<SequenceId, SubmitError> {
+        self.enqueue(submission, None, true)
     }
 
     /// The same for a generation that shares blocks only with those of the same salt. What becomes of its blocks is not among
@@ -148,6 +157,15 @@ impl Scheduler {
         &mut self,
         submission: Submission,
         salt: Option<&[u8]>,
+    ) -> Result<SequenceId, SubmitError> {
+        self.enqueue(submission, salt, false)
+    }
+
+    fn enqueue(
+        &mut self,
+        submission: Submission,
+        salt: Option<&[u8]>,
+        is_fetched: bool,
     ) -> Result<SequenceId, SubmitError> {
         if submission.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
@@ -162,6 +180,7 @@ impl Scheduler {
         let root = salt.map_or(self.root, |salt| self.root.salted(salt));
         let mut sequence = Sequence::new(id, submission, root);
         sequence.is_salted = salt.is_some();
+        sequence.is_fetched = is_fetched;
         sequence.foreseen_tokens = self.foresee(&mut sequence);
         self.counted.uncomputed_tokens += sequence.owed_tokens();
         self.waiting.push(sequence);
@@ -171,8 +190,11 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Tokens of a sequence that the cache holds now.
+    /// Tokens of a sequence that the cache holds now, or that come with it.
     fn foresee(&self, sequence: &mut Sequence) -> usize {
+        if sequence.is_fetched {
+            return sequence.prompt_tokens - 1;
+        }
         let findable = (sequence.tokens.len() - 1) / self.block_tokens;
         self.pool.match_prefix(sequence.hashes(self.block_tokens), findable) * self.block_tokens
     }
@@ -388,6 +410,7 @@ impl Scheduler {
         sequence.lost_tokens = sequence.computed_tokens;
         sequence.furthest_tokens = sequence.furthest_tokens.max(sequence.computed_tokens);
         sequence.computed_tokens = 0;
+        sequence.is_fetched = false;
         sequence.full_blocks = 0;
         self.waiting.push(sequence);
         self.blocked = None;

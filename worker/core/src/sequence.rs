@@ -35,7 +35,9 @@ pub(crate) struct Sequence {
     pub(crate) computed_tokens: usize,
     /// While it waits for the first time: tokens that the cache held when it came, and that it may find there.
     pub(crate) foreseen_tokens: usize,
-    /// Blocks that are full of such tokens.
+    /// Whether the KV of its prompt, but for the last token, comes from another worker.
+    pub(crate) is_fetched: bool,
+    /// Blocks that are full of computed tokens.
     pub(crate) full_blocks: usize,
     /// Tokens of the prompt that were in the cache when it was first admitted; `None` before.
     pub(crate) cached_tokens: Option<usize>,
@@ -65,6 +67,7 @@ impl Sequence {
             tokens: prompt,
             computed_tokens: 0,
             foreseen_tokens: 0,
+            is_fetched: false,
             full_blocks: 0,
             cached_tokens: None,
             table: BlockTable::default(),
@@ -90,9 +93,14 @@ impl Sequence {
         self.remaining_tokens() - self.foreseen_tokens
     }
 
-    /// Whether its next step computes just the token drawn last.
+    /// Whether its next step computes just the token drawn last, or the last one of a prompt that was fetched.
     pub(crate) fn is_decoding(&self) -> bool {
-        self.remaining_tokens() == 1 && self.tokens.len() > self.prompt_tokens
+        self.remaining_tokens() == 1 && (self.is_fetched || self.tokens.len() > self.prompt_tokens)
+    }
+
+    /// Whether it decodes and has not drawn anything yet.
+    pub(crate) fn joins_decodes(&self) -> bool {
+        self.is_decoding() && self.tokens.len() == self.prompt_tokens
     }
 
     pub(crate) fn generated_tokens(&self) -> usize {

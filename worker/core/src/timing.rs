@@ -39,12 +39,18 @@ impl StepLoad {
         load
     }
 
-    fn add(&mut self, step: &SequenceStep) {
+    /// Adds a sequence that computes one token, whatever it is.
+    pub fn add_decode(&mut self, step: &SequenceStep) {
+        self.decoding += 1;
+        self.context_tokens += step.context_tokens + 1;
+    }
+
+    /// Adds a sequence, as [`StepLoad::of`] does.
+    pub fn add(&mut self, step: &SequenceStep) {
         let tokens = step.tokens.len();
         let has_generated = step.sample.as_ref().is_some_and(|sample| sample.generated_tokens > 0);
         if tokens == 1 && has_generated {
-            self.decoding += 1;
-            self.context_tokens += step.context_tokens + 1;
+            self.add_decode(step);
         } else {
             self.prefill_tokens += tokens;
             self.prefill_pairs += tokens as f64 * (step.context_tokens as f64 + tokens as f64 / 2.0);
@@ -126,6 +132,8 @@ pub struct EnginePreset {
     pub context_tokens: usize,
     /// M: tokens whose KV it has room for.
     pub kv_tokens: usize,
+    /// Bytes of a token's KV, over all layers.
+    pub kv_token_bytes: usize,
     /// Sequences in a step at most.
     pub max_running: usize,
     /// Tokens in a step at most.
@@ -149,6 +157,11 @@ const MS: f64 = 1e-3;
 const US: f64 = 1e-6;
 const NS: f64 = 1e-9;
 
+/// Bytes of a token's keys and values in bf16, with heads of 128.
+const fn kv_token_bytes(layers: usize, kv_heads: usize) -> usize {
+    2 * 2 * 128 * layers * kv_heads
+}
+
 /// `max_position_embeddings` of the four.
 const QWEN3_CONTEXT_TOKENS: usize = 40_960;
 
@@ -156,7 +169,7 @@ const QWEN3_CONTEXT_TOKENS: usize = 40_960;
 const fn sglang(
     name: &'static str,
     about: &'static str,
-    kv_tokens: usize,
+    (kv_tokens, kv_token_bytes): (usize, usize),
     timing: EngineTiming,
 ) -> EnginePreset {
     // Its own default: 512 sequences for each context length of 40,960 that fits, from 2,048 to 4,096.
@@ -170,6 +183,7 @@ const fn sglang(
         timing,
         context_tokens: QWEN3_CONTEXT_TOKENS,
         kv_tokens,
+        kv_token_bytes,
         max_running,
         max_tokens_per_step: 8_192,
         prefill,
@@ -182,7 +196,7 @@ pub const PRESETS: &[EnginePreset] = &[
     sglang(
         "qwen3-8b",
         "Qwen3-8B, SGLang v0.5.1, one GPU",
-        417_000,
+        (417_000, kv_token_bytes(36, 8)),
         EngineTiming {
             decode_s: 11.3 * MS,
             sequence_s: 0.030 * MS,
@@ -197,7 +211,7 @@ pub const PRESETS: &[EnginePreset] = &[
     sglang(
         "qwen3-32b",
         "Qwen3-32B, SGLang v0.5.1, two GPUs",
-        296_000,
+        (296_000, kv_token_bytes(64, 8)),
         EngineTiming {
             decode_s: 23.8 * MS,
             sequence_s: 0.044 * MS,
@@ -212,7 +226,7 @@ pub const PRESETS: &[EnginePreset] = &[
     sglang(
         "qwen3-30b-a3b",
         "Qwen3-30B-A3B, SGLang v0.5.1, two GPUs",
-        726_000,
+        (726_000, kv_token_bytes(48, 4)),
         EngineTiming {
             decode_s: 5.9 * MS,
             sequence_s: 0.090 * MS,
@@ -227,7 +241,7 @@ pub const PRESETS: &[EnginePreset] = &[
     sglang(
         "qwen3-235b-a22b",
         "Qwen3-235B-A22B, SGLang v0.5.1, eight GPUs",
-        200_000,
+        (200_000, kv_token_bytes(94, 4)),
         EngineTiming {
             decode_s: 12.1 * MS,
             sequence_s: 0.041 * MS,
@@ -260,6 +274,8 @@ pub const PRESETS: &[EnginePreset] = &[
         context_tokens: 131_072,
         // Not recorded: room for the most that was sent at once, 64 prompts of 10,000 tokens, so that nothing is retracted.
         kv_tokens: 700_000,
+        // Not recorded either: that of an 8B model.
+        kv_token_bytes: kv_token_bytes(36, 8),
         max_running: 256,
         max_tokens_per_step: 512,
         prefill: PrefillOrder::Mixed,

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use roundhouse_types::{BlockHash, WorkerLoad};
 use worker_core::BlockPool;
 
-use super::{Engine, Foreseen, Notice};
+use super::{Engine, Foreseen, Notice, Part};
 use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
 
 /// Time of one token.
@@ -70,7 +70,8 @@ impl PlainEngine {
 impl Engine for PlainEngine {
     const PARTIAL: Partial = Partial::Counted;
 
-    fn submit(&mut self, workload: &Workload, number: u32, now_ns: u64) {
+    /// Always all of it.
+    fn submit(&mut self, workload: &Workload, number: u32, _: Part, now_ns: u64) {
         let cached = self.look_up(workload, number);
         let new = workload.requests[number as usize].input_tokens as usize - cached;
         self.free_ns = self.free_ns.max(now_ns) + nanoseconds(new as f64 * self.prefill_token_s);
@@ -156,8 +157,8 @@ mod tests {
             workload.push(draft, [1, 2]);
         }
         let mut engine = PlainEngine::new(1_000.0, 10);
-        engine.submit(&workload, 0, 0);
-        engine.submit(&workload, 1, 0);
+        engine.submit(&workload, 0, Part::Whole, 0);
+        engine.submit(&workload, 1, Part::Whole, 0);
         let mut told = Vec::new();
         while let Some(at_ns) = engine.next_ns() {
             let mut notices = Vec::new();

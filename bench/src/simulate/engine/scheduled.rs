@@ -16,7 +16,7 @@ use worker_core::{
     EnginePreset, EngineTiming, PrefillOrder, SamplingParams, Scheduler, SchedulerLimits, Submission,
 };
 
-use super::{Engine, Foreseen, Notice};
+use super::{Engine, Foreseen, Notice, Part};
 use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
 
 /// All engines of a simulation hash alike, so that a prompt is hashed once to be looked up in all of them.
@@ -59,6 +59,8 @@ enum Work {
     Run,
 }
 
+/// What the exchange between two engines takes beside the KV's bytes, with the router in between. Assumed, not measured.
+const FETCH_S: f64 = 0.005;
 /// Steps of a run that are reckoned with at a time.
 const LONGEST_RUN: usize = 256;
 
@@ -76,7 +78,7 @@ pub struct ScheduledEngine {
     work: Option<(Work, u64)>,
     /// When each step of a run ends.
     run_ends_ns: Vec<u64>,
-    /// Taken in, and when to be scheduled.
+    /// Taken in, and when to be scheduled; in that order.
     due: VecDeque<(u64, Asked)>,
     /// Requests that came since the step began, and those whose tokens are not made yet; behind the scheduler's own queue.
     backlog: VecDeque<Asked>,
@@ -84,8 +86,11 @@ pub struct ScheduledEngine {
     queued_tokens_limit: usize,
     /// Tokens of prompts that the scheduler has and that have no first token.
     queued_tokens: usize,
-    /// By sequence number: the request, and whether its first token has come.
-    sequences: Vec<(u32, bool)>,
+    sequences: Vec<Known>,
+    /// How long a token's KV takes to come from another engine.
+    fetch_token_s: f64,
+    /// When what comes from other engines has come.
+    fetched_ns: u64,
     drawn: Vec<NextToken>,
 }
 
@@ -93,8 +98,18 @@ pub struct ScheduledEngine {
 #[derive(Debug, Clone, Copy)]
 struct Asked {
     number: u32,
-    /// Tokens of its prompt that were not cached when it came.
+    part: Part,
+    /// Tokens of its prompt that it will have to compute, as far as is known when it comes.
     uncached_tokens: usize,
+}
+
+/// What is known of a sequence of the scheduler, by its number.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    request: u32,
+    part: Part,
+    /// Whether its first token has come.
+    has_begun: bool,
 }
 
 /// What an engine is made from.
@@ -110,6 +125,8 @@ pub struct Build<'a> {
     pub blocks: usize,
     /// How fast it is.
     pub pace: Pace,
+    /// Bytes of KV a second that come from other engines.
+    pub kv_bytes_per_s: f64,
     /// Tokens of waiting prompts that are kept in memory at most.
     pub queued_tokens_limit: usize,
 }
@@ -118,7 +135,8 @@ impl ScheduledEngine {
     /// An idle engine with an empty cache.
     #[must_use]
     pub fn new(build: &Build<'_>) -> Self {
-        let Build { preset, prefill, block_tokens, blocks, pace, queued_tokens_limit } = *build;
+        let Build { preset, prefill, block_tokens, blocks, pace, kv_bytes_per_s, queued_tokens_limit } =
+            *build;
         let limits = SchedulerLimits { prefill: prefill.unwrap_or(preset.prefill), ..preset.limits() };
         let capacity = KvCapacity { block_tokens, blocks };
         Self {
@@ -135,6 +153,8 @@ impl ScheduledEngine {
             queued_tokens_limit,
             queued_tokens: 0,
             sequences: Vec::new(),
+            fetch_token_s: preset.kv_token_bytes as f64 / kv_bytes_per_s,
+            fetched_ns: 0,
             drawn: Vec::new(),
         }
     }
@@ -149,7 +169,7 @@ impl ScheduledEngine {
 
     /// Hands waiting requests to the scheduler, as far as memory allows.
     fn feed(&mut self, workload: &Workload) {
-        while let Some(Asked { number, .. }) = self.backlog.front().copied() {
+        while let Some(Asked { number, part, .. }) = self.backlog.front().copied() {
             let prompt = workload.tokens(number);
             if self.queued_tokens > 0 && self.queued_tokens + prompt.len() > self.queued_tokens_limit {
                 return;
@@ -159,12 +179,19 @@ impl ScheduledEngine {
             let submission = Submission {
                 prompt,
                 params: Arc::clone(&self.shared.params),
-                max_tokens: workload.requests[number as usize].output_tokens as usize,
+                max_tokens: match part {
+                    Part::Whole | Part::Answer => workload.requests[number as usize].output_tokens as usize,
+                    Part::Prompt => 1,
+                },
                 end_tokens: Arc::clone(&self.shared.end_tokens),
                 priority: 0,
             };
-            self.scheduler.submit(submission).expect("a cell's requests fit into its pools");
-            self.sequences.push((number, false));
+            let submitted = match part {
+                Part::Whole | Part::Prompt => self.scheduler.submit(submission),
+                Part::Answer => self.scheduler.submit_fetched(submission),
+            };
+            submitted.expect("a cell's requests fit into its pools");
+            self.sequences.push(Known { request: number, part, has_begun: false });
         }
     }
 
@@ -178,8 +205,22 @@ impl ScheduledEngine {
             return;
         }
         let batch = self.scheduler.schedule();
-        let ends_ns = self.step_end_ns(&StepLoad::of(&batch), now_ns);
+        let ends_ns = self.step_end_ns(&self.load(&batch), now_ns);
         self.work = Some((Work::Step(batch), ends_ns));
+    }
+
+    /// What `batch` amounts to. The last token of a prompt whose KV was fetched is computed as those of answers are.
+    fn load(&self, batch: &Batch) -> StepLoad {
+        let mut load = StepLoad::default();
+        for step in &batch.sequences {
+            let Known { part, has_begun, .. } = self.sequences[index(step.id.0)];
+            if part == Part::Answer && !has_begun && step.tokens.len() == 1 {
+                load.add_decode(step);
+            } else {
+                load.add(step);
+            }
+        }
+        load
     }
 
     fn begin_run(&mut self, run: DecodeRun, now_ns: u64) {
@@ -193,6 +234,9 @@ impl ScheduledEngine {
             load.context_tokens += load.decoding;
         }
         self.work = Some((Work::Run, ends_ns));
+        if let Some((due_ns, _)) = self.due.front() {
+            self.interrupt(*due_ns);
+        }
     }
 
     fn step_end_ns(&self, load: &StepLoad, now_ns: u64) -> u64 {
@@ -210,23 +254,23 @@ impl ScheduledEngine {
     fn end_run(&mut self, workload: &Workload, notices: &mut Vec<Notice>) {
         let sequences = &self.sequences;
         let mut draw = |id: SequenceId, positions: Range<usize>, tokens: &mut Vec<TokenId>| {
-            let (request, _) = sequences[index(id.0)];
+            let Known { request, .. } = sequences[index(id.0)];
             tokens.extend(positions.map(|position| workload.token(request, position)));
         };
         for progress in self.scheduler.commit_run(self.run_ends_ns.len(), &mut draw) {
-            notices.push(Notice::Done { request: sequences[index(progress.id.0)].0 });
+            notices.push(Notice::Done { request: sequences[index(progress.id.0)].request });
         }
     }
 
     fn end_step(&mut self, workload: &Workload, batch: &Batch, notices: &mut Vec<Notice>) {
         self.drawn.clear();
         for step in batch.sequences.iter().filter(|step| step.sample.is_some()) {
-            let (request, _) = self.sequences[index(step.id.0)];
+            let Known { request, .. } = self.sequences[index(step.id.0)];
             let token = workload.token(request, step.context_tokens + step.tokens.len());
             self.drawn.push(NextToken { id: step.id, token, logprobs: None });
         }
         for progress in self.scheduler.commit(batch, &self.drawn) {
-            let (request, has_begun) = &mut self.sequences[index(progress.id.0)];
+            let Known { request, has_begun, .. } = &mut self.sequences[index(progress.id.0)];
             let request = *request;
             if !std::mem::replace(has_begun, true) {
                 self.queued_tokens -= workload.requests[request as usize].input_tokens as usize;
@@ -247,16 +291,25 @@ fn index(number: u64) -> usize {
 impl Engine for ScheduledEngine {
     const PARTIAL: Partial = Partial::LeftOut;
 
-    fn submit(&mut self, workload: &Workload, number: u32, now_ns: u64) {
+    fn submit(&mut self, workload: &Workload, number: u32, part: Part, now_ns: u64) {
         let mut path = Vec::new();
         Self::cache_path(workload, number, &mut path);
         let cached_tokens = self.cached_blocks(&path) * BLOCK_TOKENS;
         let prompt_tokens = workload.requests[number as usize].input_tokens as usize;
-        let asked = Asked { number, uncached_tokens: prompt_tokens - cached_tokens };
-        let wait = nanoseconds(self.timing.request_s);
+        let mut uncached_tokens = prompt_tokens - cached_tokens;
+        let mut wait = nanoseconds(self.timing.request_s);
+        if part == Part::Answer {
+            // One after the other; what waits outside of steps does so at the first engine.
+            let fetch_ns = nanoseconds(self.fetch_token_s * uncached_tokens as f64);
+            self.fetched_ns = self.fetched_ns.max(now_ns) + fetch_ns;
+            (uncached_tokens, wait) = (1, self.fetched_ns - now_ns + nanoseconds(FETCH_S));
+        }
+        let asked = Asked { number, part, uncached_tokens };
         self.interrupt(now_ns + wait);
         if wait > 0 {
-            self.due.push_back((now_ns + wait, asked));
+            let due_ns = now_ns + wait;
+            let at = self.due.partition_point(|(earlier_ns, _)| *earlier_ns <= due_ns);
+            self.due.insert(at, (due_ns, asked));
             return;
         }
         self.backlog.push_back(asked);
@@ -302,7 +355,7 @@ impl Engine for ScheduledEngine {
     /// By doing it, in a copy of the engine.
     fn foresee(&self, workload: &Workload, number: u32, now_ns: u64) -> Foreseen {
         let mut copy = self.clone();
-        copy.submit(workload, number, now_ns);
+        copy.submit(workload, number, Part::Whole, now_ns);
         let mut notices = Vec::new();
         let (mut at_ns, mut cached_tokens) = (now_ns, None);
         while let (None, Some(next_ns)) = (cached_tokens, copy.next_ns()) {
@@ -347,6 +400,7 @@ impl Engine for ScheduledEngine {
         self.due.clear();
         self.backlog.clear();
         self.queued_tokens = 0;
+        self.fetched_ns = 0;
         self.sequences.clear();
     }
 
@@ -374,8 +428,10 @@ mod tests {
 
     fn engine(queued_tokens_limit: usize, pace: Pace) -> ScheduledEngine {
         let preset = preset("qwen3-8b").unwrap();
-        let (prefill, block_tokens, blocks) = (None, BLOCK_TOKENS, 100);
-        ScheduledEngine::new(&Build { preset, prefill, block_tokens, blocks, pace, queued_tokens_limit })
+        let (prefill, block_tokens, blocks, kv_bytes_per_s) = (None, BLOCK_TOKENS, 100, 25e9);
+        let build =
+            Build { preset, prefill, block_tokens, blocks, pace, kv_bytes_per_s, queued_tokens_limit };
+        ScheduledEngine::new(&build)
     }
 
     #[test]
@@ -384,7 +440,7 @@ mod tests {
         workload.push(Draft { input_tokens: 2_000, output_tokens: 2, ..Draft::default() }, [1, 2, 3]);
         for slowness in [1.0, 2.0] {
             let mut engine = engine(1_000_000, Pace { slowness, ..Pace::EVEN });
-            engine.submit(&workload, 0, 0);
+            engine.submit(&workload, 0, Part::Whole, 0);
             let told = run(&workload, &mut engine);
             // d + p·T + q·T²/2, then a + b + g·K.
             let prefill_s = 0.030 + 0.061e-3 * 2_000.0 + 0.91e-9 * 2_000.0 * 1_000.0;
@@ -399,14 +455,42 @@ mod tests {
     }
 
     #[test]
+    fn what_was_computed_elsewhere_takes_its_bytes_and_a_step_of_those_that_decode() {
+        let mut workload = Workload::named("w");
+        for number in [1, 2] {
+            workload
+                .push(Draft { input_tokens: 2_000, output_tokens: 2, ..Draft::default() }, [number, 3, 4, 5]);
+        }
+        let mut engine = engine(1_000_000, Pace::EVEN);
+        engine.submit(&workload, 0, Part::Answer, 0);
+        engine.submit(&workload, 1, Part::Answer, 0);
+        assert_eq!(engine.reported().waiting_uncached_tokens, 2);
+        let told = run(&workload, &mut engine);
+        let fetch_s = 2_000.0 * 147_456.0 / 25e9;
+        let step_s = |sequences: f64, tokens: f64| 0.0113 + sequences * 0.030e-3 + tokens * 0.088e-6;
+        // The second comes behind the first, in the course of its second step.
+        let first_s = 0.005 + fetch_s + step_s(1.0, 2_000.0);
+        let second_s = first_s + step_s(1.0, 2_001.0) + step_s(1.0, 2_000.0);
+        let first_tokens =
+            told.iter().filter(|(_, notice)| matches!(notice, Notice::FirstToken { cached_tokens: 0, .. }));
+        for ((at_ns, _), expected_s) in first_tokens.zip([first_s, second_s]) {
+            assert!((*at_ns as f64 / 1e9 - expected_s).abs() < 1e-6, "{at_ns} is not {expected_s}");
+        }
+        assert_eq!(told.len(), 4);
+        let mut path = Vec::new();
+        ScheduledEngine::cache_path(&workload, 0, &mut path);
+        assert_eq!(engine.cached_blocks(&path), 3, "what came is cached");
+    }
+
+    #[test]
     fn a_later_turn_finds_the_reply_in_the_cache() {
         let mut workload = Workload::named("w");
         workload.push(Draft { input_tokens: 600, output_tokens: 500, ..Draft::default() }, [1, 2, 3]);
         workload.push(Draft { input_tokens: 1_200, output_tokens: 1, ..Draft::default() }, [1, 2, 3]);
         let mut engine = engine(1_000_000, Pace::EVEN);
-        engine.submit(&workload, 0, 0);
+        engine.submit(&workload, 0, Part::Whole, 0);
         run(&workload, &mut engine);
-        engine.submit(&workload, 1, 1_000_000_000_000);
+        engine.submit(&workload, 1, Part::Whole, 1_000_000_000_000);
         let told = run(&workload, &mut engine);
         assert_eq!(told[0].1, Notice::FirstToken { request: 1, cached_tokens: 1_024 });
         let mut path = Vec::new();
@@ -422,7 +506,7 @@ mod tests {
         }
         let of = |limit| {
             let mut engine = engine(limit, Pace::EVEN);
-            (0..20).for_each(|number| engine.submit(&workload, number, 0));
+            (0..20).for_each(|number| engine.submit(&workload, number, Part::Whole, 0));
             run(&workload, &mut engine)
         };
         assert_eq!(of(30_000), of(1_000_000));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use router_core::policy::IndexBound;
 use router_core::prefix::tree::TreeLimits;
-use router_core::{Decider, Fleet, FleetSnapshot, Policy, WorkerId, WorkerSpec};
+use router_core::{Decider, Fleet, FleetSnapshot, Policy, Role, WorkerId, WorkerSpec};
 
 use super::BLOCK_TOKENS;
 
@@ -17,7 +17,13 @@ pub(super) struct Router {
 }
 
 impl Router {
-    pub(super) fn new(policy: Box<dyn Policy>, workers: usize, blocks: usize, seed: u64) -> Self {
+    /// One with so many `workers`, of which the first `prefill_workers` do nothing but compute prompts.
+    pub(super) fn new(
+        policy: Box<dyn Policy>,
+        (workers, prefill_workers): (usize, usize),
+        blocks: usize,
+        seed: u64,
+    ) -> Self {
         let worker_blocks = match policy.index_use().bound {
             IndexBound::WorkerCapacity => blocks,
             IndexBound::Tokens(tokens) => tokens.div_ceil(BLOCK_TOKENS),
@@ -25,7 +31,9 @@ impl Router {
         };
         let limits = TreeLimits { total_blocks: worker_blocks.saturating_mul(workers), worker_blocks };
         let spec = |number: usize| {
-            WorkerSpec::new(WorkerId::new(&format!("worker-{number}")), format!("simulated:{number}"))
+            let id = WorkerId::new(&format!("worker-{number}"));
+            let role = if number < prefill_workers { Role::Prefill } else { Role::Generate };
+            WorkerSpec { role, ..WorkerSpec::new(id, format!("simulated:{number}")) }
         };
         let mut fleet = Fleet::default();
         fleet.reconcile(&(0..workers).map(spec).collect::<Vec<_>>());

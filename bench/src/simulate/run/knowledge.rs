@@ -147,6 +147,14 @@ impl Knowledge {
         }
     }
 
+    /// The most tokens of request `number` that one of `engines` holds.
+    pub(super) fn held_tokens<E: Engine>(workload: &Workload, number: u32, engines: &[E]) -> u32 {
+        let mut path = Vec::new();
+        E::cache_path(workload, number, &mut path);
+        let blocks = engines.iter().map(|engine| engine.cached_blocks(&path)).max().unwrap_or(0);
+        u32::try_from(blocks * BLOCK_TOKENS).unwrap_or(u32::MAX)
+    }
+
     /// Adds what is known to the candidates.
     pub(super) fn tell(&self, view: &RequestView<'_>, candidates: &mut [Candidate], speed: &PrefillSpeed) {
         for candidate in candidates {

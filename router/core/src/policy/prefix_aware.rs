@@ -79,6 +79,14 @@ const MOST_UNSEEN: f64 = 32.0;
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixAware;
 
+impl PrefixAware {
+    /// The seconds that the request would cost itself and everybody else at each candidate, each counted once, whoever waits for it: to compare what
+    /// makes first tokens late with what makes answers slow. `cost` is as above, but for the weights ⅔, ω and (1 + q̄), which are 1 here.
+    pub(crate) fn seconds(request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
+        Fleet::of(request, choice, Worth::ALIKE).costs(choice)
+    }
+}
+
 /// What a worker has to do: by the router's own ledger, and what it reported beyond that, since others may send requests there as well.
 struct Work {
     queued_s: f64,
@@ -170,8 +178,27 @@ impl Sums {
     }
 }
 
+/// What a second counts, whoever waits for it.
+#[derive(Clone, Copy)]
+struct Worth {
+    /// Others', against the request's own.
+    others: f64,
+    /// ω: of those who decode, against one before a first token.
+    decode: f64,
+    /// Whether those who come meanwhile make each other wait as well.
+    crowd: bool,
+}
+
+impl Worth {
+    /// First tokens first: what the policy goes by.
+    const FIRST_TOKENS: Self = Self { others: OTHERS_WORTH, decode: DECODE_WORTH, crowd: true };
+    /// A second is a second.
+    const ALIKE: Self = Self { others: 1.0, decode: 1.0, crowd: false };
+}
+
 /// What is the same for all candidates.
 struct Fleet {
+    worth: Worth,
     /// Requests a second that come to a worker and find none that is idle, times those that each of them makes wait in turn.
     waiting_per_s: f64,
     /// Mean time that a request stays, in seconds.
@@ -191,14 +218,16 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn of(request: &RequestView<'_>, choice: &Choice<'_>) -> Self {
+    fn of(request: &RequestView<'_>, choice: &Choice<'_>, worth: Worth) -> Self {
         let Sums { running, waiting, busy, context_tokens, own, others } = Sums::of(choice);
         // What other routers send is seen in what runs. This request is one of this router's, if it has no other.
         let routers = 1.0 + others / own.max(1.0);
         let arrivals_per_s = choice.arrivals_per_s * choice.share * routers;
         let count = choice.candidates.len() as f64;
+        let crowd = if worth.crowd { 1.0 + waiting / count } else { 1.0 };
         Self {
-            waiting_per_s: busy / count * arrivals_per_s / count * (1.0 + waiting / count),
+            worth,
+            waiting_per_s: busy / count * arrivals_per_s / count * crowd,
             stay_s: if arrivals_per_s > 0.0 { running / arrivals_per_s } else { 0.0 },
             routers,
             share: choice.share,
@@ -213,8 +242,8 @@ impl Fleet {
 
     fn cost(&self, candidate: &Candidate, own_s: f64, work: &Work) -> f64 {
         let Work { queued_s, waiting, running, usual, context_tokens, held_tokens } = *work;
-        let decoding = (running - waiting).max(0.0);
-        let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + DECODE_WORTH * decoding;
+        let decoding = self.worth.decode * (running - waiting).max(0.0);
+        let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + decoding;
         let met = running / 2.0 + self.usual_met * usual;
         let met_context = context_tokens / 2.0 + self.usual_met * usual * self.usual_context;
         // Those it slows down, and those who slow it down.
@@ -222,8 +251,13 @@ impl Fleet {
         let ratio = f64::from(candidate.ratio);
         let step_s = if candidate.joins_step { 0.0 } else { self.fixed_s * ratio };
         let decode_s = self.token_s * ratio * slow_tokens;
-        let others_s = own_s * delayed + step_s * STEP_SHARE * DECODE_WORTH * decoding + decode_s;
-        queued_s + own_s + self.memory_wait_s(candidate, held_tokens) + OTHERS_WORTH * others_s
+        let others_s = own_s * delayed + step_s * STEP_SHARE * decoding + decode_s;
+        queued_s + own_s + self.memory_wait_s(candidate, held_tokens) + self.worth.others * others_s
+    }
+
+    fn costs(&self, choice: &Choice<'_>) -> Vec<f64> {
+        let cost = |(candidate, work): (&Candidate, _)| self.cost(candidate, candidate.own_s, &work);
+        choice.candidates.iter().zip(works(choice)).map(cost).collect()
     }
 
     /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with nothing cached,
@@ -306,13 +340,11 @@ impl Policy for PrefixAware {
 
     /// Seconds.
     fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        let fleet = Fleet::of(request, choice);
-        let cost = |(candidate, work): (&Candidate, _)| fleet.cost(candidate, candidate.own_s, &work);
-        choice.candidates.iter().zip(works(choice)).map(cost).collect()
+        Fleet::of(request, choice, Worth::FIRST_TOKENS).costs(choice)
     }
 
     fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, rng: &mut dyn Rng) -> usize {
-        let fleet = Fleet::of(request, choice);
+        let fleet = Fleet::of(request, choice, Worth::FIRST_TOKENS);
         if fleet.routers > 1.0 {
             let mut works: Vec<_> = works(choice).collect();
             fleet.place_unseen(choice, &mut works, rng);

@@ -3,7 +3,7 @@
 
 use roundhouse_types::BlockHash;
 
-use super::{Plan, Scheduler};
+use super::{Plan, PrefillOrder, Scheduler};
 use crate::sequence::Sequence;
 
 /// There was no room for the first that waits. Until blocks are given back it is not looked at again, unless more of it
@@ -26,11 +26,15 @@ impl Scheduler {
             // What it generates itself is kept free whole, until the next step.
             reserved_tokens +=
                 self.limits.reserve.map_or(0, |reserve| reserve.growth_tokens(&self.running[at]));
-            let remaining = self.running[at].remaining_tokens();
-            let chunk = remaining.min(plan.budget_tokens);
             // All of its blocks at once: two prompts that each held half of what they need would wait for ever.
-            if self.make_room_without_retracting(at, remaining) {
+            if self.make_room_without_retracting(at, self.running[at].remaining_tokens()) {
                 self.make_place_in_plan(at);
+                self.take_fetched(at);
+                // Where prompts have steps of their own, one that was fetched takes part in the decodes'.
+                if self.limits.prefill == PrefillOrder::First && self.running[at].joins_decodes() {
+                    continue;
+                }
+                let chunk = self.running[at].remaining_tokens().min(plan.budget_tokens);
                 self.take_part(plan, at, chunk);
             }
         }
@@ -86,6 +90,16 @@ impl Scheduler {
         let at = before.map_or(0, |before| before + 1);
         self.running.insert(at, sequence);
         Some(at)
+    }
+
+    /// What another worker has computed is in its blocks, and can be found by others.
+    fn take_fetched(&mut self, at: usize) {
+        let sequence = &self.running[at];
+        if sequence.is_fetched {
+            let fetched = sequence.prompt_tokens - 1 - sequence.computed_tokens;
+            self.enter_full_blocks(at, fetched);
+            self.counted.computed_tokens -= fetched as u64;
+        }
     }
 
     /// Whoever was planned from `at` on is one place further back.

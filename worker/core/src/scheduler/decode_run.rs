@@ -41,7 +41,8 @@ impl Scheduler {
         let mut run = DecodeRun { sequences: self.running.len(), context_tokens: 0, steps: usize::MAX };
         let mut wanted_blocks = 0;
         for sequence in &self.running {
-            if !sequence.is_decoding() || !sequence.ends_by_length() {
+            // A first token is told when it comes.
+            if !sequence.is_decoding() || sequence.joins_decodes() || !sequence.ends_by_length() {
                 return None;
             }
             let computed = sequence.computed_tokens;
@@ -144,7 +145,7 @@ mod tests {
         #[test]
         fn a_run_leaves_what_as_many_steps_would_have_left(
             requests in prop::collection::vec(
-                (prop::collection::vec(0u32..2, 1..14), 1usize..20, 0usize..12), 1..14),
+                (prop::collection::vec(0u32..2, 1..14), 1usize..20, 0usize..12, any::<bool>()), 1..14),
             blocks in 9usize..24,
             max_running in 1usize..7,
             first in any::<bool>(),
@@ -154,13 +155,16 @@ mod tests {
             let [mut runs, mut steps] = [0; 2].map(|_| scheduler(blocks, max_running, order));
             let params = Arc::new(SamplingParams::greedy());
             for (turn, cut) in cuts.iter().enumerate() {
-                for (prompt, max_tokens, _) in requests.iter().filter(|(.., at)| *at == turn) {
+                for (prompt, max_tokens, _, is_fetched) in requests.iter().filter(|(.., at, _)| *at == turn) {
                     let (prompt, params) = (prompt.clone(), Arc::clone(&params));
                     let end_tokens = Arc::new([]);
                     let submission =
                         Submission { prompt, params, max_tokens: *max_tokens, end_tokens, priority: 0 };
-                    prop_assert_eq!(
-                        runs.submit(submission.clone()).is_ok(), steps.submit(submission).is_ok());
+                    let submit = |scheduler: &mut Scheduler| {
+                        let submission = submission.clone();
+                        if *is_fetched { scheduler.submit_fetched(submission) } else { scheduler.submit(submission) }
+                    };
+                    prop_assert_eq!(submit(&mut runs).is_ok(), submit(&mut steps).is_ok());
                 }
                 let (mut ended, mut ended_in_steps) = (Vec::new(), Vec::new());
                 if let Some(run) = runs.decode_run() {

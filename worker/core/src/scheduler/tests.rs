@@ -440,15 +440,21 @@ fn events_name_sequence_and_positions() {
 /// Something that happens to a scheduler.
 #[derive(Clone, Debug)]
 enum Happening {
-    Submit { prompt: Vec<TokenId>, max_tokens: usize, priority: i64 },
+    Submit { prompt: Vec<TokenId>, max_tokens: usize, priority: i64, is_fetched: bool },
     Cancel(prop::sample::Index),
     Flush,
     Steps(usize),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
-    let submit = (prop::collection::vec(0u32..3, 1..30), 1usize..12, -1i64..2)
-        .prop_map(|(prompt, max_tokens, priority)| Happening::Submit { prompt, max_tokens, priority });
+    let submit = (prop::collection::vec(0u32..3, 1..30), 1usize..12, -1i64..2, any::<bool>()).prop_map(
+        |(prompt, max_tokens, priority, is_fetched)| Happening::Submit {
+            prompt,
+            max_tokens,
+            priority,
+            is_fetched,
+        },
+    );
     prop_oneof![
         4 => submit,
         1 => any::<prop::sample::Index>().prop_map(Happening::Cancel),
@@ -475,6 +481,10 @@ struct Trial {
     scheduler: Scheduler,
     device: Device,
     follower: Follower,
+    /// Prompts that come from another worker, until they have blocks to be written to.
+    coming: Vec<(SequenceId, Vec<TokenId>)>,
+    /// Those that came.
+    fetched: Vec<SequenceId>,
     /// What each is to get, and what it got.
     expected: HashMap<SequenceId, Vec<TokenId>>,
     output: HashMap<SequenceId, Vec<TokenId>>,
@@ -484,6 +494,7 @@ impl Trial {
     fn step(&mut self) {
         let batch = self.scheduler.schedule();
         self.scheduler.check_invariants();
+        self.receive();
         assert_eq!(
             batch.sequences.is_empty(),
             self.scheduler.is_idle(),
@@ -493,8 +504,8 @@ impl Trial {
         assert!(batch.tokens() <= limits.max_tokens_per_step && batch.sequences.len() <= limits.max_running);
         if limits.prefill == PrefillOrder::First {
             let is_decode = |step: &SequenceStep| {
-                step.tokens.len() == 1
-                    && step.sample.as_ref().is_some_and(|sample| sample.generated_tokens > 0)
+                let has_generated = step.sample.as_ref().is_some_and(|sample| sample.generated_tokens > 0);
+                step.tokens.len() == 1 && (has_generated || self.fetched.contains(&step.id))
             };
             let decodes = batch.sequences.iter().filter(|step| is_decode(step)).count();
             // Only a retracted sequence's prefill can look like a decode.
@@ -511,6 +522,34 @@ impl Trial {
         self.check();
     }
 
+    /// What another worker computed is written as soon as it has blocks.
+    fn receive(&mut self) {
+        let Self { scheduler, device, coming, fetched, .. } = self;
+        coming.retain(|(id, prompt)| {
+            if scheduler.waiting.iter().any(|one| one.id == *id && one.is_fetched) {
+                return true;
+            }
+            fetched.push(*id);
+            let running = scheduler.running.iter().find(|one| one.id == *id);
+            let blocks: Vec<_> = match running {
+                Some(sequence) => sequence.table.iter().copied().collect(),
+                // It was retracted at once, or let go; what it leaves can be found.
+                None => {
+                    let mut chain = scheduler.root;
+                    let path: Vec<_> =
+                        prompt.chunks_exact(BLOCK_TOKENS).map(|block| chain.push_tokens(block)).collect();
+                    scheduler.pool.find(&path, path.len()).blocks
+                }
+            };
+            for (block, tokens) in blocks.iter().zip(prompt.chunks(BLOCK_TOKENS)) {
+                for (offset, token) in tokens.iter().enumerate() {
+                    device.written.insert((block.0, offset), *token);
+                }
+            }
+            false
+        });
+    }
+
     fn check(&mut self) {
         self.scheduler.check_invariants();
         let root = self.scheduler.root;
@@ -524,9 +563,15 @@ impl Trial {
 
     fn apply(&mut self, happening: Happening) {
         match happening {
-            Happening::Submit { prompt, max_tokens, priority } => {
+            Happening::Submit { prompt, max_tokens, priority, is_fetched } => {
                 let submission = Submission { priority, ..submission(&prompt, max_tokens) };
-                let id = self.scheduler.submit(submission).unwrap();
+                let id = if is_fetched {
+                    let id = self.scheduler.submit_fetched(submission).unwrap();
+                    self.coming.push((id, prompt[..prompt.len() - 1].to_vec()));
+                    id
+                } else {
+                    self.scheduler.submit(submission).unwrap()
+                };
                 self.expected.insert(id, alone(&prompt, max_tokens));
             }
             Happening::Cancel(which) if !self.expected.is_empty() => {
@@ -569,6 +614,8 @@ proptest! {
             scheduler,
             device: Device::default(),
             follower: Follower::default(),
+            coming: Vec::new(),
+            fetched: Vec::new(),
             expected: HashMap::new(),
             output: HashMap::new(),
         };
@@ -659,4 +706,32 @@ fn what_is_taken_over_again_after_a_retraction_is_counted_once() {
         }
     };
     assert_eq!(cached_tokens, 4);
+}
+
+#[test]
+fn a_prompt_that_was_fetched_computes_its_last_token_beside_those_that_decode() {
+    for prefill in [PrefillOrder::First, PrefillOrder::Mixed] {
+        let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks: 20 };
+        let limits = SchedulerLimits { prefill, ..SchedulerLimits::mixed(4, 16) };
+        let mut scheduler = Scheduler::new(capacity, limits, 5);
+        let draw = |batch: &Batch| -> Vec<NextToken> {
+            let draw = |step: &SequenceStep| NextToken { id: step.id, token: 1, logprobs: None };
+            batch.sequences.iter().filter(|step| step.sample.is_some()).map(draw).collect()
+        };
+        scheduler.submit(submission(&[2; 6], 9)).unwrap();
+        let batch = scheduler.schedule();
+        scheduler.commit(&batch, &draw(&batch));
+        let fetched = scheduler.submit_fetched(submission(&[3; 10], 2)).unwrap();
+        assert_eq!(scheduler.stats().uncomputed_tokens, 2, "a token each");
+        assert_eq!(scheduler.decode_run(), None, "somebody waits");
+        let batch = scheduler.schedule();
+        let lengths: Vec<_> =
+            batch.sequences.iter().map(|step| (step.tokens.len(), step.context_tokens)).collect();
+        assert_eq!(lengths, [(1, 6), (1, 9)], "{prefill:?}");
+        let progress = scheduler.commit(&batch, &draw(&batch));
+        assert_eq!((progress[1].id, progress[1].cached_tokens), (fetched, 0));
+        let stats = scheduler.stats();
+        assert_eq!((stats.computed_tokens, stats.cached_blocks), (6 + 2, 1 + 2));
+        scheduler.check_invariants();
+    }
 }
