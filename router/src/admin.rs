@@ -1,5 +1,7 @@
 //! The operators' listener: metrics, probes, the workers, and why a request would go where. Loopback unless told otherwise.
 
+mod workers;
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,19 +13,16 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use router_core::{
-    Among, BreakerState, Explanation, Leg, RequestView, Role, SplitCosts, Worker, WorkerId, WorkerSpec,
-};
+use router_core::{Among, Explanation, Leg, RequestView, SplitCosts};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tower::{Service, ServiceBuilder, ServiceExt};
 
+use self::workers::{add_worker, drain_worker, remove_worker, workers};
 use crate::answers::{self, json_response, respond};
 use crate::app::App;
-use crate::config::{parse_prefill_worker, parse_worker};
 use crate::error::error_body;
-use crate::fleet::FleetError;
 use crate::listener::client_stream::ClientStream;
 use crate::listener::socket::Socket;
 use crate::liveness;
@@ -166,173 +165,6 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Response<RelayBody>> {
     })
 }
 
-fn workers(app: &App) -> Value {
-    let roster = app.fleet.roster();
-    let workers: Vec<_> =
-        roster.snapshot.workers().iter().map(|worker| worker_state(worker, app.now())).collect();
-    json!({ "workers": workers })
-}
-
-fn worker_state(worker: &Worker, now: Duration) -> Value {
-    worker.load.lapse(now);
-    let load = worker.load.read();
-    let breaker = match worker.health.breaker(now) {
-        BreakerState::Closed => "closed",
-        BreakerState::HalfOpen => "half_open",
-        BreakerState::Open => "open",
-    };
-    json!({
-        "id": worker.id().as_str(),
-        "address": worker.spec.address,
-        "role": match worker.spec.role {
-            Role::Generate => "generate",
-            Role::Prefill => "prefill",
-        },
-        "usable": worker.is_usable(),
-        "up": worker.is_up(),
-        "down_by_probes_alone": worker.is_suspect(),
-        "draining": worker.is_draining(),
-        "breaker": breaker,
-        "cooling_s": worker.health.cooling(now).unwrap_or_default().as_secs_f64(),
-        "warming_share": worker.health.warming_share(now).unwrap_or(1.0),
-        "models": worker.models().map(|models| models.to_vec()),
-        "requests_in_flight": load.requests,
-        "prefilling": load.prefilling,
-        "prefill_tokens": load.prefill_tokens,
-        "context_tokens": load.context_tokens,
-        "cache_trust": worker.reports.trust().label(),
-        "kv_capacity_tokens": worker.reports.kv_capacity_tokens(),
-        "reported": worker.reports.load(now).map(|report| json!({
-            "running": report.running,
-            "waiting": report.waiting,
-            "waiting_uncached_tokens": report.waiting_uncached_tokens,
-            "kv_used_tokens": report.kv_used_tokens,
-            "kv_free_tokens": report.kv_free_tokens,
-            "prefill_tokens_per_second": report.prefill_tokens_per_second,
-            "decode_tokens_per_second": report.decode_tokens_per_second,
-            "age_ms": report.age_ms,
-            "router_rank": report.place.rank,
-            "routers": report.place.count,
-        })),
-    })
-}
-
-/// Takes `ID/drain` and `ID/undrain`. A worker that is drained has no requests in flight any more.
-fn drain_worker(app: &App, path: &str) -> Response<RelayBody> {
-    let Some((id, change)) =
-        path.rsplit_once('/').filter(|(_, change)| ["drain", "undrain"].contains(change))
-    else {
-        return error(StatusCode::NOT_FOUND, "POST /workers/ID/drain or /workers/ID/undrain");
-    };
-    let roster = app.fleet.roster();
-    let Some(worker) = roster.snapshot.find(id) else {
-        let known: Vec<_> = roster.snapshot.workers().iter().map(|worker| worker.id().as_str()).collect();
-        return error(StatusCode::NOT_FOUND, &format!("no worker {id:?}; there are {}", known.join(", ")));
-    };
-    if change == "drain" {
-        worker.drain();
-    } else {
-        worker.undrain();
-    }
-    tracing::info!(worker = id, change, "an operator changed a worker");
-    json_response(StatusCode::OK, &worker_state(worker, app.now()))
-}
-
-/// Takes `{"url": "…", "id": "…", "role": "generate"}`; the id may be left out, and the role, which may be `prefill`.
-async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBody> {
-    #[derive(serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct NewWorker {
-        url: String,
-        id: Option<String>,
-        #[serde(default)]
-        role: NewRole,
-    }
-    #[derive(Clone, Copy, Default, serde::Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    enum NewRole {
-        #[default]
-        Generate,
-        Prefill,
-    }
-    let new: NewWorker = match serde_json::from_slice(body) {
-        Ok(new) => new,
-        Err(reason) => {
-            let message = format!(
-                "expected {{\"url\": \"http://host:port\", \"id\": \"name\", \"role\": \"generate\"}}: {reason}"
-            );
-            return error(StatusCode::BAD_REQUEST, &message);
-        }
-    };
-    change(app, StatusCode::CREATED, move |specs| {
-        let (letter, parse): (_, fn(&str, &str) -> _) = match new.role {
-            NewRole::Generate => ("w", parse_worker),
-            NewRole::Prefill => ("p", parse_prefill_worker),
-        };
-        let is_free = |id: &String| !specs.iter().any(|spec| spec.id.as_str() == id);
-        let free = || (0..).map(|n| format!("{letter}{n}")).find(is_free);
-        let id = new.id.clone().or_else(free).unwrap_or_default();
-        let spec: WorkerSpec = parse(&format!("{id}={}", new.url), &id).map_err(ChangeError::Address)?;
-        if specs.iter().any(|known| known.id == spec.id) {
-            return Err(ChangeError::Known(spec.id));
-        }
-        let added = json!({ "id": spec.id.as_str(), "address": spec.address });
-        specs.push(spec);
-        Ok(added)
-    })
-    .await
-}
-
-async fn remove_worker(app: &Arc<App>, id: &str) -> Response<RelayBody> {
-    let gone = id.to_owned();
-    change(app, StatusCode::OK, move |specs| {
-        let before = specs.len();
-        specs.retain(|spec| spec.id.as_str() != gone);
-        if specs.len() == before {
-            let known = specs.iter().map(|spec| spec.id.as_str()).collect::<Vec<_>>().join(", ");
-            return Err(ChangeError::Unknown { id: gone, known });
-        }
-        Ok(json!({ "id": gone, "removed": true }))
-    })
-    .await
-}
-
-/// Why the fleet stays as it is.
-#[derive(Debug, thiserror::Error)]
-enum ChangeError {
-    #[error("{0}")]
-    Address(String),
-    #[error("there is a worker named {0} already")]
-    Known(WorkerId),
-    #[error("no worker {id:?}; there are {known}")]
-    Unknown { id: String, known: String },
-    #[error(transparent)]
-    Fleet(#[from] FleetError),
-}
-
-/// Edits the fleet; `edit` gives what to answer.
-async fn change(
-    app: &Arc<App>,
-    done: StatusCode,
-    edit: impl FnOnce(&mut Vec<WorkerSpec>) -> Result<Value, ChangeError> + Send + 'static,
-) -> Response<RelayBody> {
-    let app = Arc::clone(app);
-    // An embedded worker loads its model.
-    let outcome = tokio::task::spawn_blocking(move || app.fleet.update(&app.decider, edit)).await;
-    match outcome {
-        Ok(Ok(answer)) => json_response(done, &answer),
-        Ok(Err(reason)) => {
-            let status = match reason {
-                ChangeError::Known(_) => StatusCode::CONFLICT,
-                ChangeError::Unknown { .. } => StatusCode::NOT_FOUND,
-                ChangeError::Address(_) | ChangeError::Fleet(_) => StatusCode::BAD_REQUEST,
-            };
-            error(status, &reason.to_string())
-        }
-        Err(reason) => error(StatusCode::INTERNAL_SERVER_ERROR, &reason.to_string()),
-    }
-}
-
 fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     let reading = match app.parser.read(headers, body, &app.ratios) {
         Ok(reading) => reading,
@@ -346,8 +178,8 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     let explain = |leg| app.decider.explain(&roster.snapshot, &RequestView { leg, ..view }, now);
     let among = Among::Untried(&[]);
     let may_choose = app.settings.prefill_protocol.generates_alone();
-    let splits = roster.snapshot.has_prefill()
-        && (!may_choose || app.decider.splits(&roster.snapshot, &view, among, now));
+    let splits =
+        app.has_prefill() && (!may_choose || app.decider.splits(&roster.snapshot, &view, among, now));
     let leg = if splits { Leg::Decode } else { Leg::Whole };
     let (explanation, prefill) = match explain(leg)
         .and_then(|first| Ok((first, splits.then(|| explain(Leg::Prefill)).transpose()?)))

@@ -8,6 +8,7 @@ use router_core::{Role, Worker};
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::discovery::state::awaited;
 use crate::error::{RequestError, error_body};
 use crate::routes::Endpoint;
 use crate::stages::relay::RelayBody;
@@ -51,10 +52,14 @@ fn ready(app: &App) -> Response<RelayBody> {
     if app.is_draining() {
         return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
     }
+    if let Some(source) = awaited(&app.sources, app.now()) {
+        let text = format!("the workers of {source} are not known yet\n");
+        return self::text(StatusCode::SERVICE_UNAVAILABLE, &text);
+    }
     let roster = app.fleet.roster();
     let has =
         |role| roster.snapshot.workers().iter().any(|worker| worker.spec.role == role && may_serve(worker));
-    let needs_prefill = roster.snapshot.has_prefill() && !app.settings.prefill_protocol.generates_alone();
+    let needs_prefill = app.has_prefill() && !app.settings.prefill_protocol.generates_alone();
     match (has(Role::Generate), !needs_prefill || has(Role::Prefill)) {
         (true, true) => text(StatusCode::OK, "ok\n"),
         (true, false) => text(StatusCode::SERVICE_UNAVAILABLE, "no usable prefill worker\n"),

@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::body_memory::BodyMemory;
 use crate::config::{Config, Settings};
+use crate::discovery::{self, state::SourceState};
 use crate::failure_logs::FailureLogs;
 use crate::fleet::{FleetError, FleetService};
 use crate::keys::Keys;
@@ -32,6 +33,8 @@ pub struct App {
     pub settings: Settings,
     /// The workers.
     pub fleet: FleetService,
+    /// Where workers come from that nobody has named, and how that goes.
+    pub sources: Vec<Arc<SourceState>>,
     /// Who gets what.
     pub decider: Arc<Decider>,
     /// Bytes a token, by model.
@@ -74,6 +77,9 @@ pub enum AppError {
     /// A worker could not be set up.
     #[error(transparent)]
     Fleet(#[from] FleetError),
+    /// It is not known where workers are to be looked for.
+    #[error("{0}")]
+    Discovery(String),
     /// What passes could not be recorded.
     #[error(transparent)]
     Recording(#[from] RecordingError),
@@ -106,8 +112,13 @@ impl App {
         let decider = Arc::new(decider.with_host_caches(settings.kv_host_ratio));
         let session_header = HeaderName::try_from(&settings.session_header)
             .map_err(|_| AppError::SessionHeader(settings.session_header.clone()))?;
-        let started = Instant::now();
+        let (started, metrics) = (Instant::now(), Metrics::default());
+        let sources = config.sources.iter().map(|source| {
+            let failures = metrics.discovery_failures(&source.name);
+            Arc::new(SourceState::new(Arc::clone(&source.name), failures))
+        });
         let app = Arc::new(Self {
+            sources: sources.collect(),
             fleet: FleetService::new(
                 &settings,
                 Connector::new(
@@ -121,7 +132,7 @@ impl App {
             decider,
             keys: config.keys.clone(),
             ratios: TokenRatios::default(),
-            metrics: Metrics::default(),
+            metrics,
             body_memory,
             admission: Admission::new(settings.max_in_flight, settings.max_queue, settings.queue_timeout),
             time_limits: TimeLimitTable::new(config),
@@ -137,7 +148,16 @@ impl App {
         });
         app.keys.keep_fresh();
         app.fleet.set(&config.workers, &app.decider)?;
+        discovery::start(&app, config).map_err(AppError::Discovery)?;
         Ok(app)
+    }
+
+    /// Whether requests may need a worker that only computes prompts: there is one, or engines cannot do without and one may come.
+    #[must_use]
+    pub fn has_prefill(&self) -> bool {
+        let is_needed =
+            !self.settings.prefill_protocol.generates_alone() && !self.settings.prefill.is_empty();
+        is_needed || self.fleet.roster().snapshot.has_prefill()
     }
 
     /// A reading of the clock that workers' health and the retry budget go by.

@@ -6,12 +6,13 @@ use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
 use router_core::prefix::feed::Listener;
-use router_core::{Decider, Fleet, FleetSnapshot, Worker, WorkerSpec};
+use router_core::{Decider, Fleet, FleetSnapshot, Worker, WorkerId, WorkerSpec};
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::config::Settings;
+use crate::desired::{Desired, Found, NewRequests, Wanted};
 use crate::kv_events::Follower;
 use crate::probes::Prober;
 use crate::transport::{AddressError, Connector, Transport, TransportError};
@@ -37,6 +38,8 @@ pub struct Roster {
     pub snapshot: Arc<FleetSnapshot>,
     /// By slot.
     upstreams: Vec<Option<Arc<Upstream>>>,
+    /// Which source has found a worker that nobody has named.
+    sources: HashMap<WorkerId, Arc<str>>,
 }
 
 impl Roster {
@@ -45,6 +48,12 @@ impl Roster {
     pub fn upstream(&self, worker: &Arc<Worker>) -> Option<Arc<Upstream>> {
         let upstream = self.upstreams.get(worker.slot.index())?.as_ref()?;
         Arc::ptr_eq(&upstream.worker, worker).then(|| Arc::clone(upstream))
+    }
+
+    /// The source that has found the worker of that name, if one has.
+    #[must_use]
+    pub fn source(&self, id: &WorkerId) -> Option<&str> {
+        self.sources.get(id).map(|source| &**source)
     }
 
     /// All workers, in fleet order.
@@ -97,9 +106,10 @@ pub struct FleetService {
 
 #[derive(Default)]
 struct Change {
+    desired: Desired,
     fleet: Fleet,
     /// The tasks of each worker.
-    tasks: HashMap<router_core::WorkerId, Vec<AbortHandle>>,
+    tasks: HashMap<WorkerId, Vec<AbortHandle>>,
 }
 
 impl FleetService {
@@ -122,19 +132,13 @@ impl FleetService {
         self.roster.load()
     }
 
-    /// What is desired now.
-    #[must_use]
-    pub fn specs(&self) -> Vec<WorkerSpec> {
-        self.roster().snapshot.workers().iter().map(|worker| worker.spec.clone()).collect()
-    }
-
-    /// Makes the fleet what is `desired`: starts or connects what is new, forgets what has left. Loads models of embedded
-    /// workers, so it may block for a while. Must be called within a tokio runtime, which then runs the probers.
+    /// Makes the fleet what is `named`, and what sources have found: starts or connects what is new, forgets what has left. Loads models of
+    /// embedded workers, so it may block for a while. Must be called within a tokio runtime, which then runs the probers.
     ///
     /// # Errors
     /// When a new worker cannot be reached in principle; then nothing has changed.
-    pub fn set(&self, desired: &[WorkerSpec], decider: &Arc<Decider>) -> Result<(), FleetError> {
-        self.set_over(desired, decider, |spec| self.transport(spec, desired))
+    pub fn set(&self, named: &[WorkerSpec], decider: &Arc<Decider>) -> Result<(), FleetError> {
+        self.set_over(named, decider, |spec| self.transport(spec, named))
     }
 
     /// The same with ways to new workers of the caller's choice.
@@ -143,12 +147,43 @@ impl FleetService {
     /// When `way` makes none; then nothing has changed.
     pub fn set_over(
         &self,
-        desired: &[WorkerSpec],
+        named: &[WorkerSpec],
         decider: &Arc<Decider>,
         way: impl Fn(&WorkerSpec) -> Result<Arc<dyn Transport>, FleetError>,
     ) -> Result<(), FleetError> {
         let mut change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut desired = change.desired.clone();
+        desired.named = named.to_vec();
         self.reconcile(&mut change, desired, decider, way)
+    }
+
+    /// Makes the fleet what is named, and what `source` has `found` now in place of what it had found before. Otherwise as
+    /// [`FleetService::set`].
+    ///
+    /// # Errors
+    /// When a new worker cannot be reached in principle; then nothing has changed.
+    pub fn publish(
+        &self,
+        source: &Arc<str>,
+        found: Vec<Found>,
+        decider: &Arc<Decider>,
+    ) -> Result<(), FleetError> {
+        let mut change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut desired = change.desired.clone();
+        let workers = found.len();
+        if !desired.publish(source, found) {
+            return Ok(());
+        }
+        self.reconcile(&mut change, desired, decider, |spec| self.transport(spec, &[]))?;
+        tracing::info!(source = &**source, workers, "workers found");
+        let left_out = change.desired.left_out(source);
+        if let Some(first) = left_out.first() {
+            tracing::warn!(
+                source = &**source, workers = left_out.len(), first = %first.id,
+                "left out: other workers have these names; NAME= in front of a source makes its workers' names differ"
+            );
+        }
+        Ok(())
     }
 
     /// Edits what is desired, and makes the fleet that; of edits at once, each sees those before it. Otherwise as
@@ -159,30 +194,34 @@ impl FleetService {
     pub fn update<T, E: From<FleetError>>(
         &self,
         decider: &Arc<Decider>,
-        edit: impl FnOnce(&mut Vec<WorkerSpec>) -> Result<T, E>,
+        edit: impl FnOnce(&mut Desired) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut desired = self.specs();
+        let mut desired = change.desired.clone();
         let edited = edit(&mut desired)?;
-        self.reconcile(&mut change, &desired, decider, |spec| self.transport(spec, &desired))?;
+        let named = desired.named.clone();
+        self.reconcile(&mut change, desired, decider, |spec| self.transport(spec, &named))?;
         Ok(edited)
     }
 
     fn reconcile(
         &self,
         change: &mut Change,
-        desired: &[WorkerSpec],
+        desired: Desired,
         decider: &Arc<Decider>,
         way: impl Fn(&WorkerSpec) -> Result<Arc<dyn Transport>, FleetError>,
     ) -> Result<(), FleetError> {
-        let known: HashMap<_, _> = self.specs().into_iter().map(|spec| (spec.id.clone(), spec)).collect();
+        let (roster, whole) = (self.roster.load_full(), desired.whole());
+        let workers = roster.snapshot.workers().iter();
+        let known: HashMap<_, _> = workers.map(|worker| (worker.id(), &worker.spec)).collect();
+        let specs: Vec<_> = whole.iter().map(|wanted| wanted.worker.spec.clone()).collect();
         let mut transports = HashMap::new();
-        for spec in desired.iter().filter(|spec| known.get(&spec.id) != Some(spec)) {
+        for spec in specs.iter().filter(|spec| known.get(&spec.id) != Some(spec)) {
             transports.insert(spec.id.clone(), way(spec)?);
         }
-        let diff = change.fleet.reconcile(desired);
+        let diff = change.fleet.reconcile(&specs);
         let snapshot = change.fleet.snapshot();
-        let roster = self.roster.load_full();
+        change.desired = desired;
         let mut upstreams = roster.upstreams.clone();
         for worker in &diff.removed {
             upstreams[worker.slot.index()] = None;
@@ -213,7 +252,11 @@ impl FleetService {
             tasks.push(tokio::spawn(prober.run()).abort_handle());
             change.tasks.insert(worker.id().clone(), tasks);
         }
-        self.roster.store(Arc::new(Roster { snapshot, upstreams }));
+        // Before anybody finds them who are new.
+        withhold(&snapshot, &whole);
+        let named = |wanted: Wanted| Some((wanted.worker.spec.id, wanted.source?));
+        let sources = whole.into_iter().filter_map(named).collect();
+        self.roster.store(Arc::new(Roster { snapshot, upstreams, sources }));
         // Once nobody finds them any more: else requests would find nobody while this lasts.
         diff.removed.iter().for_each(|worker| decider.retire(worker));
         Ok(())
@@ -241,6 +284,16 @@ impl FleetService {
         }
         let address = |source| FleetError::Address { id: spec.id.to_string(), source };
         self.connector.way(spec).map_err(address)
+    }
+}
+
+/// Says to the workers of `snapshot`, which are those of `whole` in its order, whether they are to get new requests.
+fn withhold(snapshot: &FleetSnapshot, whole: &[Wanted]) {
+    for (worker, wanted) in snapshot.workers().iter().zip(whole) {
+        match wanted.worker.new_requests {
+            NewRequests::Taken => worker.release(),
+            NewRequests::Withheld => worker.withhold(),
+        }
     }
 }
 

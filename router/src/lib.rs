@@ -5,11 +5,14 @@
 pub mod admin;
 pub mod answers;
 pub mod app;
+pub mod back_off;
 pub mod body_chunks;
 pub mod body_memory;
 pub mod cache_size;
 pub mod config;
+pub mod desired;
 pub mod disaggregation;
+pub mod discovery;
 pub mod error;
 pub mod failure_logs;
 pub mod fleet;

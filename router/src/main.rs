@@ -23,8 +23,12 @@ fn main() -> ExitCode {
     if let Some(Command::CheckConfig { file }) = &cli.command {
         return match Cli::configure(&[], Some(file)) {
             Ok(config) => {
+                let sources = match config.sources.len() {
+                    0 => String::new(),
+                    count => format!(" and {count} sources of others"),
+                };
                 println!(
-                    "{}: good, {} workers, policy {}",
+                    "{}: good, {} workers{sources}, policy {}",
                     file.display(),
                     config.workers.len(),
                     config.settings.policy
@@ -110,6 +114,11 @@ fn introduction(app: &App, addresses: Addresses) -> String {
     for worker in roster.snapshot.workers() {
         let state = if worker.is_usable() { "up" } else { "not up yet" };
         lines.push(format!("  worker   {:<6} {} ({state})", worker.id().as_str(), worker.spec.address));
+    }
+    for source in &app.sources {
+        let state =
+            if source.is_known() { format!("{} workers", source.workers()) } else { "not known yet".into() };
+        lines.push(format!("  source   {} ({state})", source.name));
     }
     lines.extend(addresses.admin.map(|admin| format!("  admin    http://{admin}/metrics /workers /explain")));
     lines.extend(addresses.metrics.map(|metrics| format!("  metrics  http://{metrics}/metrics")));

@@ -121,6 +121,9 @@ pub struct Metrics {
     worker_draining: IntGaugeVec,
     worker_cache_trust: IntGaugeVec,
     tree_blocks: IntGauge,
+    discovery_failures: IntCounterVec,
+    discovery_workers: IntGaugeVec,
+    discovery_age: GaugeVec,
 }
 
 /// Registers metrics while it builds them.
@@ -278,6 +281,23 @@ impl Default for Metrics {
             ),
             tree_blocks: maker
                 .gauge("router_prefix_tree_blocks", "Blocks held in the prefix tree, over all workers."),
+            discovery_failures: maker.counters(
+                "router_discovery_failures_total",
+                "How often a source of workers could not be asked, or was not understood. What was known of it serves on.",
+                &["source"],
+            ),
+            discovery_workers: maker.gauges(
+                "router_discovery_workers",
+                "Workers that a source has found, also those that are not usable.",
+                &["source"],
+            ),
+            discovery_age: maker.add(GaugeVec::new(
+                Opts::new(
+                    "router_discovery_age_seconds",
+                    "How long ago a source of workers was heard of last; about a minute at most where all is well.",
+                ),
+                &["source"],
+            )),
             registry: maker.0,
         }
     }
@@ -296,6 +316,11 @@ impl Metrics {
     /// A request has failed.
     pub fn error(&self, blame: Blame) {
         self.errors.with_label_values(&[blame.label()]).inc();
+    }
+
+    /// Counts the failures of a source of workers.
+    pub fn discovery_failures(&self, source: &str) -> IntCounter {
+        self.discovery_failures.with_label_values(&[source])
     }
 
     /// An attempt at `worker` has ended.
@@ -389,6 +414,11 @@ impl Metrics {
             gauges.reset();
         }
         self.worker_recomputed.reset();
+        for source in &app.sources {
+            let name = [&*source.name];
+            self.discovery_workers.with_label_values(&name).set(gauge(source.workers()));
+            self.discovery_age.with_label_values(&name).set(source.age().as_secs_f64());
+        }
         let roster = app.fleet.roster();
         self.forget_workers_but(&roster.snapshot.workers().iter().map(|worker| worker.id()).collect());
         for upstream in roster.upstreams() {

@@ -73,6 +73,7 @@ pub async fn serve(
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let cores = Cores::start(threads, &app.metrics.listener).context("cannot start threads")?;
     let acceptor = Acceptor::new(cores.spread().clone(), Arc::new(Clients { app: Arc::clone(&app), tls }));
+    wait_for_sources(&app).await;
     wait_for_workers(&app).await;
     ready(&app, addresses);
     accept_until(&acceptor, &listener, stop).await;
@@ -96,6 +97,16 @@ async fn accept_until(acceptor: &Acceptor, listener: &TcpListener, event: impl F
     tokio::select! {
         () = acceptor.accept(listener) => {}
         () = event => {}
+    }
+}
+
+/// Gives sources a moment to say what their workers are. One that says nothing does not keep the router from serving.
+async fn wait_for_sources(app: &App) {
+    for _ in 0..200 {
+        if app.sources.iter().all(|source| source.is_known()) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -89,20 +89,24 @@ const SUSPECT: u8 = 8;
 const LEFT: u8 = 16;
 /// It computes prompts for others; for as long as it is there.
 const PREFILL: u8 = 32;
+/// Whoever runs it is taking it away, or has not put it to work. Apart from [`DRAINING`], so that neither undoes the other.
+const WITHHELD: u8 = 64;
+/// Whatever keeps new requests from a worker that may be well.
+const OUT: u8 = DRAINING | WITHHELD | LEFT;
 
-/// Whether new requests may go to a worker in this state: it is up and part of the fleet, and no operator is draining it.
+/// Whether new requests may go to a worker in this state: it is up and part of the fleet, and nobody is draining it.
 pub(crate) fn is_usable(state: u8) -> bool {
-    state & (UP | DRAINING | LEFT) == UP
+    state & (UP | OUT) == UP
 }
 
-/// Whether an operator wants a worker in this state to get no new requests.
+/// Whether a worker in this state is to get no new requests, however well it is.
 pub(crate) fn is_draining(state: u8) -> bool {
-    state & (DRAINING | LEFT) != 0
+    state & OUT != 0
 }
 
-/// Whether a worker in this state is down by its probes alone, and no operator is draining it: it may serve all the same.
+/// Whether a worker in this state is down by its probes alone, and nobody is draining it: it may serve all the same.
 pub(crate) fn is_suspect(state: u8) -> bool {
-    state & (SUSPECT | DRAINING | LEFT) == SUSPECT
+    state & (SUSPECT | OUT) == SUSPECT
 }
 
 /// Whether a worker in this state computes prompts for others, and nothing else.
@@ -139,7 +143,8 @@ pub struct Worker {
     pub health: Arc<Health>,
     /// Retries for those who were there when it died.
     pub rescue: Rescue,
-    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`], [`SUSPECT`], [`LEFT`] and [`PREFILL`].
+    /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`], [`SUSPECT`], [`LEFT`], [`PREFILL`] and
+    /// [`WITHHELD`].
     row: RowHandle,
     /// How often it went down.
     downs: AtomicU32,
@@ -212,7 +217,7 @@ impl Worker {
         &self.spec.id
     }
 
-    /// Whether new requests may go there: it is up, and no operator is draining it.
+    /// Whether new requests may go there: it is up, and nobody is draining it.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         is_usable(self.row.state.load(Ordering::Relaxed))
@@ -224,7 +229,7 @@ impl Worker {
         is_up(self.row.state.load(Ordering::Relaxed))
     }
 
-    /// Whether an operator wants it to get no new requests.
+    /// Whether an operator, or whoever runs it, wants it to get no new requests.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         is_draining(self.row.state.load(Ordering::Relaxed))
@@ -256,7 +261,7 @@ impl Worker {
         self.row.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, suspect).is_ok()
     }
 
-    /// Whether it is down by its probes alone, and no operator is draining it.
+    /// Whether it is down by its probes alone, and nobody is draining it.
     #[must_use]
     pub fn is_suspect(&self) -> bool {
         is_suspect(self.row.state.load(Ordering::Relaxed))
@@ -302,6 +307,16 @@ impl Worker {
     /// Gives it requests again.
     pub fn undrain(&self) {
         self.row.state.fetch_and(!DRAINING, Ordering::Relaxed);
+    }
+
+    /// Whoever runs it wants it to get no new requests; what it has goes on. An operator's [`Worker::undrain`] does not change that.
+    pub fn withhold(&self) {
+        self.row.state.fetch_or(WITHHELD, Ordering::Relaxed);
+    }
+
+    /// Whoever runs it has it get requests again, unless an operator is draining it.
+    pub fn release(&self) {
+        self.row.state.fetch_and(!WITHHELD, Ordering::Relaxed);
     }
 
     /// It is part of the fleet no more, for good: whoever still has it finds it unusable, and its slot is to be another's.
@@ -425,6 +440,23 @@ mod tests {
         assert!(!worker.is_heard());
         worker.hear();
         assert!(worker.is_heard_since(second));
+    }
+
+    #[test]
+    fn an_operator_and_whoever_runs_a_worker_drain_it_apart() {
+        let worker = Worker::new(WorkerSpec::new(WorkerId::new("a"), "http://a:8000".into()), WorkerSlot(0));
+        worker.mark_up();
+        worker.withhold();
+        assert!(worker.is_draining() && !worker.is_usable());
+        worker.undrain();
+        assert!(!worker.is_usable(), "an operator cannot undo it");
+        worker.drain();
+        worker.release();
+        assert!(worker.is_draining(), "nor it what an operator wants");
+        worker.undrain();
+        assert!(worker.is_usable() && worker.mark_suspect() && worker.is_suspect());
+        worker.withhold();
+        assert!(!worker.is_suspect());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod file;
 mod files;
 mod model_timeouts;
+mod sources;
 mod units;
 mod workers;
 
@@ -21,16 +22,21 @@ use units::{
     parse_bytes, parse_duration, parse_duration_or_zero, parse_ratio, parse_share, parse_switch,
     parse_time_limit,
 };
+use workers::Named;
 pub use workers::{is_worker_id, parse_prefill_worker, parse_worker};
 
 use crate::disaggregation::PrefillProtocol;
+use crate::discovery::kubernetes::api::{ApiAddress, CREDENTIALS};
+use crate::discovery::source::SourceSpec;
 use crate::keys::{Keys, WorkerKeys};
 
 /// All knobs of the router.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
     /// Workers, separated by commas: http://, https://, h2c:// or (Roundhouse workers) grpc:// URLs, hosts (http, port 8000),
-    /// host:port, or embedded:MODEL; `id=` in front names one. Without any, two embedded workers run the built-in model
+    /// host:port, or embedded:MODEL; `id=` in front names one. Or where to find them, as they come and go:
+    /// k8s://[NAMESPACE/]SERVICE[:PORT], the pods of a Kubernetes Service by its EndpointSlices, or dns://NAME[:PORT], all addresses of a
+    /// name; k8s+grpc:// and so on for what is not http. Without any, two embedded workers run the built-in model
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub workers: Vec<String>,
 
@@ -38,6 +44,15 @@ pub struct Settings {
     /// bootstrap server is: http://host:port?bootstrap_port=8998
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub prefill: Vec<String>,
+
+    /// Where the Kubernetes API is, for k8s:// [default: where it is for the router's own pod]. Over http:// nothing secret is sent:
+    /// http://127.0.0.1:8001 is where `kubectl proxy` has it
+    #[arg(long, value_name = "URL")]
+    pub kubernetes_api: Option<String>,
+
+    /// Directory of `token`, `ca.crt` and `namespace` for the Kubernetes API; read again for each connection, since tokens run out
+    #[arg(long, default_value = CREDENTIALS, value_name = "DIR")]
+    pub kubernetes_credentials: PathBuf,
 
     /// How engines hand prompts over from --prefill to --workers: vllm (KV connectors such as NIXL; the router decides for each request
     /// whether that is worth it) or sglang (all of them are)
@@ -301,6 +316,10 @@ pub struct Config {
     pub settings: Settings,
     /// The workers to begin with.
     pub workers: Vec<WorkerSpec>,
+    /// Where others are found.
+    pub sources: Vec<SourceSpec>,
+    /// Where the Kubernetes API is, if that is said.
+    pub kubernetes_api: Option<ApiAddress>,
     /// Where the admin listener goes, if anywhere.
     pub admin_listen: Option<SocketAddr>,
     /// Who must show which key.
@@ -361,7 +380,11 @@ impl Settings {
             let known: Vec<_> = policy::policies().map(|(name, _)| name).collect();
             errors.push(format!("policy: no policy {:?}; there are {}", self.policy, known.join(", ")));
         }
-        let workers = workers::parse_fleet(&self.workers, &self.prefill, &mut errors);
+        let Named { workers, sources } = workers::parse_fleet(&self.workers, &self.prefill, &mut errors);
+        let kubernetes_api = self.kubernetes_api.as_deref().and_then(|text| {
+            let parsed = ApiAddress::parse(text);
+            parsed.map_err(|error| errors.push(format!("kubernetes-api: {error}"))).ok()
+        });
         let model_timeouts = model_timeouts::parse_model_timeouts(&self.model_timeouts, &mut errors);
         let admin_listen = self.check_listeners(&mut errors);
         let files = Files::open(&self, &mut errors);
@@ -387,6 +410,8 @@ impl Settings {
             Ok(Config {
                 settings: self,
                 workers,
+                sources,
+                kubernetes_api,
                 admin_listen,
                 keys,
                 worker_keys,

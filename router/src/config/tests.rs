@@ -67,6 +67,25 @@ fn a_files_wrong_keys_and_wrong_values_come_at_once() {
 }
 
 #[test]
+fn a_file_may_name_sources_of_workers() {
+    let path = std::env::temp_dir().join(format!("router-config-sources-{}.yaml", std::process::id()));
+    let configure = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        Cli::configure(&[], Some(&path))
+    };
+    let config =
+        configure("workers: [k8s://ml/decode, a]\nprefill: ['k8s://ml/prefill?bootstrap_port=7']\n").unwrap();
+    assert_eq!((config.workers.len(), config.sources.len(), config.kubernetes_api), (1, 2, None));
+    let wrong = "workers: [k8s://ml/A, dns+ftp://b]\nkubernetes-api: ftp://c\n";
+    let ConfigErrors(errors) = configure(wrong).unwrap_err();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(errors.len(), 3, "{errors:?}");
+    for (error, expected) in errors.iter().zip(["names no Service", "+grpc", "https://host:port"]) {
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn limits_are_checked_at_start() {
     let ConfigErrors(errors) = configure(&[
         "--workers=a",

@@ -3,6 +3,9 @@
 use http::Uri;
 use router_core::{Role, WorkerId, WorkerSpec};
 
+use super::sources::{names_source, parse_source};
+use crate::discovery::source::SourceSpec;
+
 /// Where engines listen unless told otherwise.
 const DEFAULT_PORT: u16 = 8_000;
 /// Where our own worker listens unless told otherwise; nobody else speaks this gRPC.
@@ -16,34 +19,64 @@ const DEFAULT_WORKERS: [&str; 2] = ["embedded:builtin", "embedded:builtin"];
 /// What of an address says where a prefill worker's bootstrap server is.
 const BOOTSTRAP_PORT: &str = "?bootstrap_port=";
 
-/// Reads all workers, those that generate and those that compute prompts for them; what is wrong goes to `errors`.
-pub(super) fn parse_fleet(list: &[String], prefill: &[String], errors: &mut Vec<String>) -> Vec<WorkerSpec> {
+/// The workers that are named, and the sources of others.
+#[derive(Default)]
+pub(super) struct Named {
+    pub(super) workers: Vec<WorkerSpec>,
+    pub(super) sources: Vec<SourceSpec>,
+}
+
+/// Reads all workers and sources, of those that generate and of those that compute prompts for them; what is wrong goes to `errors`.
+pub(super) fn parse_fleet(list: &[String], prefill: &[String], errors: &mut Vec<String>) -> Named {
     let defaults = DEFAULT_WORKERS.map(str::to_owned);
     let list = if list.is_empty() && prefill.is_empty() { &defaults[..] } else { list };
     if list.is_empty() {
         errors.push("workers: there are none to generate from what the prefill workers compute".to_owned());
     }
-    let one = |(index, text): (usize, &String)| ("workers", parse_worker(text, &format!("w{index}")));
-    let other =
-        |(index, text): (usize, &String)| ("prefill", parse_prefill_worker(text, &format!("p{index}")));
-    let all = list.iter().enumerate().map(one).chain(prefill.iter().enumerate().map(other));
-    let mut workers: Vec<WorkerSpec> = Vec::with_capacity(list.len() + prefill.len());
-    for (key, parsed) in all {
-        match parsed {
-            Ok(spec) if workers.iter().any(|other| other.id == spec.id) => {
-                errors.push(format!("{key}: two workers are named {}", spec.id));
-            }
-            Ok(spec) if !prefill.is_empty() && !hands_over(&spec) => {
-                errors.push(format!(
-                    "{key}: {} cannot hand prompts over; that takes engines over HTTP",
-                    spec.address
-                ));
-            }
-            Ok(spec) => workers.push(spec),
-            Err(error) => errors.push(format!("{key}: {error}")),
+    let mut named = Named::default();
+    for (key, role, list) in [("workers", Role::Generate, list), ("prefill", Role::Prefill, prefill)] {
+        for (index, text) in list.iter().enumerate() {
+            let added = named.add(text, (role, index));
+            errors.extend(added.err().map(|error| format!("{key}: {error}")));
         }
     }
-    workers
+    if !prefill.is_empty() {
+        // Those that compute prompts have been looked at one by one.
+        errors.extend(named.cannot_hand_over().map(|address| {
+            format!("workers: {address} cannot hand prompts over; that takes engines over HTTP")
+        }));
+    }
+    named
+}
+
+impl Named {
+    /// Adds the `index`-th of those with a role.
+    fn add(&mut self, text: &str, (role, index): (Role, usize)) -> Result<(), String> {
+        if names_source(text) {
+            let source = parse_source(text, role)?;
+            if self.sources.iter().any(|other| other.name == source.name) {
+                return Err(format!("{} is named twice", source.name));
+            }
+            self.sources.push(source);
+            return Ok(());
+        }
+        let spec = match role {
+            Role::Generate => parse_worker(text, &format!("w{index}"))?,
+            Role::Prefill => parse_prefill_worker(text, &format!("p{index}"))?,
+        };
+        if self.workers.iter().any(|other| other.id == spec.id) {
+            return Err(format!("two workers are named {}", spec.id));
+        }
+        self.workers.push(spec);
+        Ok(())
+    }
+
+    /// Those to whom requests cannot be given that tell of another worker.
+    fn cannot_hand_over(&self) -> impl Iterator<Item = &str> {
+        let workers = self.workers.iter().filter(|spec| !hands_over(spec)).map(|spec| &*spec.address);
+        let sources = self.sources.iter().filter(|source| source.workers.scheme == "grpc");
+        workers.chain(sources.map(|source| &*source.name))
+    }
 }
 
 /// Reads a worker that computes prompts: as [`parse_worker`], and `?bootstrap_port=PORT` may follow.
@@ -51,20 +84,20 @@ pub(super) fn parse_fleet(list: &[String], prefill: &[String], errors: &mut Vec<
 /// # Errors
 /// What is wrong, and what would be right.
 pub fn parse_prefill_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> {
-    let (address, port) = match text.split_once(BOOTSTRAP_PORT) {
-        Some((address, port)) => {
-            let parsed = port.trim().parse::<u16>().ok().filter(|port| *port != 0);
-            let wrong =
-                || format!("{text:?} has no valid port after {BOOTSTRAP_PORT:?}; write one such as 8998");
-            (address, Some(parsed.ok_or_else(wrong)?))
-        }
-        None => (text, None),
-    };
+    let (address, port) = split_bootstrap_port(text)?;
     let spec = parse_worker(address, default_id)?;
     if !hands_over(&spec) {
         return Err(format!("{:?} cannot hand prompts over; that takes an engine over HTTP", spec.address));
     }
     Ok(WorkerSpec { role: Role::Prefill, bootstrap_port: port, ..spec })
+}
+
+/// Takes `?bootstrap_port=PORT` off, if it is there.
+pub(super) fn split_bootstrap_port(text: &str) -> Result<(&str, Option<u16>), String> {
+    let Some((address, port)) = text.split_once(BOOTSTRAP_PORT) else { return Ok((text, None)) };
+    let parsed = port.trim().parse::<u16>().ok().filter(|port| *port != 0);
+    let wrong = || format!("{text:?} has no valid port after {BOOTSTRAP_PORT:?}; write one such as 8998");
+    Ok((address, Some(parsed.ok_or_else(wrong)?)))
 }
 
 /// Whether requests to it can be told of another worker.
@@ -78,15 +111,21 @@ fn hands_over(spec: &WorkerSpec) -> bool {
 /// # Errors
 /// What is wrong, and what would be right.
 pub fn parse_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> {
-    let text = text.trim();
-    let (id, address) = match text.split_once('=') {
-        Some((id, address)) if !id.contains(['/', ':']) => (id.trim(), address.trim()),
-        _ => (default_id, text),
-    };
+    let (id, address) = split_id(text);
+    let id = id.unwrap_or(default_id);
     if !is_worker_id(id) {
         return Err(format!("{id:?} is no id; take up to 64 letters, digits, '-', '_' and '.'"));
     }
     Ok(WorkerSpec::new(WorkerId::new(id), normalise(address)?))
+}
+
+/// Takes `ID=` off, if it is there.
+pub(super) fn split_id(text: &str) -> (Option<&str>, &str) {
+    let text = text.trim();
+    match text.split_once('=') {
+        Some((id, address)) if !id.contains(['/', ':']) => (Some(id.trim()), address.trim()),
+        _ => (None, text),
+    }
 }
 
 /// Whether a worker can have this name.
@@ -94,6 +133,11 @@ pub fn parse_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> 
 pub fn is_worker_id(id: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !id.is_empty() && id.len() <= 64 && id.chars().all(is_plain)
+}
+
+/// The port that a scheme means.
+pub(super) fn usual_port(scheme: &str) -> u16 {
+    SCHEMES.iter().find(|(known, _)| *known == scheme).map_or(DEFAULT_PORT, |(_, port)| *port)
 }
 
 fn normalise(address: &str) -> Result<String, String> {
@@ -185,7 +229,7 @@ mod tests {
     fn every_error_of_a_list_is_reported() {
         let list = ["a", "ftp://b", "x=c", "x=d"].map(str::to_owned);
         let mut errors = Vec::new();
-        let workers = parse_fleet(&list, &[], &mut errors);
+        let workers = parse_fleet(&list, &[], &mut errors).workers;
         assert_eq!(workers.len(), 2);
         assert_eq!(errors.len(), 2, "{errors:?}");
     }
@@ -195,10 +239,26 @@ mod tests {
     fn fleet(list: &[&str], prefill: &[&str]) -> Result<Vec<Told>, Vec<String>> {
         let owned = |list: &[&str]| list.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
         let mut errors = Vec::new();
-        let workers = parse_fleet(&owned(list), &owned(prefill), &mut errors);
+        let workers = parse_fleet(&owned(list), &owned(prefill), &mut errors).workers;
         let told =
             |spec: WorkerSpec| (format!("{}={}", spec.id, spec.address), spec.role, spec.bootstrap_port);
         if errors.is_empty() { Ok(workers.into_iter().map(told).collect()) } else { Err(errors) }
+    }
+
+    #[test]
+    fn workers_and_sources_of_workers_stand_side_by_side() {
+        let list = ["a", "k8s://ml/d", "dns://e"].map(str::to_owned);
+        let mut errors = Vec::new();
+        let named = parse_fleet(&list, &["k8s://p?bootstrap_port=7".to_owned()], &mut errors);
+        assert_eq!((named.workers.len(), errors.len()), (1, 0), "{errors:?}");
+        let sources: Vec<_> =
+            named.sources.iter().map(|source| (&*source.name, source.workers.role)).collect();
+        let expected =
+            [("k8s://ml/d", Role::Generate), ("dns://e", Role::Generate), ("k8s://p", Role::Prefill)];
+        assert_eq!(sources, expected);
+        // A source is enough: no embedded workers are added.
+        let named = parse_fleet(&["k8s://d".to_owned()], &[], &mut errors);
+        assert!(named.workers.is_empty() && errors.is_empty());
     }
 
     #[test]
@@ -217,6 +277,8 @@ mod tests {
             (vec!["d"], vec!["p?bootstrap_port=x"], "8998"),
             (vec!["d"], vec!["p:1?x=1"], "more than host and port"),
             (vec!["p0=d"], vec!["p"], "two workers"),
+            (vec!["k8s+grpc://d"], vec!["k8s://p"], "over HTTP"),
+            (vec!["k8s://d"], vec!["k8s://d"], "twice"),
         ] {
             let errors = fleet(&list, &prefill).unwrap_err();
             assert!(errors.len() == 1 && errors[0].contains(wrong), "{errors:?}");

@@ -13,7 +13,8 @@ use router_core::prefix::feed::{CacheChange, CacheFeed, FeedBatch, FeedError, Li
 use router_core::{CacheTrust, Decider, Worker};
 use tokio::time::MissedTickBehavior;
 
-use super::{BackOff, Hearing, Told, UNOFFERED_PAUSE, is_not_offered};
+use super::{Hearing, Told, UNOFFERED_PAUSE, back_off, is_not_offered};
+use crate::back_off::BackOff;
 use crate::transport::{GrpcTransport, TransportError};
 
 /// How often ended requests are looked at.
@@ -54,7 +55,7 @@ impl EventFollower {
         decider: Arc<Decider>,
         started: Instant,
     ) -> Self {
-        let (feed, back_off) = (CacheFeed::new(listener), BackOff::new());
+        let (feed, back_off) = (CacheFeed::new(listener), back_off());
         Self { worker, listener, grpc, decider, started, feed, seen: Instant::now(), back_off }
     }
 
@@ -67,7 +68,7 @@ impl EventFollower {
                     self.give_up();
                     UNOFFERED_PAUSE
                 }
-                _ => self.back_off.next(),
+                _ => self.back_off.pause(),
             };
             tracing::debug!(worker = %self.worker.id(), reason = %end, "cache events are not followed now");
             if matches!(end, StreamEnd::Event(_) | StreamEnd::Feed(FeedError::NoSnapshot(_))) {
@@ -151,7 +152,7 @@ impl EventFollower {
         let (snapshot, instance) = (batch.snapshot.map(part), batch.instance);
         let batch = FeedBatch { batch: KvEventBatch::try_from(batch)?, snapshot, instance };
         let changes = self.feed.take(batch)?;
-        self.back_off = BackOff::new();
+        self.back_off.begin_anew();
         self.apply(&changes);
         self.show_trust();
         Ok(())

@@ -21,6 +21,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use self::events::EventFollower;
 use self::tell::Teller;
+use crate::back_off::BackOff;
 use crate::stages::parse::Reading;
 use crate::transport::{GrpcTransport, TransportError};
 
@@ -144,20 +145,9 @@ impl Follower {
     }
 }
 
-/// Waits before a stream is asked for again.
-struct BackOff(Duration);
-
-impl BackOff {
-    fn new() -> Self {
-        Self(FIRST_BACK_OFF)
-    }
-
-    fn next(&mut self) -> Duration {
-        let wait = self.0;
-        self.0 = (wait * 2).min(LONGEST_BACK_OFF);
-        // So that routers do not all come back at once to a worker that was restarted.
-        wait.mul_f64(0.5 + rand::random::<f64>() / 2.0)
-    }
+/// The waits before a stream is asked for again.
+fn back_off() -> BackOff {
+    BackOff::between(FIRST_BACK_OFF, LONGEST_BACK_OFF)
 }
 
 /// Whether a worker says that it does not offer what it was asked for, and will not.
@@ -171,14 +161,6 @@ fn is_not_offered(error: &TransportError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn waits_grow_up_to_the_longest() {
-        let mut back_off = BackOff::new();
-        let waits: Vec<_> = (0..10).map(|_| back_off.next()).collect();
-        assert!(waits[0] <= FIRST_BACK_OFF && waits[0] >= FIRST_BACK_OFF / 2);
-        assert!(waits[9] <= LONGEST_BACK_OFF && waits[9] >= LONGEST_BACK_OFF / 2);
-    }
 
     #[test]
     fn only_a_worker_that_will_never_offer_it_is_left_alone() {

@@ -15,7 +15,7 @@ use router_core::prefix::blocks::Opening;
 use router_core::prefix::feed::{FollowedPath, Listener};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::{BackOff, Told, UNOFFERED_PAUSE, is_not_offered};
+use super::{Told, UNOFFERED_PAUSE, back_off, is_not_offered};
 use crate::transport::GrpcTransport;
 
 /// Events that wait to be told; beyond, they are not.
@@ -90,7 +90,7 @@ fn routed(request_id: Arc<str>, path: &FollowedPath, router: u64, seed_digest: u
 
 /// Tells for ever: one call at a time, and with the next what has come meanwhile.
 pub(super) async fn run(worker: &Worker, grpc: &GrpcTransport, mut events: Receiver<KvEvent>) {
-    let mut back_off = BackOff::new();
+    let mut back_off = back_off();
     let mut batch = Vec::new();
     while events.recv_many(&mut batch, MOST_AT_ONCE).await > 0 {
         let request = v1::TellRequest { events: batch.iter().map(v1::KvEvent::from).collect() };
@@ -98,13 +98,13 @@ pub(super) async fn run(worker: &Worker, grpc: &GrpcTransport, mut events: Recei
         let answer = async { grpc.call::<v1::TellReply>(TELL_PATH, &request).await?.next().await };
         let wait = match answer.await {
             Ok(_) => {
-                back_off = BackOff::new();
+                back_off.begin_anew();
                 continue;
             }
             Err(error) if is_not_offered(&error) => UNOFFERED_PAUSE,
             Err(error) => {
                 tracing::debug!(worker = %worker.id(), %error, "others were not told of requests");
-                back_off.next()
+                back_off.pause()
             }
         };
         tokio::time::sleep(wait).await;

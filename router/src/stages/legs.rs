@@ -46,9 +46,7 @@ impl Splitter {
     /// Of a request that there are workers for which do nothing but compute prompts.
     pub(super) async fn of(app: &App, request: &WorkerRequest) -> Option<Self> {
         // A body that is compressed cannot be added to.
-        if !app.fleet.roster().snapshot.has_prefill()
-            || request.headers.contains_key(header::CONTENT_ENCODING)
-        {
+        if !app.has_prefill() || request.headers.contains_key(header::CONTENT_ENCODING) {
             return None;
         }
         let protocol = app.settings.prefill_protocol;

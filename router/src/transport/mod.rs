@@ -28,7 +28,7 @@ pub use error::{Broken, TransportError};
 pub use grpc::{Answers, GrpcTransport};
 #[cfg(any(test, fuzzing))]
 pub use http::check_reply;
-pub use http::tls::read_certificates;
+pub use http::tls::{read_certificates, trusting_only};
 pub use http::{AddressError, Connector, HttpTransport};
 
 /// A future of one attempt's answer.

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use crate::harness::*;
 use crate::keys::TestFile;
+use crate::kubernetes::{Api, End};
 use crate::upstream_h2::Engine;
 
 /// In all that is secret, and in nothing else.
@@ -188,8 +189,14 @@ async fn no_prompt_key_or_body_is_in_logs_or_metrics() {
         let clients = TestFile::new("canary-client-key\n");
         let of_workers = TestFile::new("canary-worker-key\n");
         let admins = TestFile::new("canary-admin-key\n");
+        let api = Api::start().await;
+        api.expect_token("canary-kubernetes-token");
+        std::fs::write(api.credentials.join("token"), "canary-kubernetes-token").unwrap();
+        let [api_url, credentials] = api.flags();
         let arguments = [
-            workers,
+            format!("{workers},k8s://watched"),
+            api_url,
+            credentials,
             clients.flag("api-key-file"),
             of_workers.flag("worker-api-key-file"),
             admins.flag("admin-key-file"),
@@ -212,10 +219,20 @@ async fn no_prompt_key_or_body_is_in_logs_or_metrics() {
         })
         .await;
         clients.write("canary key of many words\n");
+        std::fs::write(api.credentials.join("token"), "canary-wrong-token").unwrap();
+        api.end_watches(End::Clean);
+        until("the API refuses", || async {
+            let key = [("authorization", "Bearer canary-admin-key")];
+            let told = exchange(program.admin, "GET", "/workers", &key, b"").await;
+            told.text().contains("401: Unauthorized")
+        })
+        .await;
         let shown = shown(&program).await;
         let [log, printed] = tokio::task::spawn_blocking(move || program.stop()).await.unwrap();
         // It did talk.
-        for expected in ["request", "attempt failed", "stream broke", "keys have changed", "draining"] {
+        for expected in
+            ["request", "attempt failed", "stream broke", "keys have changed", "cannot be found", "draining"]
+        {
             assert!(log.contains(expected), "{format} log lacks {expected:?}:\n{log}");
         }
         for (name, text) in

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use router::config::Cli;
 use router::serve::serve;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};
 
@@ -398,7 +398,7 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
     json_reply(if path == "/unwell" { 503 } else { 200 }, told)
 }
 
-pub(crate) async fn read_request(stream: &mut TcpStream, raw: &mut Vec<u8>) -> Option<Seen> {
+pub(crate) async fn read_request(stream: &mut (impl AsyncRead + Unpin), raw: &mut Vec<u8>) -> Option<Seen> {
     let head_end = loop {
         if let Some(at) = find(raw, b"\r\n\r\n") {
             break at;

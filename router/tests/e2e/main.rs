@@ -5,6 +5,7 @@
 mod bodies;
 mod canary;
 mod disaggregated;
+mod discovery;
 mod fault_processes;
 mod fault_suite;
 mod faults;
@@ -14,6 +15,7 @@ mod grpc;
 mod harness;
 mod http2;
 mod keys;
+mod kubernetes;
 mod line;
 mod listener;
 mod predictions;

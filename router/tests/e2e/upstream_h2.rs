@@ -304,7 +304,7 @@ async fn a_refused_stream_is_sent_again_and_a_broken_one_is_not() {
 }
 
 /// An authority, as PEM, and a server that shows a certificate of it for 127.0.0.1.
-fn tls(alpn: &[&str]) -> (String, TlsAcceptor) {
+pub(crate) fn tls(alpn: &[&str]) -> (String, TlsAcceptor) {
     let mut of_authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
     // Two authorities of one name would be told apart by their signatures only.
     let name = format!("authority {}", rand::random::<u64>());

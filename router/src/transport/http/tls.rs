@@ -1,4 +1,4 @@
-//! Which certificates a worker may show.
+//! Which certificates a worker may show, and other servers.
 
 use std::sync::Arc;
 
@@ -39,12 +39,24 @@ pub(super) fn client_config(more: &[CertificateDer<'static>]) -> Arc<ClientConfi
     if roots.is_empty() {
         tracing::warn!("no certificate authority is known; https workers need --worker-ca");
     }
+    let mut config = trusting(roots);
+    config.alpn_protocols = ALPN.map(<[u8]>::to_vec).into();
+    Arc::new(config)
+}
+
+/// Trusts `authorities` and nobody else, and speaks whatever is spoken without asking. For servers that are no workers.
+#[must_use]
+pub fn trusting_only(authorities: &[CertificateDer<'static>]) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(authorities.iter().cloned());
+    Arc::new(trusting(roots))
+}
+
+fn trusting(roots: RootCertStore) -> ClientConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
+    ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("ring speaks TLS 1.2 and 1.3")
         .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = ALPN.map(<[u8]>::to_vec).into();
-    Arc::new(config)
+        .with_no_client_auth()
 }
