@@ -109,7 +109,8 @@ impl App {
         };
         let tree_limits = TreeLimits::within_bytes(settings.prefix_memory);
         let decider = Decider::new(policy, tree_limits, rand::random());
-        let decider = Arc::new(decider.with_host_caches(settings.kv_host_ratio));
+        let decider = decider.with_host_caches(settings.kv_host_ratio);
+        let decider = Arc::new(decider.with_decode_weight(settings.split_decode_weight));
         let session_header = HeaderName::try_from(&settings.session_header)
             .map_err(|_| AppError::SessionHeader(settings.session_header.clone()))?;
         let (started, metrics) = (Instant::now(), Metrics::default());

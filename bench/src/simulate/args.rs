@@ -53,6 +53,9 @@ pub struct SimulateArgs {
     /// Which prompts these compute [default: as each policy's own router does]
     #[arg(long, value_name = "RULE")]
     pub split: Option<Splits>,
+    /// What a second that answers stand still counts where the router's own rule says which, against one that a first token is late
+    #[arg(long, value_name = "TIMES", default_value_t = Apart::NOBODY.decode_weight)]
+    pub split_decode_weight: f64,
     /// How fast KV comes to a worker, in GB/s
     #[arg(long, value_name = "GB/S", default_value_t = Apart::GB_PER_S)]
     pub kv_bandwidth: f64,
@@ -175,6 +178,8 @@ pub struct Apart {
     pub prefill_workers: usize,
     /// Which prompts they compute, if not those that the policy's own router says.
     pub splits: Option<Splits>,
+    /// The router's `--split-decode-weight`.
+    pub decode_weight: f64,
     /// How fast KV comes to a worker.
     pub gb_per_s: f64,
 }
@@ -183,19 +188,25 @@ impl Apart {
     /// A network card of 200 Gb/s for each worker.
     pub const GB_PER_S: f64 = 25.0;
     /// All workers do both.
-    pub const NOBODY: Self = Self { prefill_workers: 0, splits: None, gb_per_s: Self::GB_PER_S };
+    pub const NOBODY: Self =
+        Self { prefill_workers: 0, splits: None, decode_weight: 1.0, gb_per_s: Self::GB_PER_S };
 
     /// What they add to the name of a trace.
     #[must_use]
     pub fn suffix(self) -> String {
-        let Self { prefill_workers, splits, gb_per_s } = self;
+        let Self { prefill_workers, splits, decode_weight, gb_per_s } = self;
         if prefill_workers == 0 {
             return String::new();
         }
         let rule = splits.and_then(|splits| splits.to_possible_value());
         let rule = rule.map_or(String::new(), |rule| format!("-{}", rule.get_name()));
+        let weight = if decode_weight == Self::NOBODY.decode_weight {
+            String::new()
+        } else {
+            format!("-weight-{decode_weight}")
+        };
         let speed = if gb_per_s == Self::GB_PER_S { String::new() } else { format!("-{gb_per_s}-GB/s") };
-        format!("+{prefill_workers}-prefill{rule}{speed}")
+        format!("+{prefill_workers}-prefill{rule}{weight}{speed}")
     }
 }
 
@@ -238,6 +249,9 @@ impl SimulateArgs {
         let bytes_per_s = self.kv_bandwidth * 1e9;
         if !(bytes_per_s > 0.0 && bytes_per_s.is_finite()) {
             problems.push("--kv-bandwidth must be a number above 0, such as 25".to_owned());
+        }
+        if !(self.split_decode_weight >= 0.0 && self.split_decode_weight.is_finite()) {
+            problems.push("--split-decode-weight must be a number of at least 0, such as 1".to_owned());
         }
         let apart = self.prefill_workers.iter().any(|count| *count > 0);
         if apart && (self.engine == "plain" || self.fleet.contains(&FleetKind::Restarting)) {

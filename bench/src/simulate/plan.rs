@@ -86,8 +86,9 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
     for Scene { seed, workload, fleets } in scenes {
         for (fleet, workers, blocks) in combinations(fleets, &sizes, &capacities) {
             for prefill_workers in &prefill_workers {
-                let (prefill_workers, splits, gb_per_s) = (*prefill_workers, args.split, args.kv_bandwidth);
-                let apart = Apart { prefill_workers, splits, gb_per_s };
+                let (prefill_workers, splits) = (*prefill_workers, args.split);
+                let (decode_weight, gb_per_s) = (args.split_decode_weight, args.kv_bandwidth);
+                let apart = Apart { prefill_workers, splits, decode_weight, gb_per_s };
                 let suffixes = [fleet.suffix(), &apart.suffix(), &routers.suffix()].concat();
                 let (saturated, floor) = (OnceLock::new(), OnceLock::new());
                 let cell = Cell {

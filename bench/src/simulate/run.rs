@@ -162,8 +162,8 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let replicas = routers.count.max(1);
         let count = workload.requests.len();
         let router = |number: u64| {
-            let workers = (engines.len(), apart.prefill_workers);
-            Router::new(contender.policy(), workers, blocks, seed.wrapping_add(number))
+            let seed = seed.wrapping_add(number);
+            Router::new(contender.policy(), (engines.len(), apart), blocks, seed)
         };
         let mut followers = vec![None; count];
         for (number, request) in (0..).zip(&workload.requests) {

@@ -39,6 +39,8 @@ pub struct Decider {
     policy: Box<dyn Policy>,
     /// What engines keep in their hosts' memory, in times what their KV caches hold.
     host_caches: f64,
+    /// See [`Decider::with_decode_weight`].
+    decode_weight: f64,
     state: Mutex<State>,
 }
 
@@ -109,13 +111,19 @@ impl Decider {
             rng,
             candidates: Candidates::default(),
         };
-        Self { policy, host_caches: 0.0, state: Mutex::new(state) }
+        Self { policy, host_caches: 0.0, decode_weight: 1.0, state: Mutex::new(state) }
     }
 
     /// The same where engines keep what their KV caches evict in their hosts' memory, `times` as much as the caches hold: it is still found there.
     #[must_use]
     pub fn with_host_caches(self, times: f64) -> Self {
         Self { host_caches: times, ..self }
+    }
+
+    /// The same where, for [`Decider::splits`], a second that somebody who decodes waits counts `weight` times one before a first token.
+    #[must_use]
+    pub fn with_decode_weight(self, weight: f64) -> Self {
+        Self { decode_weight: weight, ..self }
     }
 
     /// The policy that decides.

@@ -59,6 +59,11 @@ pub struct Settings {
     #[arg(long, default_value = "vllm", value_name = "vllm|sglang")]
     pub prefill_protocol: PrefillProtocol,
 
+    /// With --prefill and vLLM's engines: what a second counts that answers under way stand still, against a second that a first token is late.
+    /// More of it has more prompts computed elsewhere, for answers that flow more evenly and begin later
+    #[arg(long, default_value = "1", value_parser = parse_ratio, value_name = "TIMES")]
+    pub split_decode_weight: f64,
+
     /// Who gets which request: prefix_aware, least_load, power_of_two, round_robin, random or consistent_hash; or, for
     /// comparison, what other routers do: sglang_cache_aware, sglang_cache_aware_old, kv_aware, dynamo, llm_d, llm_d_valve, aibrix,
     /// pstack_prefix, pstack_session or prefix_hash

@@ -7,6 +7,7 @@ use router_core::prefix::tree::TreeLimits;
 use router_core::{Decider, Fleet, FleetSnapshot, Policy, Role, WorkerId, WorkerSpec};
 
 use super::BLOCK_TOKENS;
+use crate::simulate::args::Apart;
 
 /// One router.
 pub(super) struct Router {
@@ -17,10 +18,10 @@ pub(super) struct Router {
 }
 
 impl Router {
-    /// One with so many `workers`, of which the first `prefill_workers` do nothing but compute prompts.
+    /// One with so many `workers`, of which the first do nothing but compute prompts, if `apart` says so.
     pub(super) fn new(
         policy: Box<dyn Policy>,
-        (workers, prefill_workers): (usize, usize),
+        (workers, apart): (usize, Apart),
         blocks: usize,
         seed: u64,
     ) -> Self {
@@ -32,7 +33,7 @@ impl Router {
         let limits = TreeLimits { total_blocks: worker_blocks.saturating_mul(workers), worker_blocks };
         let spec = |number: usize| {
             let id = WorkerId::new(&format!("worker-{number}"));
-            let role = if number < prefill_workers { Role::Prefill } else { Role::Generate };
+            let role = if number < apart.prefill_workers { Role::Prefill } else { Role::Generate };
             WorkerSpec { role, ..WorkerSpec::new(id, format!("simulated:{number}")) }
         };
         let mut fleet = Fleet::default();
@@ -41,7 +42,8 @@ impl Router {
         for worker in fleet.workers() {
             worker.mark_up();
         }
-        Self { decider: Decider::new(policy, limits, seed), fleet }
+        let decider = Decider::new(policy, limits, seed).with_decode_weight(apart.decode_weight);
+        Self { decider, fleet }
     }
 
     /// A worker has died: nothing goes there, and its cache is gone.

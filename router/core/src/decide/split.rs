@@ -1,7 +1,7 @@
 //! Whether a prompt is better computed by a worker that does nothing else, and its KV moved to where the request goes on.
 //!
 //! Both ways are costed as [`PrefixAware`] does, whichever policy then picks, except that a second counts the same whoever waits for it, before a
-//! first token or between two ([`PrefixAware::seconds`]): `prefill + handover + decode < whole`. `prefill` is the cheapest of the
+//! first token or, times [`Decider::with_decode_weight`], between two ([`PrefixAware::seconds`]): `prefill + handover + decode < whole`. `prefill` is the cheapest of the
 //! workers that compute prompts. `decode` is the cheapest of those that generate, when the KV comes to it, which takes a tenth of what computing it
 //! would; `whole` is the cheapest of them when it computes what it lacks itself, which those who decode there wait for. So a follow-up whose history is cached
 //! where it was answered stays there, a long cold prompt does not, and the busier those that generate are, the shorter is a prompt that pays.
@@ -106,7 +106,7 @@ impl Decider {
         }
         let learned = self.known(state, &candidates, (request, hits));
         let ring = &|| fleet.ring();
-        let costs = PrefixAware::seconds(request, &candidates.choice(ring, learned));
+        let costs = PrefixAware::seconds(request, &candidates.choice(ring, learned), self.decode_weight);
         let new_tokens = candidates.list.iter().map(|candidate| candidate.new_tokens(request));
         costs.into_iter().zip(new_tokens).min_by(|(one, _), (other, _)| one.total_cmp(other))
     }

@@ -80,10 +80,11 @@ const MOST_UNSEEN: f64 = 32.0;
 pub struct PrefixAware;
 
 impl PrefixAware {
-    /// The seconds that the request would cost itself and everybody else at each candidate, each counted once, whoever waits for it: to compare what
-    /// makes first tokens late with what makes answers slow. `cost` is as above, but for the weights ⅔, ω and (1 + q̄), which are 1 here.
-    pub(crate) fn seconds(request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
-        Fleet::of(request, choice, Worth::ALIKE).costs(choice)
+    /// The seconds that the request would cost itself and everybody else at each candidate, each counted once, whoever waits for it, or
+    /// `decode_weight` times if it is somebody who decodes: to compare what makes first tokens late with what makes answers slow. `cost` is as
+    /// above, but ω is that, and 1 stands for ⅔ and (1 + q̄).
+    pub(crate) fn seconds(request: &RequestView<'_>, choice: &Choice<'_>, decode_weight: f64) -> Vec<f64> {
+        Fleet::of(request, choice, Worth::alike(decode_weight)).costs(choice)
     }
 }
 
@@ -192,8 +193,10 @@ struct Worth {
 impl Worth {
     /// First tokens first: what the policy goes by.
     const FIRST_TOKENS: Self = Self { others: OTHERS_WORTH, decode: DECODE_WORTH, crowd: true };
-    /// A second is a second.
-    const ALIKE: Self = Self { others: 1.0, decode: 1.0, crowd: false };
+    /// A second is a second, but for those who decode.
+    const fn alike(decode: f64) -> Self {
+        Self { others: 1.0, decode, crowd: false }
+    }
 }
 
 /// What is the same for all candidates.

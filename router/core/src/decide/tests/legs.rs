@@ -93,6 +93,17 @@ fn a_long_cold_prompt_pays_where_many_would_wait_for_it() {
 }
 
 #[test]
+fn what_a_second_of_those_who_decode_counts_is_the_operators_to_say() {
+    let splits = |weight, streams| {
+        let (fleet, decider) = (divided(), decider("prefix_aware").with_decode_weight(weight));
+        let _streams = decoding(&decider, &fleet, streams);
+        decider.splits(&fleet, &view(&long("one")), ALL, NOW)
+    };
+    assert!(!splits(0.0, 60), "they may wait");
+    assert!(splits(1.0, 60));
+}
+
+#[test]
 fn who_goes_on_where_its_history_is_stays_there() {
     let (fleet, decider) = (divided(), decider("prefix_aware"));
     let first = long("a conversation");
