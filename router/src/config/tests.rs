@@ -1,5 +1,7 @@
 //! Whole configurations.
 
+use router_core::policy;
+
 use super::*;
 
 fn configure(arguments: &[&str]) -> Result<Config, ConfigErrors> {

@@ -113,14 +113,33 @@ async fn begin_stream(router: &Router, worker: &MockWorker) -> TcpStream {
     stream
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_gone_ends_its_stream_itself_and_another_takes_over() {
+/// A pod that streams, and another that came meanwhile.
+struct Streaming {
+    api: Api,
+    router: Router,
+    /// Named `a`, with the stream.
+    one: MockWorker,
+    /// Named `b`.
+    two: MockWorker,
+    /// Has the stream go on.
+    signal: Arc<Notify>,
+    stream: TcpStream,
+}
+
+async fn streaming_beside_another() -> Streaming {
     let (api, (one, signal), two) = (Api::start().await, streaming().await, worker().await);
     api.put(SERVICE, "one", slice_of("a", one.address));
     let router = follow(&api, &["--workers=k8s://workers"]).await;
     until_usable(&router, &["a"]).await;
-    let mut stream = begin_stream(&router, &one).await;
+    let stream = begin_stream(&router, &one).await;
     api.put(SERVICE, "two", slice_of("b", two.address));
+    Streaming { api, router, one, two, signal, stream }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_gone_ends_its_stream_itself_and_another_takes_over() {
+    let Streaming { api, router, one: _one, two: _two, signal, mut stream } =
+        streaming_beside_another().await;
     until_usable(&router, &["a", "b"]).await;
     api.take(SERVICE, "one");
     until("it has left", || async { state_of(&router, "a").await.is_null() }).await;
@@ -133,12 +152,7 @@ async fn a_pod_that_is_gone_ends_its_stream_itself_and_another_takes_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_terminates_keeps_its_streams_and_gets_nothing_new() {
-    let (api, (one, signal), two) = (Api::start().await, streaming().await, worker().await);
-    api.put(SERVICE, "one", slice_of("a", one.address));
-    let router = follow(&api, &["--workers=k8s://workers"]).await;
-    until_usable(&router, &["a"]).await;
-    let mut stream = begin_stream(&router, &one).await;
-    api.put(SERVICE, "two", slice_of("b", two.address));
+    let Streaming { api, router, one, two: _two, signal, mut stream } = streaming_beside_another().await;
     // Where a Service publishes addresses that are not ready, those that terminate are said to be ready.
     let leaving = json!({"ready": true, "serving": true, "terminating": true});
     api.put(SERVICE, "one", slice(one.address.port(), &[pod("a", "127.0.0.1", &leaving)]));
