@@ -14,7 +14,8 @@ use tokio::task::AbortHandle;
 use crate::config::Settings;
 use crate::desired::{Desired, Found, NewRequests, Wanted};
 use crate::kv_events::Follower;
-use crate::probes::Prober;
+use crate::listener::file_limit;
+use crate::probes::{Overlaps, Prober};
 use crate::transport::{AddressError, Connector, Transport, TransportError};
 
 /// A worker and the way to it.
@@ -99,6 +100,8 @@ pub struct FleetService {
     started: Instant,
     /// By which workers tell routers apart, and these each other.
     listener: Listener,
+    /// For probes of all workers.
+    overlaps: Overlaps,
     roster: ArcSwap<Roster>,
     /// Changes come one after the other.
     change: Mutex<Change>,
@@ -121,6 +124,7 @@ impl FleetService {
             connector,
             started,
             listener,
+            overlaps: Overlaps::of(file_limit::most()),
             roster: ArcSwap::default(),
             change: Mutex::default(),
         }
@@ -248,7 +252,8 @@ impl FleetService {
             });
             upstreams.resize(upstreams.len().max(worker.slot.index() + 1), None);
             upstreams[worker.slot.index()] = Some(Arc::clone(&upstream));
-            let prober = Prober::new(upstream, Arc::clone(decider), &self.settings, self.started);
+            let probed = (upstream, self.overlaps.clone());
+            let prober = Prober::new(probed, Arc::clone(decider), &self.settings, self.started);
             tasks.push(tokio::spawn(prober.run()).abort_handle());
             change.tasks.insert(worker.id().clone(), tasks);
         }

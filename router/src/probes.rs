@@ -16,6 +16,7 @@ use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
 use router_core::{Arrival, Decider};
 use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::cache_size;
@@ -31,15 +32,47 @@ const PROBES_PER_MODEL_LIST: usize = 5;
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 /// Probes of one worker on their way at once. Each ends with its time limit; this bounds them whatever the knobs.
 const MAX_RUNNING: usize = 32;
+/// Of the files that may be open, one in so many is for probes beside another of the same worker. With a thousand workers that say nothing those
+/// would be twenty thousand connections.
+const FILES_PER_OVERLAP: usize = 16;
+/// Enough for a rack of workers that say nothing, where files are not scarce.
+const MOST_OVERLAPS: usize = 4_096;
 
 /// How long a worker may take to say how much its cache holds. That is asked beside the probes: an engine that is slow to tell is well.
 const CACHE_SIZE_LIMIT: Duration = Duration::from_secs(5);
 /// So often it is asked, with models, while it has not told.
 const MOST_CACHE_ASKS: usize = 3;
 
+/// Room for probes that go out beside another of the same worker; of all workers together.
+#[derive(Clone, Debug)]
+pub struct Overlaps(Arc<Semaphore>);
+
+impl Overlaps {
+    /// As many as go with `files` that may be open.
+    #[must_use]
+    pub fn of(files: usize) -> Self {
+        Self(Arc::new(Semaphore::new((files / FILES_PER_OVERLAP).min(MOST_OVERLAPS))))
+    }
+
+    /// Room for another probe of a worker that has so many `running`; the first needs none.
+    fn room(&self, running: usize) -> Option<Room> {
+        match running {
+            0 => Some(Room { _permit: None }),
+            MAX_RUNNING.. => None,
+            _ => Some(Room { _permit: Some(Arc::clone(&self.0).try_acquire_owned().ok()?) }),
+        }
+    }
+}
+
+/// What a probe occupies.
+struct Room {
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
 /// Probes one worker.
 pub struct Prober {
     upstream: Arc<Upstream>,
+    overlaps: Overlaps,
     decider: Arc<Decider>,
     /// Where the clock of workers' health begins.
     started: std::time::Instant,
@@ -83,13 +116,14 @@ impl Prober {
     /// When the probe's path is none; [`Settings::check`] makes sure that it is.
     #[must_use]
     pub fn new(
-        upstream: Arc<Upstream>,
+        (upstream, overlaps): (Arc<Upstream>, Overlaps),
         decider: Arc<Decider>,
         settings: &Settings,
         started: std::time::Instant,
     ) -> Self {
         Self {
             upstream,
+            overlaps,
             decider,
             started,
             path: settings.probe_path.parse().expect("checked with the configuration"),
@@ -113,8 +147,8 @@ impl Prober {
         loop {
             tokio::select! {
                 () = sleep_until(next) => {
-                    if running.len() < MAX_RUNNING {
-                        running.push(self.probe());
+                    if let Some(room) = self.overlaps.room(running.len()) {
+                        running.push(self.probe(room));
                     }
                     last = Instant::now();
                     next = last + self.pause();
@@ -158,12 +192,13 @@ impl Prober {
         if well { self.interval } else { self.interval_down }
     }
 
-    fn probe(&self) -> Probe {
+    fn probe(&self, room: Room) -> Probe {
         let worker = &self.upstream.worker;
         let list_models = !worker.is_up() || self.passed.is_multiple_of(PROBES_PER_MODEL_LIST);
         let (upstream, path, limit) = (Arc::clone(&self.upstream), self.path.clone(), self.limit);
         let begun = Begun { downs: worker.downs(), number: worker.begin_probe() };
         Box::pin(async move {
+            let _room = room;
             let outcome = timeout(limit, probe(&upstream, path, list_models)).await;
             (begun, outcome.unwrap_or(Err(ProbeError::TooLate { limit })))
         })
@@ -305,7 +340,59 @@ async fn get(transport: &dyn Transport, path: PathAndQuery) -> Result<(StatusCod
 
 #[cfg(test)]
 mod tests {
+    use std::sync::RwLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use clap::Parser;
+    use router_core::policy::by_name;
+    use router_core::prefix::tree::TreeLimits;
+    use router_core::{Worker, WorkerId, WorkerSlot, WorkerSpec};
+    use tokio::sync::Notify;
+
     use super::*;
+    use crate::config::Cli;
+    use crate::transport::Answer;
+
+    /// Never answers, and counts who waits for it.
+    #[derive(Default)]
+    struct Silent(AtomicUsize);
+
+    impl Transport for Silent {
+        fn send<'a>(&'a self, _: &'a WorkerRequest) -> Answer<'a> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test]
+    async fn workers_that_say_nothing_get_a_probe_each_and_a_bounded_number_beside() {
+        let arguments = ["router", "--probe-interval-down=1ms", "--probe-timeout=600s"];
+        let settings = Cli::parse_from(arguments).settings;
+        let limits = TreeLimits { total_blocks: 1, worker_blocks: 1 };
+        let decider = Arc::new(Decider::new(by_name("round_robin").unwrap(), limits, 1));
+        let (overlaps, silent) = (Overlaps::of(4 * FILES_PER_OVERLAP), Arc::new(Silent::default()));
+        let probers = [0, 1, 2].map(|number| {
+            let spec = WorkerSpec::new(WorkerId::new(&format!("w{number}")), "http://w:1".to_owned());
+            let upstream = Arc::new(Upstream {
+                worker: Arc::new(Worker::new(spec, WorkerSlot(number))),
+                transport: Arc::clone(&silent) as Arc<dyn Transport>,
+                model_entries: RwLock::new(Arc::new([])),
+                probe_now: Notify::new(),
+                follower: None,
+            });
+            let started = std::time::Instant::now();
+            let prober = Prober::new((upstream, overlaps.clone()), Arc::clone(&decider), &settings, started);
+            tokio::spawn(prober.run())
+        });
+        let running = || silent.0.load(Ordering::Relaxed);
+        while running() < 3 + 4 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // There is no more room, however long they wait.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(running(), 3 + 4);
+        probers.iter().for_each(tokio::task::JoinHandle::abort);
+    }
 
     #[test]
     fn reads_model_lists_and_nothing_else() {

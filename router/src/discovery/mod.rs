@@ -31,7 +31,7 @@ const FIRST_BACK_OFF: Duration = Duration::from_millis(200);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 /// So long without a failure, and waits begin anew.
 const CALM: Duration = Duration::from_secs(60);
-/// Between two log lines about failures of one source.
+/// Between two log lines about failures of one source, if they are of one kind.
 const BETWEEN_COMPLAINTS: Duration = Duration::from_secs(60);
 
 /// A source of workers.
@@ -81,8 +81,8 @@ pub enum DiscoveryError {
     /// The connection broke, or what came is no HTTP.
     #[error("the answer of the Kubernetes API broke off: {0}")]
     Broken(#[from] hyper::Error),
-    /// A watch ended as soon as it had begun.
-    #[error("the Kubernetes API ended a watch at once")]
+    /// A watch ended; a failure if it was as soon as it had begun.
+    #[error("the Kubernetes API ended a watch")]
     Ended,
     /// The API refuses.
     #[error("the Kubernetes API says {status}: {message}")]
@@ -189,7 +189,7 @@ async fn follow<P>(
     P: Future<Output = Result<(), DiscoveryError>> + Send,
 {
     let mut back_off = BackOff::between(FIRST_BACK_OFF, LONGEST_BACK_OFF);
-    let (mut failed, mut complained) = (None::<Instant>, None::<Instant>);
+    let (mut failed, mut complained) = (None::<Instant>, None);
     let mut known = None;
     loop {
         let published = match source.next().await {
@@ -210,8 +210,10 @@ async fn follow<P>(
             Err(error) => error,
         };
         state.fail(&error);
-        if complained.is_none_or(|at| at.elapsed() >= BETWEEN_COMPLAINTS) {
-            complained = Some(Instant::now());
+        let kind = std::mem::discriminant(&error);
+        let is_news = |(at, known): (Instant, _)| known != kind || at.elapsed() >= BETWEEN_COMPLAINTS;
+        if complained.is_none_or(is_news) {
+            complained = Some((Instant::now(), kind));
             let is_known = state.is_known();
             tracing::warn!(source = &*state.name, %error, is_known, "workers cannot be found; those that are known serve on");
         }
@@ -304,6 +306,6 @@ mod tests {
     async fn a_source_that_has_only_failed_is_not_known() {
         let (published, state) = follow_all(vec![Err(DiscoveryError::Ended)]).await;
         assert!(published.is_empty() && !state.is_known());
-        assert!(state.told()["failure"].as_str().unwrap().contains("at once"));
+        assert!(state.told()["failure"].as_str().unwrap().contains("ended a watch"));
     }
 }

@@ -2,6 +2,12 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+/// Files that the process may have open once [`raise`] has been called; the most there are where there is no limit.
+#[must_use]
+pub fn most() -> usize {
+    getrlimit(Resource::Nofile).maximum.map_or(usize::MAX, |files| files.try_into().unwrap_or(usize::MAX))
+}
+
 /// Raises the soft limit to the hard one, and says so if that is too low for `max_connections`.
 pub fn raise(max_connections: usize) {
     let limit = getrlimit(Resource::Nofile);

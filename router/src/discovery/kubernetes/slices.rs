@@ -54,6 +54,7 @@ struct Endpoint {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 struct Conditions {
     ready: Option<bool>,
+    serving: Option<bool>,
     terminating: Option<bool>,
 }
 
@@ -114,6 +115,8 @@ struct Instance<'a> {
     name: Option<&'a str>,
     address: SocketAddr,
     is_ready: bool,
+    /// Whether it answers, terminating or not.
+    is_serving: bool,
     is_terminating: bool,
 }
 
@@ -175,14 +178,19 @@ impl Slices {
     }
 
     /// The workers. One that is terminating gets no new requests, and one that is not ready gets none while another is: where none is, it
-    /// is more likely that whoever says so is wrong, or that all have just begun, and the router's own probes say who is well.
+    /// is more likely that whoever says so is wrong, or that all have just begun, and the router's own probes say who is well. Where all are
+    /// terminating, those that still serve are better than nobody.
     pub(super) fn told(&self, kind: &Kind, choice: &PortChoice) -> Told {
         let (instances, without_port) = self.instances(kind, choice);
         let any_ready = instances.iter().any(|one| one.is_ready && !one.is_terminating);
+        let any_stays = instances.iter().any(|one| !one.is_terminating);
         let mut found: Vec<_> = instances
             .into_iter()
             .map(|one| {
-                let is_out = one.is_terminating || any_ready && !one.is_ready;
+                let is_out = match one.is_terminating {
+                    true => any_stays || !one.is_serving,
+                    false => any_ready && !one.is_ready,
+                };
                 let new_requests = if is_out { NewRequests::Withheld } else { NewRequests::Taken };
                 kind.worker(one.name, one.address, new_requests)
             })
@@ -247,12 +255,13 @@ impl Endpoint {
     }
 
     fn at(&self, address: SocketAddr) -> Instance<'_> {
-        let Conditions { ready, terminating } = self.conditions.unwrap_or_default();
+        let Conditions { ready, serving, terminating } = self.conditions.unwrap_or_default();
         let name = self.target_ref.as_ref().and_then(|target| target.name.as_deref());
         Instance {
             name: name.filter(|name| !name.is_empty()),
             address,
             is_ready: ready.unwrap_or(true),
+            is_serving: serving.unwrap_or(true),
             is_terminating: terminating.unwrap_or(false),
         }
     }
@@ -264,6 +273,7 @@ impl Instance<'_> {
     fn meet(&mut self, other: &Self) {
         self.address = self.address.min(other.address);
         self.is_ready |= other.is_ready;
+        self.is_serving |= other.is_serving;
         self.is_terminating |= other.is_terminating;
     }
 }
