@@ -25,11 +25,13 @@ def main(whole, split, workloads):
     for cell, prefill, line in lines(split):
         if not workloads or cell[0] in workloads:
             ratios[line["policy"], prefill].append([line[key] / max(beside[cell][key], 1e-9) for key in KEYS.values()] + [line.get("split", 0.0)])
-    print(f"{'policy, prefill workers':<36}", *(f"{key:>10}" for key in KEYS), f"{'split':>6}")
+    worst = ["worst TTFT", "worst E2E"]
+    print(f"{'policy, prefill workers':<36}", *(f"{key:>10}" for key in [*KEYS, *worst]), f"{'split':>6}")
     for (policy, prefill), rows in sorted(ratios.items(), key=lambda item: item[0]):
         means = [math.exp(sum(math.log(max(row[at], 1e-9)) for row in rows) / len(rows)) for at in range(len(KEYS))]
         share = sum(row[-1] for row in rows) / len(rows)
-        print(f"{policy + ', ' + prefill:<36}", *(f"{mean:>10.3f}" for mean in means), f"{share:>6.0%}")
+        worst = [max(row[at] for row in rows) for at in (0, 2)]
+        print(f"{policy + ', ' + prefill:<36}", *(f"{mean:>10.3f}" for mean in means + worst), f"{share:>6.0%}")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ use tokio::task::AbortHandle;
 
 use crate::config::Settings;
 use crate::desired::{Desired, Found, NewRequests, Wanted};
+use crate::file_limit;
 use crate::kv_events::Follower;
-use crate::listener::file_limit;
 use crate::probes::{Overlaps, Prober};
 use crate::transport::{AddressError, Connector, Transport, TransportError};
 

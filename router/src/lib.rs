@@ -15,6 +15,7 @@ pub mod disaggregation;
 pub mod discovery;
 pub mod error;
 pub mod failure_logs;
+pub mod file_limit;
 pub mod fleet;
 mod gathered;
 pub mod hop_by_hop;

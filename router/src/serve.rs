@@ -14,10 +14,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::admin::{self, Scope};
 use crate::app::App;
 use crate::config::Config;
+use crate::file_limit;
 use crate::listener::acceptor::Acceptor;
 use crate::listener::connection::Clients;
 use crate::listener::cores::Cores;
-use crate::listener::file_limit;
 use crate::listener::tls::Tls;
 
 /// Connections that may wait to be accepted.

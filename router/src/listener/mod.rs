@@ -8,7 +8,6 @@ pub mod acceptor;
 pub mod client_stream;
 pub mod connection;
 pub mod cores;
-pub mod file_limit;
 pub mod guard;
 pub mod http1;
 pub mod http1_stream;

@@ -177,20 +177,17 @@ impl Slices {
         self.0.is_empty()
     }
 
-    /// The workers. One that is terminating gets no new requests, and one that is not ready gets none while another is: where none is, it
-    /// is more likely that whoever says so is wrong, or that all have just begun, and the router's own probes say who is well. Where all are
-    /// terminating, those that still serve are better than nobody.
+    /// The workers. While one is ready and stays, those that are not ready or terminate get no new requests. Where none is, it is more
+    /// likely that whoever says so is wrong, or that all have just begun, and the router's own probes say who is well; and those that
+    /// terminate and still serve are better than nobody.
     pub(super) fn told(&self, kind: &Kind, choice: &PortChoice) -> Told {
         let (instances, without_port) = self.instances(kind, choice);
         let any_ready = instances.iter().any(|one| one.is_ready && !one.is_terminating);
-        let any_stays = instances.iter().any(|one| !one.is_terminating);
         let mut found: Vec<_> = instances
             .into_iter()
             .map(|one| {
-                let is_out = match one.is_terminating {
-                    true => any_stays || !one.is_serving,
-                    false => any_ready && !one.is_ready,
-                };
+                let is_worse = one.is_terminating || !one.is_ready;
+                let is_out = any_ready && is_worse || one.is_terminating && !one.is_serving;
                 let new_requests = if is_out { NewRequests::Withheld } else { NewRequests::Taken };
                 kind.worker(one.name, one.address, new_requests)
             })

@@ -94,7 +94,7 @@ fn who_is_not_ready_gets_nothing_new_while_another_is() {
     assert_eq!(told(&[slice("one", "IPv4", &endpoints)]), expected);
     let leaving = json!({"ready": true, "terminating": true});
     let endpoints = json!([pod("a", "10.0.0.1", &not_ready), pod("b", "10.0.0.2", &leaving)]);
-    let expected = ["a http://10.0.0.1:8000", "b http://10.0.0.2:8000 -"];
+    let expected = ["a http://10.0.0.1:8000", "b http://10.0.0.2:8000"];
     assert_eq!(told(&[slice("one", "IPv4", &endpoints)]), expected, "nobody is ready and stays");
 }
 
