@@ -66,9 +66,12 @@ pub struct SimulateArgs {
     /// Speeds of the workers [default: even; with --grid the others too, on the traces]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub fleet: Vec<FleetKind>,
-    /// Routers that share nothing
+    /// Routers; they share nothing, unless --told-after is given
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub replicas: usize,
+    /// Routers tell each other what they send where, and this is after how many milliseconds the others know it, as with the router's --replicas
+    #[arg(long, value_name = "MS")]
+    pub told_after: Option<u64>,
     /// How a balancer in front of them chooses one for a request
     #[arg(long, value_name = "RULE", value_enum, default_value_t = Front::Random)]
     pub front: Front,
@@ -146,8 +149,10 @@ pub enum Front {
 /// The routers of a simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Routers {
-    /// How many there are; they share nothing.
+    /// How many there are.
     pub count: usize,
+    /// Milliseconds after which each knows what another does; `None` if they share nothing.
+    pub told_after_ms: Option<u64>,
     /// What stands in front of them.
     pub front: Front,
     /// Milliseconds between two reports of a worker's load; `None` for the policy's own.
@@ -156,7 +161,8 @@ pub struct Routers {
 
 impl Routers {
     /// One, and nothing in front of it.
-    pub const ONE: Self = Self { count: 1, front: Front::Random, reports_every_ms: None };
+    pub const ONE: Self =
+        Self { count: 1, told_after_ms: None, front: Front::Random, reports_every_ms: None };
 
     /// What they add to the name of a trace.
     #[must_use]
@@ -166,7 +172,9 @@ impl Routers {
             Front::Session => "-by-session",
             Front::Prefix => "-by-prefix",
         };
-        let routers = if self.count > 1 { format!("+{}-routers{front}", self.count) } else { String::new() };
+        let told = self.told_after_ms.map_or(String::new(), |ms| format!("-told-after-{ms}-ms"));
+        let routers =
+            if self.count > 1 { format!("+{}-routers{told}{front}", self.count) } else { String::new() };
         self.reports_every_ms.map(|ms| format!("{routers}+reports-{ms}-ms")).unwrap_or(routers)
     }
 }

@@ -80,8 +80,9 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
     let sizes = or_default(&args.workers, args.grid, &[8], &[4, 8, 16]);
     let capacities = or_default(&args.blocks, args.grid, &[2_000], &[500, 2_000, 8_000]);
     let prefill_workers = or_default(&args.prefill_workers, false, &[0], &[]);
-    let (count, front, reports_every_ms) = (args.replicas, args.front, args.reports_every);
-    let routers = Routers { count, front, reports_every_ms };
+    let (count, front) = (args.replicas, args.front);
+    let (told_after_ms, reports_every_ms) = (args.told_after, args.reports_every);
+    let routers = Routers { count, told_after_ms, front, reports_every_ms };
     let mut cells = Vec::new();
     for Scene { seed, workload, fleets } in scenes {
         for (fleet, workers, blocks) in combinations(fleets, &sizes, &capacities) {

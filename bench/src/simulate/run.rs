@@ -7,6 +7,7 @@ mod apart;
 mod fleet;
 mod knowledge;
 mod placing;
+mod told;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use roundhouse_types::{BlockHash, ChainHasher};
+use roundhouse_types::{BlockHash, ChainHasher, RouterPlace};
 use router_core::{Decided, Leg, Turn};
 
 use super::args::{Apart, Front, Routers};
@@ -26,6 +27,7 @@ use super::workload::{BLOCK_TOKENS, Workload, nanoseconds};
 use fleet::Router;
 use knowledge::Knowledge;
 use placing::Called;
+use told::{Heard, Word};
 
 /// How a workload is run.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +98,8 @@ enum Event {
     Expire,
     /// A request that is in line may be better off elsewhere by now.
     Reconsider(u32),
+    /// What the router that has a request tells of it has reached the others.
+    Told(u32, Word),
 }
 
 /// A request that its router has placed.
@@ -117,6 +121,8 @@ struct Simulation<'a, E> {
     /// When each worker's next event is, as entered in `events`.
     expected_ns: Vec<Option<u64>>,
     placed: Vec<Option<Placed>>,
+    /// Of each router.
+    heard: Vec<Heard>,
     called: Arc<Called>,
     /// Which router had each request.
     replicas: Vec<u16>,
@@ -145,9 +151,14 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let Setup { workload, contender, blocks, routers, apart, seed, .. } = setup;
         let replicas = routers.count.max(1);
         let count = workload.requests.len();
-        let router = |number: u64| {
-            let seed = seed.wrapping_add(number);
-            Router::new(contender.policy(), (engines.len(), apart), blocks, seed)
+        let places = u32::try_from(replicas).unwrap_or(u32::MAX);
+        let router = |rank: u32| {
+            let seed = seed.wrapping_add(rank.into());
+            let router = Router::new(contender.policy(), (engines.len(), apart), blocks, seed);
+            if let Some(late) = routers.told_after_ms.map(Duration::from_millis) {
+                router.is_told(RouterPlace { rank, count: places }, late, blocks);
+            }
+            router
         };
         let mut followers = vec![None; count];
         for (number, request) in (0..).zip(&workload.requests) {
@@ -157,13 +168,14 @@ impl<'a, E: Engine> Simulation<'a, E> {
         }
         Self {
             setup,
-            routers: (0..replicas as u64).map(router).collect(),
+            routers: (0..places).map(router).collect(),
             rng: SmallRng::seed_from_u64(seed),
             knowledge: Knowledge::new(contender, routers, engines.len(), blocks),
             events: BinaryHeap::new(),
             entered: 0,
             expected_ns: vec![None; engines.len()],
             placed: (0..count).map(|_| None).collect(),
+            heard: (0..replicas).map(|_| Heard::new()).collect(),
             called: Arc::default(),
             replicas: vec![0; count],
             records: vec![Record::default(); count],
@@ -231,6 +243,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
                 self.enter(now_ns.saturating_add(as_ns(every)), event);
             }
             Event::Reconsider(number) => self.reconsider(number, now_ns),
+            Event::Told(number, word) => self.hear(number, word, now_ns),
         }
         self.send_called(now_ns);
     }
@@ -280,6 +293,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let lost: Vec<u32> = (0..).take(self.placed.len()).filter(was_there).collect();
         for number in &lost {
             self.placed[*number as usize] = None;
+            self.tell(*number, Word::Over, now_ns);
         }
         for number in lost {
             self.send(number, now_ns);
@@ -343,6 +357,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             }
         }
         let worker = record.worker;
+        self.tell(number, Word::Begun, now_ns);
         if self.knowledge.minds_flight() {
             self.read_path(number);
             let replica = self.replicas[number as usize] as usize;
@@ -353,6 +368,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
     fn end(&mut self, number: u32, now_ns: u64) {
         self.records[number as usize].done_ns = now_ns;
         self.placed[number as usize] = None;
+        self.tell(number, Word::Over, now_ns);
         self.left -= 1;
         if let Some(follower) = self.followers[number as usize] {
             let request = &self.setup.workload.requests[follower as usize];

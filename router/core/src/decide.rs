@@ -2,8 +2,11 @@
 
 mod candidates;
 mod split;
+mod told;
 
 pub use split::SplitCosts;
+pub use told::Booked;
+use told::Others;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +54,7 @@ struct State {
     recomputed: Recomputed,
     follow_ups: FollowUps,
     pools: Pools,
+    others: Others,
     picks: u64,
     rng: SmallRng,
     candidates: Candidates,
@@ -107,6 +111,7 @@ impl Decider {
             recomputed: Recomputed::default(),
             follow_ups: FollowUps::default(),
             pools: Pools::default(),
+            others: Others::default(),
             picks: 0,
             rng,
             candidates: Candidates::default(),
@@ -240,7 +245,7 @@ impl Decider {
         let mut counts = is_new;
         loop {
             let mut state = self.lock();
-            let State { index, recomputed, follow_ups, pools, picks, rng, candidates } = &mut *state;
+            let State { index, recomputed, follow_ups, pools, others, picks, rng, candidates } = &mut *state;
             index.catch_up();
             let hits = self.look_up(index, request);
             let moment = self.moment(now, request, pools);
@@ -264,7 +269,8 @@ impl Decider {
                     Leg::Decode => follow_ups.later_turns(request.model, whole, hits.deepest()),
                     Leg::Whole | Leg::Prefill => follow_ups.see(request.model, whole, hits.deepest()),
                 },
-                unseen: pools.unseen(pool).at(now, candidates.report_age()),
+                unseen: pools.unseen(pool).at(now, candidates.report_age().max(others.late)),
+                others: *others,
                 speed,
             };
             let ring = &|| fleet.ring();
@@ -365,6 +371,7 @@ impl Decider {
             arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
             later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
             unseen: state.pools.mean_unseen(candidates.pool()),
+            others: state.others,
             speed: candidates.speed(),
         }
     }

@@ -23,7 +23,7 @@ pub mod unseen;
 pub mod window;
 pub mod worker;
 
-pub use decide::{Among, Decided, Decider, Explanation, SplitCosts};
+pub use decide::{Among, Booked, Decided, Decider, Explanation, SplitCosts};
 pub use fleet::{Fleet, FleetSnapshot};
 pub use health::{BreakerState, Health, Trial};
 pub use ledger::{Lease, Turn};

@@ -9,6 +9,7 @@ use router_core::{Among, Leg, RequestView};
 
 use super::fleet::Router;
 use super::knowledge::Knowledge;
+use super::told::Word;
 use super::{Placed, Setup, Simulation};
 use crate::simulate::args::Apart;
 use crate::simulate::contender::Splits;
@@ -62,6 +63,7 @@ impl<E: Engine> Simulation<'_, E> {
     /// The prompt of a request has been computed where nothing else is done: it goes on where its router says now.
     pub(super) fn hand_over(&mut self, number: u32, now_ns: u64) {
         self.placed[number as usize] = None;
+        self.tell(number, Word::Over, now_ns);
         let replica = self.replicas[number as usize] as usize;
         self.knowledge.look_up::<E>(self.setup.workload, (number, replica), &self.engines, now_ns);
         self.read_path(number);

@@ -1,7 +1,9 @@
 //! A router of a simulation: the real decider with a fleet of its own, so that replicas share nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use roundhouse_types::RouterPlace;
 use router_core::policy::IndexBound;
 use router_core::prefix::tree::TreeLimits;
 use router_core::{Decider, Fleet, FleetSnapshot, Policy, Role, WorkerId, WorkerSpec};
@@ -44,6 +46,14 @@ impl Router {
         }
         let decider = Decider::new(policy, limits, seed).with_decode_weight(apart.decode_weight);
         Self { decider, fleet }
+    }
+
+    /// Others tell this one what they do, after that time. What they tell says nothing of the size of a worker's cache, which is known beforehand.
+    pub(super) fn is_told(&self, place: RouterPlace, late: Duration, blocks: usize) {
+        self.decider.is_told(place, late);
+        for worker in self.fleet.workers() {
+            worker.reports.set_kv_capacity(Some(blocks * BLOCK_TOKENS));
+        }
     }
 
     /// A worker has died: nothing goes there, and its cache is gone.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use router_core::{Among, Leg, RequestView};
 
 use super::fleet::Router;
+use super::told::Word;
 use super::{BLOCK_TOKENS, Event, Placed, Simulation, as_ns};
 use crate::simulate::engine::{Engine, Part};
 
@@ -128,6 +129,7 @@ impl<E: Engine> Simulation<'_, E> {
         }
         self.read_path(number);
         self.knowledge.dispatched(self.replicas[number as usize] as usize, worker, &self.path);
+        self.tell(number, Word::Sent, now_ns);
         self.engines[worker as usize].submit(self.setup.workload, number, Part::of(leg), now_ns);
         self.expect(worker);
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use roundhouse_types::RouterPlace;
 
 use super::Among;
+use super::told::Others;
 use crate::fleet::{FleetSnapshot, Member, Ring};
 use crate::health::{Standing, Trial};
 use crate::ledger::{LoadReading, usual_requests};
@@ -358,7 +359,7 @@ impl Candidates {
     pub(super) fn choice<'a>(
         &'a self,
         ring: &'a dyn Fn() -> &'a Ring,
-        Learned { arrivals_per_s, later_turns, unseen, speed }: Learned,
+        Learned { arrivals_per_s, later_turns, unseen, others, speed }: Learned,
     ) -> Choice<'a> {
         Choice {
             candidates: &self.list,
@@ -369,7 +370,8 @@ impl Candidates {
             context_tokens: self.context_tokens,
             share: self.share,
             workers: self.workers,
-            router_place: self.router_place(),
+            router_place: if others.count() > 0 { others.place } else { self.router_place() },
+            told_by: others.count(),
             ring,
             arrivals_per_s,
             later_turns,
@@ -430,6 +432,7 @@ pub(super) struct Learned {
     pub(super) arrivals_per_s: f64,
     pub(super) later_turns: f64,
     pub(super) unseen: Unseen,
+    pub(super) others: Others,
     pub(super) speed: PrefillSpeed,
 }
 

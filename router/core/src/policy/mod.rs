@@ -145,15 +145,17 @@ pub struct Choice<'a> {
     pub share: f64,
     /// Workers of the fleet.
     pub workers: u32,
-    /// This router's place among those that follow the workers' load.
+    /// This router's place among those that follow the workers' load, or tell each other what they do.
     pub router_place: RouterPlace,
+    /// Others that tell this one what they do; all that is in flight is also theirs.
+    pub told_by: u32,
     /// The ring over the whole fleet, made on first use.
     pub ring: &'a dyn Fn() -> &'a Ring,
     /// Requests a second of late that come to the candidates, and to those of the fleet like them that were not looked at.
     pub arrivals_per_s: f64,
     /// Turns that are expected to follow this request in its session, if that begins with it; they will come to the same worker.
     pub later_turns: f64,
-    /// What other routers may have decided, where workers report their load.
+    /// What other routers may have decided, of which nothing is known yet.
     pub unseen: Unseen,
     /// How fast workers like the candidates compute prompts, as learned.
     pub speed: PrefillSpeed,

@@ -263,15 +263,21 @@ impl Fleet {
         choice.candidates.iter().zip(works(choice)).map(cost).collect()
     }
 
+    /// Other routers of whose last decisions nothing is known: by what they have in flight, or those that tell of it a moment later.
+    fn others_unseen(&self, choice: &Choice<'_>) -> f64 {
+        if choice.told_by > 0 { f64::from(choice.told_by) } else { self.routers - 1.0 }
+    }
+
     /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with nothing cached,
     /// would cost least.
     fn place_unseen(&self, choice: &Choice<'_>, works: &mut [Work], rng: &mut dyn Rng) {
         let RouterPlace { rank, count: routers } = choice.router_place;
-        let others = self.routers - 1.0;
-        if routers < 2 || routers >= choice.workers {
+        let others = self.others_unseen(choice);
+        if routers < 2 || routers >= choice.workers && choice.told_by == 0 {
             // Nobody has a worker of his own: a random number, so that not all stop at the same one.
             let mut at_most = |mean: f64| 2.0 * mean * rng.random::<f64>();
-            let drawn = at_most(others.min(OTHERS_AT_ONCE)) + at_most(others * choice.unseen.picks);
+            let at_once = if choice.told_by > 0 { 0.0 } else { others.min(OTHERS_AT_ONCE) };
+            let drawn = at_most(at_once) + at_most(others * choice.unseen.picks);
             self.place(choice, works, (whole(self.share * drawn + 0.5), 0.0), |_| true);
             return;
         }
@@ -348,7 +354,7 @@ impl Policy for PrefixAware {
 
     fn pick(&self, request: &RequestView<'_>, choice: &Choice<'_>, rng: &mut dyn Rng) -> usize {
         let fleet = Fleet::of(request, choice, Worth::FIRST_TOKENS);
-        if fleet.routers > 1.0 {
+        if fleet.others_unseen(choice) > 0.0 {
             let mut works: Vec<_> = works(choice).collect();
             fleet.place_unseen(choice, &mut works, rng);
             fleet.cheapest(request, choice, works.into_iter())

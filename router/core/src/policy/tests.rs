@@ -39,6 +39,7 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         share: 1.0,
         workers: candidates.len() as u32,
         router_place: RouterPlace::ALONE,
+        told_by: 0,
         ring,
         arrivals_per_s: 0.0,
         later_turns: 0.0,

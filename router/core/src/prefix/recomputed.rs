@@ -69,6 +69,11 @@ pub struct Capacity {
 }
 
 impl Recomputed {
+    /// What all caches hold that a request might have got into, as of the last pick.
+    pub(crate) fn fleet_tokens(&self) -> usize {
+        self.fleet_tokens
+    }
+
     /// What requests may add to the cache of `worker`: as much as they like where a bound would gain nothing. What is computed there from now on counts
     /// as of a cache of that capacity.
     pub fn room(&mut self, worker: WorkerSlot, capacity: Capacity) -> CacheRoom {

@@ -1,0 +1,92 @@
+//! What another router has decided, as it tells: booked here as if this one had.
+//!
+//! Routers in front of the same workers that tell each other what they send decide alike, but for what is on its way between them: each has the
+//! ledger, the queues, the tree and the speeds that one router in front of all would have. Nothing of it needs a word from the workers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use roundhouse_types::RouterPlace;
+
+use super::{Decider, State};
+use crate::ledger::{Booking, HeldPrompt, Lease};
+use crate::policy::Candidate;
+use crate::pools::Part;
+use crate::prefix::index::Basis;
+use crate::prefix::recomputed::Capacity;
+use crate::request::{Leg, RequestView};
+use crate::worker::Worker;
+
+/// Another router's request at a worker.
+#[derive(Debug)]
+pub struct Booked {
+    /// What it occupies there, until dropped.
+    pub lease: Lease,
+    /// Prompt tokens that the worker is expected to find in its cache.
+    pub hit_tokens: usize,
+    /// What that expectation was built upon.
+    pub basis: Basis,
+}
+
+/// The routers that tell each other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Others {
+    /// This one's place among all of them.
+    pub(super) place: RouterPlace,
+    /// How long it takes until one knows what another has done.
+    pub(super) late: Duration,
+}
+
+impl Others {
+    /// How many there are besides this one.
+    pub(super) fn count(&self) -> u32 {
+        self.place.count.saturating_sub(1)
+    }
+}
+
+impl Decider {
+    /// From now on so many other routers tell this one what they do, of which one knows after `late`. In that time several may decide the same of
+    /// the same: each has a `place` of its own.
+    pub fn is_told(&self, place: RouterPlace, late: Duration) {
+        self.lock().others = Others { place, late };
+    }
+
+    /// Another router has sent a request to `worker`: from `now` on it is in flight there, until what is returned is dropped, and its prompt is
+    /// entered as held there. `None` if the worker has left.
+    #[must_use]
+    pub fn book(&self, worker: &Arc<Worker>, request: &RequestView<'_>, now: Duration) -> Option<Booked> {
+        let mut state = self.lock_for(worker)?;
+        let State { index, recomputed, follow_ups, pools, picks, .. } = &mut *state;
+        index.catch_up();
+        let hits = self.look_up(index, request);
+        let pool = worker.pool();
+        let speed = pools.speed(pool);
+        let mut there = Candidate::new(worker.slot);
+        there.hit(request, hits.blocks(worker.slot), &speed);
+        if request.leg != Leg::Decode {
+            pools.arrival(now, std::iter::once(Part { pool, of_candidates: 1.0, of_pool: 1.0 }));
+            follow_ups.see(request.model, self.whole(request), hits.deepest());
+        }
+        *picks += 1;
+        let tokens = worker.reports.kv_capacity_tokens().unwrap_or(0);
+        let capacity = Capacity { worker: tokens, fleet: recomputed.fleet_tokens() };
+        let booking = Booking {
+            pick: *picks,
+            now,
+            context_tokens: request.prompt_tokens,
+            held: HeldPrompt::of(request),
+            prefill: there.prefill(request),
+            speed,
+            room: recomputed.room(worker.slot, capacity),
+            may_wait_since: None,
+            answer: request.answer,
+        };
+        let mut lease = Lease::reserve(&worker.load, booking);
+        let mut basis = Basis::default();
+        if self.reads_prefixes() {
+            let new = (request.blocks_after(there.hit_blocks as usize), there.new_tokens(request));
+            (basis, lease.in_flight) = self.enter((index, recomputed), worker, (request, &hits), new);
+        }
+        Some(Booked { lease, hit_tokens: there.hit_tokens as usize, basis })
+    }
+}
