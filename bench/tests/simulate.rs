@@ -161,7 +161,7 @@ fn a_balancer_that_keeps_sessions_or_prefixes_together_costs_routers_no_hits() {
     let workload = Kind::MultiTurn.generate(1_500, 3);
     let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
     let hits = |count, front| {
-        let routers = Routers { count, front, reports_every_ms: None };
+        let routers = Routers { count, front, ..Routers::ONE };
         figures(&Cell { routers, ..cell(&workload, engine, 3) }, 0.7, "prefix_aware").hit_rate
     };
     let (one, at_random) = (hits(1, Front::Random), hits(4, Front::Random));
@@ -169,6 +169,20 @@ fn a_balancer_that_keeps_sessions_or_prefixes_together_costs_routers_no_hits() {
     for front in [Front::Session, Front::Prefix] {
         assert!(hits(4, front) > one - 0.03, "{front:?}: {} beside {one}", hits(4, front));
     }
+}
+
+#[test]
+fn routers_that_tell_each_other_do_as_well_as_one() {
+    let workload = Kind::MultiTurn.generate(1_500, 3);
+    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    let of = |count, told_after_ms| {
+        let routers = Routers { count, told_after_ms, ..Routers::ONE };
+        figures(&Cell { routers, ..cell(&workload, engine, 3) }, 0.7, "prefix_aware")
+    };
+    let (one, apart, told) = (of(1, None), of(4, None), of(4, Some(2)));
+    assert!(apart.mean_ttft_ms > 1.3 * one.mean_ttft_ms, "{apart:?} beside {one:?}");
+    assert!((told.mean_ttft_ms / one.mean_ttft_ms - 1.0).abs() < 0.05, "{told:?} beside {one:?}");
+    assert!((told.hit_rate - one.hit_rate).abs() < 0.01, "{told:?} beside {one:?}");
 }
 
 #[test]

@@ -128,6 +128,11 @@ async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Res
             error(StatusCode::NOT_FOUND, "this listener serves GET /metrics, /livez and /readyz")
         }
         (&Method::GET, "/workers") => json_response(StatusCode::OK, &workers(app)),
+        (&Method::GET, "/replicas") => {
+            let told =
+                app.replicas.as_ref().map_or_else(|| json!({ "routers": 1 }), |replicas| replicas.to_json());
+            json_response(StatusCode::OK, &told)
+        }
         (&Method::POST, "/workers") => match read(app, body).await {
             Ok(body) => add_worker(app, &body).await,
             Err(response) => response,
@@ -144,7 +149,7 @@ async fn answer(app: &Arc<App>, request: Request<Incoming>, scope: Scope) -> Res
         },
         _ => error(
             StatusCode::NOT_FOUND,
-            "the admin listener serves GET /metrics, /livez and /readyz, GET and POST /workers, DELETE /workers/ID, POST /workers/ID/drain, \
+            "the admin listener serves GET /metrics, /livez and /readyz, GET /replicas, GET and POST /workers, DELETE /workers/ID, POST /workers/ID/drain, \
              POST /workers/ID/undrain and POST /explain",
         ),
     }

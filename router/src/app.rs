@@ -21,6 +21,7 @@ use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::openai::scan::ScanConfig;
 use crate::recording::{Recording, RecordingError};
+use crate::replicas::Replicas;
 use crate::routes::Routes;
 use crate::stages::admit::Admission;
 use crate::stages::parse::{BodyLimits, Parser};
@@ -35,6 +36,8 @@ pub struct App {
     pub fleet: FleetService,
     /// Where workers come from that nobody has named, and how that goes.
     pub sources: Vec<Arc<SourceState>>,
+    /// The routers beside this one, if it has any.
+    pub replicas: Option<Arc<Replicas>>,
     /// Who gets what.
     pub decider: Arc<Decider>,
     /// Bytes a token, by model.
@@ -120,6 +123,7 @@ impl App {
         });
         let app = Arc::new(Self {
             sources: sources.collect(),
+            replicas: Replicas::of(config, listener.router, |name| metrics.discovery_failures(name)),
             fleet: FleetService::new(
                 &settings,
                 Connector::new(

@@ -30,6 +30,7 @@ pub mod openai;
 pub mod payload;
 pub mod probes;
 pub mod recording;
+pub mod replicas;
 pub mod retry_after;
 pub mod routes;
 pub mod serve;

@@ -17,6 +17,7 @@ use crate::error::Blame;
 use crate::listener::metrics::ListenerMetrics;
 use crate::logs;
 use crate::openai::usage::ReportedUsage;
+use crate::replicas::metrics::ReplicaMetrics;
 use crate::routes::Endpoint;
 
 /// From a millisecond to ten minutes: first tokens of a cached prompt and of a very long one.
@@ -75,6 +76,7 @@ pub struct Metrics {
     registry: Registry,
     /// Of connections.
     pub listener: ListenerMetrics,
+    replicas: ReplicaMetrics,
     requests: IntCounterVec,
     /// The counters of [`Metrics::requests`] for status 200, by endpoint.
     requests_ok: [IntCounter; Endpoint::ALL.len()],
@@ -179,6 +181,7 @@ impl Default for Metrics {
         );
         Self {
             listener: ListenerMetrics::new(&maker.0),
+            replicas: ReplicaMetrics::new(&maker.0),
             requests_ok: Endpoint::ALL.map(|endpoint| requests.with_label_values(&[endpoint.label(), "200"])),
             requests,
             errors: maker.counters(
@@ -414,12 +417,16 @@ impl Metrics {
             gauges.reset();
         }
         self.worker_recomputed.reset();
-        for source in &app.sources {
+        let others = app.replicas.as_ref().map_or(&[][..], |replicas| &replicas.sources);
+        for source in app.sources.iter().chain(others) {
             let name = [&*source.name];
             self.discovery_workers.with_label_values(&name).set(gauge(source.workers()));
             self.discovery_age.with_label_values(&name).set(source.age().as_secs_f64());
         }
         let roster = app.fleet.roster();
+        if let Some(replicas) = &app.replicas {
+            self.replicas.show(replicas, roster.snapshot.workers().iter().map(|worker| &**worker));
+        }
         self.forget_workers_but(&roster.snapshot.workers().iter().map(|worker| worker.id()).collect());
         for upstream in roster.upstreams() {
             let (id, connections) = (upstream.worker.id().as_str(), upstream.transport.connections());
@@ -430,7 +437,8 @@ impl Metrics {
         for worker in roster.snapshot.workers() {
             worker.load.lapse(app.now());
             let (id, load) = ([worker.id().as_str()], worker.load.read());
-            self.worker_in_flight.with_label_values(&id).set(gauge(load.requests as usize));
+            let own = (load.requests as usize).saturating_sub(worker.load.others());
+            self.worker_in_flight.with_label_values(&id).set(gauge(own));
             self.worker_recomputed.with_label_values(&id).set(app.decider.recomputed_share(worker.slot));
             self.worker_in_line.with_label_values(&id).set(gauge(worker.load.in_line()));
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens as usize));

@@ -19,6 +19,7 @@ use crate::listener::acceptor::Acceptor;
 use crate::listener::connection::Clients;
 use crate::listener::cores::Cores;
 use crate::listener::tls::Tls;
+use crate::replicas;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4_096;
@@ -32,6 +33,8 @@ pub struct Addresses {
     pub admin: Option<SocketAddr>,
     /// Scrapers.
     pub metrics: Option<SocketAddr>,
+    /// Other routers.
+    pub replicas: Option<SocketAddr>,
 }
 
 /// Serves until `stop` resolves, and then for `--drain-delay` while saying that it goes; then drains. `ready` is called
@@ -53,12 +56,17 @@ pub async fn serve(
     let listener = listen(settings.listen())?;
     let admin = config.admin_listen.map(listen).transpose()?;
     let metrics = settings.metrics_listen.map(listen).transpose()?;
+    let replicas = settings.replica_listen.map(listen).transpose()?;
     let app = App::build(&config)?;
     let addresses = Addresses {
         clients: listener.local_addr()?,
         admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
         metrics: metrics.as_ref().map(TcpListener::local_addr).transpose()?,
+        replicas: replicas.as_ref().map(TcpListener::local_addr).transpose()?,
     };
+    if let Some(listener) = replicas {
+        replicas::start(&app, &config, listener).map_err(anyhow::Error::msg)?;
+    }
     if let Some(listener) = admin {
         tokio::spawn(admin::serve(Arc::clone(&app), listener, Scope::Admin));
     }

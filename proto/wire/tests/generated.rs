@@ -1,4 +1,4 @@
-//! The generated code in this crate is what `proto/worker.proto` says; written anew with `REGENERATE=1`.
+//! The generated code in this crate is what the `.proto` files say; written anew with `REGENERATE=1`.
 
 #![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -6,10 +6,18 @@ use std::path::Path;
 
 #[test]
 fn generated_code_is_fresh() {
+    for (proto, package, committed) in [
+        ("worker.proto", "roundhouse.worker.v1.rs", "src/v1.rs"),
+        ("replica.proto", "roundhouse.replica.v1.rs", "src/replica.rs"),
+    ] {
+        is_fresh(proto, package, committed);
+    }
+}
+
+fn is_fresh(proto: &str, package: &str, committed: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let committed = root.join("src/v1.rs");
     let fresh = tempdir();
-    let descriptors = protox::compile(["worker.proto"], [root.parent().unwrap()]).unwrap();
+    let descriptors = protox::compile([proto], [root.parent().unwrap()]).unwrap();
     tonic_prost_build::configure()
         .build_transport(false)
         .bytes(".")
@@ -19,15 +27,16 @@ fn generated_code_is_fresh() {
         .out_dir(&fresh)
         .compile_fds(descriptors)
         .unwrap();
-    let generated = std::fs::read_to_string(fresh.join("roundhouse.worker.v1.rs")).unwrap();
+    let generated = std::fs::read_to_string(fresh.join(package)).unwrap();
     std::fs::remove_dir_all(&fresh).unwrap();
+    let path = root.join(committed);
     if std::env::var_os("REGENERATE").is_some() {
-        std::fs::write(&committed, &generated).unwrap();
+        std::fs::write(&path, &generated).unwrap();
     }
-    let known = std::fs::read_to_string(&committed).unwrap();
+    let known = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         known == generated,
-        "proto/wire/src/v1.rs is not what proto/worker.proto says; run REGENERATE=1 cargo test -p roundhouse-wire"
+        "proto/wire/{committed} is not what proto/{proto} says; run REGENERATE=1 cargo test -p roundhouse-wire"
     );
 }
 

@@ -378,6 +378,7 @@ impl Decider {
 
     /// An attempt failed before its first byte: the worker does not hold what was entered for it. The lease pins that no more.
     pub fn take_back(&self, lease: &mut Lease, worker: &Worker, path: &[BlockHash], basis: Basis) {
+        lease.failed();
         if self.reads_prefixes()
             && let Some(mut state) = self.lock_for(worker)
         {

@@ -19,8 +19,9 @@ use crate::prefix::index::InFlight;
 use crate::request::Answer;
 pub use crate::speed::Sent;
 use crate::speed::{CacheRoom, Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading, lapses_s};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, PoisonError};
+use crate::telling::{Beginning, Told, Word};
 
 /// Counters of one worker. Only leases change them; what picks read of them is in the worker's row.
 #[derive(Debug, Default)]
@@ -30,6 +31,8 @@ pub struct WorkerLoad {
     sent_us: AtomicU64,
     queue: Mutex<PrefillQueue>,
     held: Mutex<HeldTokens>,
+    /// Requests in flight that other routers have told of.
+    others: AtomicU32,
 }
 
 /// How long ago what was in flight counts half of what is: several times what most requests stay, and short beside the time in which
@@ -101,6 +104,12 @@ impl WorkerLoad {
             prefill_tokens: all.prefill_tokens.saturating_sub(tokens),
             ..all
         }
+    }
+
+    /// Requests in flight there that other routers have told of.
+    #[must_use]
+    pub fn others(&self) -> usize {
+        self.others.load(Ordering::Relaxed) as usize
     }
 
     /// Requests of whose answers nothing has come yet, as far as the ledger is told of beginnings: they would be lost with the worker.
@@ -272,6 +281,10 @@ pub struct Lease {
     waits: bool,
     /// Its path in the prefix tree.
     pub(crate) in_flight: Option<InFlight>,
+    /// Other routers, of it.
+    told: Option<Told>,
+    /// Whether it is another router's.
+    is_others: bool,
 }
 
 impl Lease {
@@ -311,7 +324,40 @@ impl Lease {
             prefill_tokens: Some(prefill_tokens),
             waits,
             in_flight: None,
+            told: None,
+            is_others: false,
         }
+    }
+
+    /// Books a request that another router has told of.
+    #[must_use]
+    pub fn reserve_for_another(load: &Arc<WorkerLoad>, booking: Booking) -> Self {
+        load.others.fetch_add(1, Ordering::Relaxed);
+        let mut lease = Self::reserve(load, booking);
+        lease.is_others = true;
+        lease
+    }
+
+    /// From now on others are told what becomes of it.
+    pub fn tell(&mut self, told: Told) {
+        self.told = Some(told);
+    }
+
+    /// Its number, if others are told of it.
+    #[must_use]
+    pub fn told(&self) -> Option<u64> {
+        self.told.as_ref().map(Told::request)
+    }
+
+    fn say(&self, word: Word) {
+        if let Some(told) = &self.told {
+            told.tell(word);
+        }
+    }
+
+    /// It came to nothing at its worker.
+    pub(crate) fn failed(&self) {
+        self.say(Word::Failed);
     }
 
     /// Which pool its worker belongs to.
@@ -338,17 +384,26 @@ impl Lease {
 
     /// The first token has come, or never will: the prefill is no longer owed. Teaches nothing.
     pub fn first_token(&mut self) {
+        self.begins(Beginning::Other);
         self.release_prefill(PrefillQueue::remove);
     }
 
     /// The first token has come `now`. Returns what that teaches of the worker's speed.
     pub fn first_token_at(&mut self, now: Duration, speed: &PrefillSpeed) -> Option<Observation> {
+        self.begins(Beginning::FirstToken);
         self.release_prefill(|queue, ticket| queue.first_token(ticket, now, speed))?
     }
 
     /// The whole answer has come `now`, its first token among the rest. Returns how long it took.
     pub fn whole_answer_at(&mut self, now: Duration) -> Option<Observation> {
+        self.begins(Beginning::WholeAnswer);
         self.release_prefill(|queue, ticket| queue.whole_answer(ticket, now))?
+    }
+
+    fn begins(&self, beginning: Beginning) {
+        if self.prefill_tokens.is_some() {
+            self.say(Word::Begun(beginning));
+        }
     }
 
     /// Does what there is to do with its place in the queue; `None` if the prefill is owed no more.
@@ -382,6 +437,9 @@ impl Drop for Lease {
         self.load.row.requests.fetch_sub(1, Ordering::Relaxed);
         self.load.row.context_tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
         self.load.change_held(|all| all.remove(&self.held));
+        if self.is_others {
+            self.load.others.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

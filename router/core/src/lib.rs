@@ -18,6 +18,7 @@ pub mod request;
 pub mod retry_budget;
 pub mod speed;
 mod sync;
+pub mod telling;
 pub mod token_ratio;
 pub mod unseen;
 pub mod window;

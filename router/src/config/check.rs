@@ -6,6 +6,7 @@ use std::time::Duration;
 use router_core::policy;
 
 use super::files::Files;
+use super::replicas::{NamedReplicas, parse_replicas};
 use super::workers::{Named, parse_fleet};
 use super::{Config, ConfigErrors, Settings, model_timeouts};
 use crate::discovery::kubernetes::api::ApiAddress;
@@ -57,6 +58,8 @@ impl Settings {
             errors.push(format!("policy: no policy {:?}; there are {}", self.policy, known.join(", ")));
         }
         let Named { workers, sources } = parse_fleet(&self.workers, &self.prefill, &mut errors);
+        let NamedReplicas { addresses: replicas, sources: replica_sources } =
+            parse_replicas(&self, &mut errors);
         let kubernetes_api = self.kubernetes_api.as_deref().and_then(|text| {
             let parsed = ApiAddress::parse(text);
             parsed.map_err(|error| errors.push(format!("kubernetes-api: {error}"))).ok()
@@ -82,11 +85,15 @@ impl Settings {
             ));
         }
         if errors.is_empty() {
-            let Files { keys, worker_keys, worker_authorities, prefix_seed } = files;
+            let Files { keys, worker_keys, worker_authorities, prefix_seed, replica_key } = files;
+            let replica_key = replica_key.filter(|_| self.replica_listen.is_some());
             Ok(Config {
                 settings: self,
                 workers,
                 sources,
+                replicas,
+                replica_sources,
+                replica_key,
                 kubernetes_api,
                 admin_listen,
                 keys,
@@ -154,8 +161,12 @@ impl Settings {
             // It can remove workers.
             errors.push(format!("admin-listen: {admin} is not loopback; that wants an --admin-key-file"));
         }
-        let named =
-            [("port", Some(self.listen())), ("admin-listen", admin), ("metrics-listen", self.metrics_listen)];
+        let named = [
+            ("port", Some(self.listen())),
+            ("admin-listen", admin),
+            ("metrics-listen", self.metrics_listen),
+            ("replica-listen", self.replica_listen),
+        ];
         for (at, (name, address)) in named.iter().enumerate() {
             for (other_name, other) in &named[..at] {
                 if let (Some(one), Some(two)) = (address, other)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ring::digest::{SHA256, digest};
 use rustls::pki_types::CertificateDer;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -12,6 +13,8 @@ use crate::transport::read_certificates;
 
 /// Fewer could be guessed by somebody who wants to aim for collisions.
 const LEAST_SEED_BYTES: usize = 16;
+/// Stands before the seed where it is a key.
+const REPLICA_KEY: &[u8] = b"roundhouse replicas";
 
 /// What the files hold that the knobs name.
 pub(super) struct Files {
@@ -19,6 +22,7 @@ pub(super) struct Files {
     pub(super) worker_keys: WorkerKeys,
     pub(super) worker_authorities: Vec<CertificateDer<'static>>,
     pub(super) prefix_seed: Option<u64>,
+    pub(super) replica_key: Option<[u8; 32]>,
 }
 
 impl Files {
@@ -36,19 +40,22 @@ impl Files {
         };
         let of_workers = settings.worker_api_key_file.as_ref();
         let worker_keys = read("worker-api-key-file", of_workers, errors, WorkerKeys::open);
-        let prefix_seed = read("prefix-seed-file", settings.prefix_seed_file.as_ref(), errors, seed);
+        let seeds = read("prefix-seed-file", settings.prefix_seed_file.as_ref(), errors, seeds);
+        let (prefix_seed, replica_key) = seeds.unzip();
         let worker_authorities = read("worker-ca", settings.worker_ca.as_ref(), errors, certificates);
         Self {
             keys,
             worker_keys: worker_keys.unwrap_or_default(),
             worker_authorities: worker_authorities.unwrap_or_default(),
             prefix_seed,
+            replica_key,
         }
     }
 }
 
-/// What is in the file, as a number; white space around it does not count.
-fn seed(path: &Path) -> Result<u64, String> {
+/// What is in the file, as a seed of hashes, and as a key by which routers know each other; neither tells the other. White space around it does not
+/// count.
+fn seeds(path: &Path) -> Result<(u64, [u8; 32]), String> {
     let read = std::fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
     match read.trim_ascii() {
         text if text.len() < LEAST_SEED_BYTES => Err(format!(
@@ -56,7 +63,11 @@ fn seed(path: &Path) -> Result<u64, String> {
             path.display(),
             text.len()
         )),
-        text => Ok(xxh3_64(text)),
+        text => {
+            let mut key = [0; 32];
+            key.copy_from_slice(digest(&SHA256, &[REPLICA_KEY, text].concat()).as_ref());
+            Ok((xxh3_64(text), key))
+        }
     }
 }
 

@@ -5,6 +5,7 @@ mod check;
 mod file;
 mod files;
 mod model_timeouts;
+mod replicas;
 mod sources;
 mod units;
 mod workers;
@@ -43,6 +44,16 @@ pub struct Settings {
     /// bootstrap server is: http://host:port?bootstrap_port=8998
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub prefill: Vec<String>,
+
+    /// Routers beside this one, in front of the same workers: where they listen for it (--replica-listen), host:port each, dns://NAME:PORT or
+    /// k8s://[NAMESPACE/]SERVICE:PORT; this one may be among them. They tell each other what they send where, so that each decides as one
+    /// alone would. Wants the same --prefix-seed-file for all, and workers under the same addresses
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub replicas: Vec<String>,
+
+    /// Where this router listens for --replicas, and nobody else: what they say is neither text nor encrypted
+    #[arg(long, value_name = "ADDRESS")]
+    pub replica_listen: Option<SocketAddr>,
 
     /// Where the Kubernetes API is, for k8s:// [default: where it is for the router's own pod]. Over http:// nothing secret is sent:
     /// http://127.0.0.1:8001 is where `kubectl proxy` has it
@@ -322,6 +333,12 @@ pub struct Config {
     pub workers: Vec<WorkerSpec>,
     /// Where others are found.
     pub sources: Vec<SourceSpec>,
+    /// Where the routers beside this one are.
+    pub replicas: Vec<String>,
+    /// Where those are found that nobody has named.
+    pub replica_sources: Vec<SourceSpec>,
+    /// By which they know each other.
+    pub replica_key: Option<[u8; 32]>,
     /// Where the Kubernetes API is, if that is said.
     pub kubernetes_api: Option<ApiAddress>,
     /// Where the admin listener goes, if anywhere.

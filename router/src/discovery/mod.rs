@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use self::dns::Dns;
 use self::kubernetes::Kubernetes;
 use self::kubernetes::api::{Api, ApiAddress};
-use self::source::Place;
+use self::source::{Place, SourceSpec};
 use self::state::SourceState;
 use crate::app::App;
 use crate::back_off::BackOff;
@@ -122,30 +122,47 @@ impl DiscoveryError {
     }
 }
 
-/// Follows all sources of `config` for as long as the runtime lives, and tells the fleet of `app`. Must be called within a tokio runtime.
+/// Follows all sources of workers in `config` for as long as the runtime lives, and tells the fleet of `app`. Must be called within a tokio runtime.
 ///
 /// # Errors
 /// When it is not known where the Kubernetes API is, or which namespace is meant.
 pub fn start(app: &Arc<App>, config: &Config) -> Result<(), String> {
     for (spec, state) in config.sources.iter().zip(&app.sources) {
-        let (spec, app, name) = (spec.clone(), Arc::clone(app), Arc::clone(&state.name));
-        let publish = move |found| tell(Arc::clone(&app), Arc::clone(&name), found);
-        match spec.place {
-            Place::Kubernetes { namespace, service, port } => {
-                let api = api_of(config).map_err(|error| format!("{}: {error}", spec.name))?;
-                let namespace = match namespace {
-                    Some(namespace) => namespace,
-                    None => namespace_of(&api.credentials).map_err(|error| {
-                        format!("{}: {error}; name one, as in k8s://NAMESPACE/{service}", spec.name)
-                    })?,
-                };
-                let source = Kubernetes::new(api, (&namespace, &service), port, spec.workers);
-                tokio::spawn(follow(source, Arc::clone(state), publish));
-            }
-            Place::Dns { host, port } => {
-                let source = Dns::new(host, port, spec.workers);
-                tokio::spawn(follow(source, Arc::clone(state), publish));
-            }
+        let (app, name) = (Arc::clone(app), Arc::clone(&state.name));
+        begin(config, spec, Arc::clone(state), move |found| {
+            tell(Arc::clone(&app), Arc::clone(&name), found)
+        })?;
+    }
+    Ok(())
+}
+
+/// Follows one source for as long as the runtime lives: `publish` is given what it says, if that is news. Must be called within a tokio runtime.
+///
+/// # Errors
+/// When it is not known where the Kubernetes API is, or which namespace is meant.
+pub(crate) fn begin<P>(
+    config: &Config,
+    spec: &SourceSpec,
+    state: Arc<SourceState>,
+    publish: impl FnMut(Vec<Found>) -> P + Send + 'static,
+) -> Result<(), String>
+where
+    P: Future<Output = Result<(), DiscoveryError>> + Send + 'static,
+{
+    let SourceSpec { name, place, workers } = spec.clone();
+    match place {
+        Place::Kubernetes { namespace, service, port } => {
+            let api = api_of(config).map_err(|error| format!("{name}: {error}"))?;
+            let namespace = match namespace {
+                Some(namespace) => namespace,
+                None => namespace_of(&api.credentials)
+                    .map_err(|error| format!("{name}: {error}; name one, as in k8s://NAMESPACE/{service}"))?,
+            };
+            let source = Kubernetes::new(api, (&namespace, &service), port, workers);
+            tokio::spawn(follow(source, state, publish));
+        }
+        Place::Dns { host, port } => {
+            tokio::spawn(follow(Dns::new(host, port, workers), state, publish));
         }
     }
     Ok(())

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Method, StatusCode};
 use router_core::prefix::feed::PromptUsage;
-use router_core::prefix::index::{Basis, Comparison};
+use router_core::prefix::index::Basis;
+use router_core::telling::{Found, Listener as _, Word};
 use router_core::{Decided, Leg, Trial, Worker};
 
 use super::parse::Reading;
@@ -47,6 +48,8 @@ pub struct Recorder {
     prefill_usage: Option<ReportedUsage>,
     hit_tokens: usize,
     basis: Basis,
+    /// Its number, where other routers are told of it.
+    told: Option<u64>,
     /// At a worker that tells of its cache.
     followed: Option<Followed>,
     attempts: usize,
@@ -75,6 +78,7 @@ impl Recorder {
             prefill_usage: None,
             hit_tokens: 0,
             basis: Basis::default(),
+            told: None,
             followed: None,
             attempts: 0,
             first_piece: None,
@@ -112,7 +116,7 @@ impl Recorder {
         self.attempts += 1;
         self.worker = Some(Arc::clone(&decided.worker));
         (self.hit_tokens, self.basis) = (decided.hit_tokens, decided.basis);
-        self.followed = None;
+        (self.told, self.followed) = (decided.lease.told(), None);
     }
 
     /// The attempt goes to a worker that tells of its cache.
@@ -274,10 +278,11 @@ impl Recorder {
             followed.used(PromptUsage { prompt_tokens: usage.prompt_tokens as usize, cached_tokens });
         }
         let Some(cached) = cached else { return };
-        // The expectation is in tokens as they were estimated; the worker has counted them.
-        let counted = self.hit_tokens * usage.prompt_tokens as usize;
-        let predicted_tokens = counted.checked_div(reading.prompt_tokens).unwrap_or(0);
-        let comparison = Comparison { predicted_tokens, cached_tokens: cached as usize };
+        let found = Found { prompt_tokens: usage.prompt_tokens as usize, cached_tokens: cached as usize };
+        if let (Some(replicas), Some(told)) = (&self.app.replicas, self.told) {
+            replicas.hear(told, Word::Found(found));
+        }
+        let comparison = found.beside(self.hit_tokens, reading.prompt_tokens);
         self.app.metrics.predicted(comparison);
         let corrected = self.app.decider.compare(worker, self.basis, comparison);
         self.app.metrics.corrected_blocks.inc_by(corrected as u64);

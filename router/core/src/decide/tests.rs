@@ -4,6 +4,7 @@ mod left;
 mod legs;
 mod line;
 mod pools;
+mod told;
 mod whole_answers;
 
 use roundhouse_types::{ChainHasher, RouterPlace, WorkerLoad as ReportedWorkerLoad};

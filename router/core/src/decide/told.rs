@@ -81,7 +81,7 @@ impl Decider {
             may_wait_since: None,
             answer: request.answer,
         };
-        let mut lease = Lease::reserve(&worker.load, booking);
+        let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();
         if self.reads_prefixes() {
             let new = (request.blocks_after(there.hit_blocks as usize), there.new_tokens(request));

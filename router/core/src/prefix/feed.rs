@@ -29,7 +29,7 @@ const MAX_REQUESTS: usize = 65_536;
 const MAX_OTHERS: usize = 16_384;
 
 /// No prompt is longer; what others say is multiplied by each other.
-const MOST_SIZE: usize = 1 << 30;
+pub const MOST_SIZE: usize = 1 << 30;
 
 /// What the tree is to learn of a worker.
 #[derive(Clone, PartialEq, Eq, Debug)]

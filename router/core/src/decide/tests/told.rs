@@ -1,0 +1,153 @@
+//! Routers that tell each other what they decide.
+
+use std::sync::Mutex as StdMutex;
+
+use super::*;
+use crate::decide::Booked;
+use crate::request::Leg;
+use crate::telling::{Beginning, Found, Listener, Told, Word};
+
+const LATER: Duration = Duration::from_secs(101);
+
+fn costs(decider: &Decider, fleet: &FleetSnapshot, prompt: &PromptBlocks) -> Vec<f64> {
+    let explained = decider.explain(fleet, &view(prompt), LATER).unwrap();
+    explained.candidates.iter().map(|(_, _, cost)| *cost).collect()
+}
+
+/// What the router whose fleet that is books of a request that another one has sent to worker `at`.
+fn book(decider: &Decider, fleet: &FleetSnapshot, at: usize, prompt: &PromptBlocks) -> Booked {
+    decider.book(&fleet.workers()[at], &view(prompt), NOW).unwrap()
+}
+
+#[test]
+fn what_another_has_sent_costs_and_holds_as_if_it_were_its_own() {
+    let (fleet, other_fleet) = (fleet(3), fleet(3));
+    let (one, other) = (decider("prefix_aware"), decider("prefix_aware"));
+    let prompts: Vec<_> =
+        (0..4).map(|n| hashed(&format!("{n} a long story, told again ").repeat(150))).collect();
+    let mut decided = Vec::new();
+    let mut booked = Vec::new();
+    for prompt in prompts.iter().chain(&prompts[..2]) {
+        let own = one.decide(&fleet, &view(prompt), Among::Untried(&[]), NOW).unwrap();
+        let theirs = book(&other, &other_fleet, own.worker.slot.index(), prompt);
+        assert_eq!((theirs.hit_tokens, theirs.basis), (own.hit_tokens, own.basis));
+        decided.push(own);
+        booked.push(theirs);
+    }
+    for prompt in &prompts {
+        assert_eq!(costs(&one, &fleet, prompt), costs(&other, &other_fleet, prompt));
+    }
+    for (own, theirs) in decided.iter_mut().zip(&mut booked) {
+        one.first_token(&mut own.lease, LATER);
+        other.first_token(&mut theirs.lease, LATER);
+    }
+    let worker = &other_fleet.workers()[0];
+    assert_eq!(one.prefill_speed(&fleet.workers()[0]), other.prefill_speed(worker));
+    assert_eq!(other_fleet.workers().iter().map(|worker| worker.load.others()).sum::<usize>(), 6);
+    drop((decided, booked));
+    for worker in other_fleet.workers() {
+        let LoadReading { requests, prefilling, prefill_tokens, context_tokens, held_tokens, .. } =
+            worker.load.read();
+        assert_eq!([requests, prefilling, prefill_tokens, context_tokens, held_tokens], [0; 5]);
+        assert_eq!(worker.load.others(), 0);
+    }
+    for prompt in &prompts {
+        assert_eq!(costs(&one, &fleet, prompt), costs(&other, &other_fleet, prompt));
+    }
+}
+
+#[test]
+fn what_failed_elsewhere_is_not_expected_there() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let prompt = hashed(&"the same long story ".repeat(100));
+    let Booked { mut lease, basis, .. } = book(&decider, &fleet, 1, &prompt);
+    let hits = || decider.explain(&fleet, &view(&prompt), LATER).unwrap().candidates[1].1.hit_tokens;
+    assert!(hits() > 0);
+    decider.take_back(&mut lease, &fleet.workers()[1], &prompt.hashes, basis);
+    assert_eq!(hits(), 0);
+}
+
+#[test]
+fn of_a_worker_that_has_left_nothing_is_booked() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let prompt = hashed(&"the same long story ".repeat(100));
+    decider.retire(&fleet.workers()[1]);
+    assert!(decider.book(&fleet.workers()[1], &view(&prompt), NOW).is_none());
+    assert_eq!(decider.tree_blocks(), 0);
+}
+
+#[test]
+fn what_is_fetched_from_another_worker_is_no_arrival_and_no_prefill() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let prompt = hashed(&"the same long story ".repeat(100));
+    let decoding = RequestView { leg: Leg::Decode, ..view(&prompt) };
+    let booked = decider.book(&fleet.workers()[0], &decoding, NOW).unwrap();
+    assert_eq!(fleet.workers()[0].load.read().prefill_tokens, 1);
+    drop(booked);
+}
+
+#[test]
+fn routers_that_decide_at_once_do_not_all_choose_the_same_worker() {
+    let prompts: Vec<_> =
+        (0..120).map(|n| hashed(&format!("{n} a long story, told again ").repeat(150))).collect();
+    // So many prompts come in one instant, to each of the routers in turn, and nothing is told before the next instant.
+    let most = |is_told: bool| {
+        let routers: Vec<_> = (0..3).map(|_| (fleet(9), decider("prefix_aware"))).collect();
+        if is_told {
+            for (rank, (_, decider)) in (0..3).zip(&routers) {
+                decider.is_told(RouterPlace { rank, count: 3 }, Duration::from_millis(5));
+            }
+        }
+        let mut busiest = 0;
+        for (instant, prompts) in prompts.chunks(6).enumerate() {
+            let now = NOW + Duration::from_secs(instant as u64);
+            let mut here = [0; 9];
+            let mut leases = Vec::new();
+            for (prompt, (fleet, decider)) in prompts.iter().zip(routers.iter().cycle()) {
+                let decided = decider.decide(fleet, &view(prompt), Among::Untried(&[]), now).unwrap();
+                here[decided.worker.slot.index()] += 1;
+                leases.push(decided);
+            }
+            busiest += here.into_iter().max().unwrap_or(0);
+        }
+        busiest
+    };
+    assert!(most(true) < most(false), "{} beside {}", most(true), most(false));
+}
+
+#[derive(Debug, Default)]
+struct Heard(StdMutex<Vec<(u64, Word)>>);
+
+impl Listener for Heard {
+    fn hear(&self, request: u64, word: Word) {
+        self.0.lock().unwrap().push((request, word));
+    }
+}
+
+#[test]
+fn a_lease_says_what_becomes_of_its_request() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let prompt = hashed(&"the same long story ".repeat(100));
+    let heard = Arc::new(Heard::default());
+    let decide = |request| {
+        let mut decided = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+        decided.lease.tell(Told::new(request, Arc::clone(&heard) as Arc<dyn Listener>));
+        assert_eq!(decided.lease.told(), Some(request));
+        decided
+    };
+    let said = || std::mem::take(&mut *heard.0.lock().unwrap());
+    let mut begun = decide(1);
+    decider.first_token(&mut begun.lease, LATER);
+    begun.lease.first_token();
+    drop(begun);
+    assert_eq!(said(), [(1, Word::Begun(Beginning::FirstToken)), (1, Word::Over)], "it begins once");
+    let mut failed = decide(2);
+    failed.lease.first_token();
+    decider.take_back(&mut failed.lease, &failed.worker, &prompt.hashes, failed.basis);
+    drop(failed);
+    assert_eq!(said(), [(2, Word::Begun(Beginning::Other)), (2, Word::Failed), (2, Word::Over)]);
+    drop(decide(3));
+    assert_eq!(said(), [(3, Word::Over)]);
+    heard.hear(4, Word::Found(Found { prompt_tokens: 1, cached_tokens: 1 }));
+    assert_eq!(said().len(), 1);
+}

@@ -1,0 +1,217 @@
+//! What another router does → this one's ledger and tree.
+//!
+//! Everything that one has told of goes with its connection: a router that has died has no requests in flight any more, and one that comes back tells
+//! anew of those that it has.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use roundhouse_types::BlockHash;
+use roundhouse_wire::replica as wire;
+use router_core::prefix::blocks::{Opening, Stretch};
+use router_core::prefix::feed::MOST_SIZE;
+use router_core::request::Answer;
+use router_core::telling::Found;
+use router_core::{Booked, FleetSnapshot, Leg, RequestView, Worker};
+use tokio::io::BufReader;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use super::handshake::{self, ReplicaError, Side, begin, read};
+use super::{MOST_HASHES, Replicas, key_of};
+use crate::app::App;
+use crate::liveness;
+
+/// Connections at once; there are not that many routers.
+const MOST_CONNECTIONS: usize = 1_024;
+/// Requests of one router that are booked at once.
+const MOST_REQUESTS: usize = 1 << 18;
+/// A router that says nothing for so long is gone: it would say at least that.
+const SILENCE: Duration = Duration::from_secs(5);
+/// What is read from a connection at once.
+const READ_BYTES: usize = 64 << 10;
+/// After a connection could not be accepted, as when there are too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Hears all who connect, for ever.
+pub(super) async fn accept(app: Arc<App>, replicas: Arc<Replicas>, listener: TcpListener) {
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                if app.failure_logs.allow(&"replicas") {
+                    tracing::warn!(%error, "cannot accept another router");
+                }
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (app, replicas) = (Arc::clone(&app), Arc::clone(&replicas));
+        tokio::spawn(async move {
+            let Err(error) = hear(&app, &replicas, stream, from.to_string()).await;
+            match error {
+                ReplicaError::Itself => {}
+                ReplicaError::Ended => tracing::info!(%from, "another router has gone"),
+                error if app.failure_logs.allow(&"replicas") => {
+                    tracing::warn!(%from, %error, "another router is not heard");
+                }
+                _ => {}
+            }
+            drop(place);
+        });
+    }
+}
+
+/// Hears one router until that ends.
+async fn hear(
+    app: &App,
+    replicas: &Replicas,
+    mut stream: TcpStream,
+    from: String,
+) -> Result<std::convert::Infallible, ReplicaError> {
+    liveness::configure(&stream, SILENCE);
+    let beginning = begin(&mut stream, &replicas.identity, Side::Accepts);
+    let router =
+        timeout(handshake::LIMIT, beginning).await.map_err(|_| ReplicaError::Late("its proof"))??;
+    tracing::info!(from, router = format!("{router:016x}"), "another router tells of its requests");
+    let (count, mut is_over) = replicas.joins(&app.decider, router, from);
+    let mut book =
+        Book { app, seed: replicas.seed, workers: Workers::default(), requests: HashMap::new(), count };
+    let mut stream = BufReader::with_capacity(READ_BYTES, stream);
+    let ended = loop {
+        let words = tokio::select! {
+            // Dropped with its entry: it has come back.
+            _ = &mut is_over => break ReplicaError::Ended,
+            words = timeout(SILENCE, read::<wire::Words>(&mut stream)) => words,
+        };
+        match words {
+            Ok(Ok(Some(words))) => words.words.into_iter().for_each(|word| book.take(word)),
+            Ok(Ok(None)) => break ReplicaError::Ended,
+            Ok(Err(error)) => break error,
+            Err(_) => break ReplicaError::Late("its word"),
+        }
+    };
+    replicas.leaves(&app.decider, router, &book.count);
+    Err(ended)
+}
+
+/// A size as it was told, at most what can be reckoned with.
+fn size(told: u64) -> usize {
+    usize::try_from(told).unwrap_or(MOST_SIZE).min(MOST_SIZE)
+}
+
+/// What is booked of one router.
+struct Book<'a> {
+    app: &'a App,
+    seed: u64,
+    workers: Workers,
+    requests: HashMap<u64, Request>,
+    count: Arc<AtomicUsize>,
+}
+
+struct Request {
+    booked: Booked,
+    worker: Arc<Worker>,
+    blocks: Vec<BlockHash>,
+    prompt_tokens: usize,
+}
+
+impl Book<'_> {
+    fn take(&mut self, wire::Word { request, word }: wire::Word) {
+        use wire::word::Word;
+        match word {
+            Some(Word::Sent(sent)) => {
+                if self.requests.len() < MOST_REQUESTS
+                    && let Some(entered) = self.enter(sent)
+                {
+                    self.requests.insert(request, entered);
+                }
+            }
+            Some(Word::Begun(begun)) => self.begin(request, begun.with()),
+            Some(Word::Failed(_)) => {
+                if let Some(Request { booked, worker, blocks, .. }) = self.requests.get_mut(&request) {
+                    self.app.decider.take_back(&mut booked.lease, worker, blocks, booked.basis);
+                }
+            }
+            Some(Word::Found(found)) => self.compare(request, found),
+            Some(Word::Over(_)) => drop(self.requests.remove(&request)),
+            None => {}
+        }
+        self.count.store(self.requests.len(), Ordering::Relaxed);
+    }
+
+    /// Books a request; `None` if its worker is none of this router's.
+    fn enter(&mut self, sent: wire::Sent) -> Option<Request> {
+        let worker = self.workers.find(self.app, sent.worker, self.seed)?;
+        let leg = match sent.leg() {
+            wire::Leg::Whole => Leg::Whole,
+            wire::Leg::Prefill => Leg::Prefill,
+            wire::Leg::Decode => Leg::Decode,
+        };
+        let blocks: Vec<_> = sent.hashes.into_iter().take(MOST_HASHES).map(BlockHash).collect();
+        let opening = Opening {
+            tools: Stretch { blocks: sent.tools_blocks as usize, bytes: size(sent.tools_bytes) },
+            system: Stretch { blocks: sent.system_blocks as usize, bytes: size(sent.system_bytes) },
+        };
+        let prompt_tokens = size(sent.prompt_tokens);
+        let view = RequestView {
+            model: Some(sent.model.as_str()).filter(|model| !model.is_empty()),
+            blocks: &blocks,
+            opening,
+            prompt_bytes: size(sent.prompt_bytes),
+            prompt_tokens,
+            answer: if sent.whole_answer { Answer::Whole } else { Answer::Streamed },
+            leg,
+            ..RequestView::default()
+        };
+        let booked = self.app.decider.book(&worker, &view, self.app.now())?;
+        Some(Request { booked, worker, blocks, prompt_tokens })
+    }
+
+    fn begin(&mut self, request: u64, with: wire::Beginning) {
+        let Some(Request { booked: Booked { lease, .. }, .. }) = self.requests.get_mut(&request) else {
+            return;
+        };
+        let (decider, now) = (&self.app.decider, self.app.now());
+        match with {
+            wire::Beginning::FirstToken => decider.first_token(lease, now),
+            wire::Beginning::WholeAnswer => decider.whole_answer(lease, now),
+            wire::Beginning::Other => lease.first_token(),
+        }
+    }
+
+    fn compare(&mut self, request: u64, wire::Found { prompt_tokens, cached_tokens }: wire::Found) {
+        let Some(Request { booked, worker, prompt_tokens: estimated, .. }) = self.requests.get(&request)
+        else {
+            return;
+        };
+        let found = Found { prompt_tokens: size(prompt_tokens), cached_tokens: size(cached_tokens) };
+        let corrected =
+            self.app.decider.compare(worker, booked.basis, found.beside(booked.hit_tokens, *estimated));
+        self.app.metrics.corrected_blocks.inc_by(corrected as u64);
+    }
+}
+
+/// This router's workers, by what routers call them.
+#[derive(Default)]
+struct Workers {
+    of: Option<Arc<FleetSnapshot>>,
+    by_key: HashMap<u64, Arc<Worker>>,
+}
+
+impl Workers {
+    fn find(&mut self, app: &App, key: u64, seed: u64) -> Option<Arc<Worker>> {
+        let roster = app.fleet.roster();
+        if !self.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, &roster.snapshot)) {
+            let workers = roster.snapshot.workers().iter();
+            self.by_key = workers.map(|worker| (key_of(&worker.spec, seed), Arc::clone(worker))).collect();
+            self.of = Some(Arc::clone(&roster.snapshot));
+        }
+        self.by_key.get(&key).cloned()
+    }
+}

@@ -1,0 +1,262 @@
+//! Routers in front of the same workers that tell each other what they send where, so that each decides as one router would that sees all of it.
+//!
+//! Each is connected to every other one and tells it of its requests: to which worker one has gone, with which blocks, when its first token has
+//! come, that it is over. The others book it in their own ledger and tree ([`Decider::book`](router_core::Decider::book)). Workers have no part in it, so
+//! they may be engines that nobody here wrote. Late or lost, a word costs a prediction: no request ever waits for another router.
+//!
+//! A request's lease says by itself what becomes of it ([`telling`](router_core::telling)); [`telling`] passes that on, [`hearing`] books what comes from
+//! others, [`handshake`] is how a connection begins.
+
+mod handshake;
+mod hearing;
+pub mod metrics;
+mod telling;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use roundhouse_types::RouterPlace;
+use roundhouse_wire::replica as wire;
+use router_core::telling::{Listener, Told, Word};
+use router_core::{Decider, Lease, Leg, RequestView, Worker, WorkerSpec};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, oneshot};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use self::handshake::Identity;
+pub use self::handshake::ReplicaError;
+use self::telling::Ways;
+use crate::app::App;
+use crate::config::Config;
+use crate::discovery;
+use crate::discovery::state::SourceState;
+
+/// Blocks of a prompt that others are told of: some 8 MB of it.
+const MOST_HASHES: usize = 4_096;
+/// How long it takes until others know what this router has done: what is collected, a way through a network, and a moment to book it.
+const LATE: Duration = Duration::from_millis(5);
+
+/// What is to be told of a request.
+enum Said {
+    /// It has been sent.
+    Sent(Arc<wire::Sent>),
+    /// What became of it.
+    Word(Word),
+}
+
+/// Another router that tells this one what it does.
+struct Other {
+    /// Where it connects from.
+    from: String,
+    since: Instant,
+    /// Its requests that are booked here.
+    requests: Arc<AtomicUsize>,
+    /// Dropped, its connection is to end.
+    _stays: oneshot::Sender<()>,
+}
+
+/// All that this router has to do with others.
+pub struct Replicas {
+    identity: Identity,
+    /// Of the hashes of workers' addresses.
+    seed: u64,
+    requests: AtomicU64,
+    /// What others have not been told yet.
+    outbox: Mutex<Vec<(u64, Said)>>,
+    has_news: Notify,
+    /// Where others are told.
+    ways: Mutex<Ways>,
+    /// Those that tell this one, by their numbers.
+    others: Mutex<BTreeMap<u64, Other>>,
+    /// Where others are found that nobody has named.
+    pub sources: Vec<Arc<SourceState>>,
+}
+
+impl std::fmt::Debug for Replicas {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replicas").field("router", &self.identity.router).finish_non_exhaustive()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Replicas {
+    /// A router of that number beside those that `config` names; `None` if it names none.
+    #[must_use]
+    pub fn of(
+        config: &Config,
+        router: u64,
+        failures: impl Fn(&str) -> prometheus::IntCounter,
+    ) -> Option<Arc<Self>> {
+        let (key, seed) = config.replica_key.zip(config.prefix_seed)?;
+        let sources = config
+            .replica_sources
+            .iter()
+            .map(|source| Arc::new(SourceState::new(Arc::clone(&source.name), failures(&source.name))));
+        Some(Arc::new(Self {
+            identity: Identity::new(router, &key),
+            seed,
+            requests: AtomicU64::new(0),
+            outbox: Mutex::default(),
+            has_news: Notify::new(),
+            ways: Mutex::default(),
+            others: Mutex::default(),
+            sources: sources.collect(),
+        }))
+    }
+
+    /// Others are told from now on that a request has gone to `worker`, and what becomes of `lease`. Of a worker that is in this process others know
+    /// nothing.
+    pub fn sends(self: &Arc<Self>, worker: &Worker, lease: &mut Lease, view: &RequestView<'_>) {
+        if worker.spec.address.starts_with("embedded:") {
+            return;
+        }
+        let request = self.requests.fetch_add(1, Ordering::Relaxed);
+        self.say(request, Said::Sent(Arc::new(self.sent(worker, view))));
+        lease.tell(Told::new(request, Arc::clone(self) as Arc<dyn Listener>));
+    }
+
+    fn sent(&self, worker: &Worker, view: &RequestView<'_>) -> wire::Sent {
+        let blocks = view.blocks.iter().take(MOST_HASHES);
+        let leg = match view.leg {
+            Leg::Whole => wire::Leg::Whole,
+            Leg::Prefill => wire::Leg::Prefill,
+            Leg::Decode => wire::Leg::Decode,
+        };
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        wire::Sent {
+            worker: key_of(&worker.spec, self.seed),
+            leg: leg.into(),
+            whole_answer: view.answer == router_core::request::Answer::Whole,
+            model: view.model.unwrap_or_default().to_owned(),
+            hashes: blocks.map(|block| block.0).collect(),
+            tools_blocks: count(view.opening.tools.blocks),
+            tools_bytes: view.opening.tools.bytes as u64,
+            system_blocks: count(view.opening.system.blocks),
+            system_bytes: view.opening.system.bytes as u64,
+            prompt_bytes: view.prompt_bytes as u64,
+            prompt_tokens: view.prompt_tokens as u64,
+        }
+    }
+
+    fn say(&self, request: u64, said: Said) {
+        let mut outbox = locked(&self.outbox);
+        let is_first = outbox.is_empty();
+        outbox.push((request, said));
+        drop(outbox);
+        // Whoever passes it on is awake already if it is not.
+        if is_first {
+            self.has_news.notify_one();
+        }
+    }
+
+    /// Another router tells this one what it does, from now on; one of the same number does no more. Ends when what is returned resolves.
+    fn joins(
+        &self,
+        decider: &Decider,
+        router: u64,
+        from: String,
+    ) -> (Arc<AtomicUsize>, oneshot::Receiver<()>) {
+        let (_stays, is_over) = oneshot::channel();
+        let requests = Arc::new(AtomicUsize::new(0));
+        let other = Other { from, since: Instant::now(), requests: Arc::clone(&requests), _stays };
+        let mut others = locked(&self.others);
+        others.insert(router, other);
+        self.take_places(decider, &others);
+        (requests, is_over)
+    }
+
+    /// It does no more, unless it has come back with another connection.
+    fn leaves(&self, decider: &Decider, router: u64, requests: &Arc<AtomicUsize>) {
+        let mut others = locked(&self.others);
+        if others.get(&router).is_some_and(|other| Arc::ptr_eq(&other.requests, requests)) {
+            others.remove(&router);
+            self.take_places(decider, &others);
+        }
+    }
+
+    fn take_places(&self, decider: &Decider, others: &BTreeMap<u64, Other>) {
+        let place = self.place_among(others);
+        decider.is_told(place, if place.count > 1 { LATE } else { Duration::ZERO });
+    }
+
+    fn place_among(&self, others: &BTreeMap<u64, Other>) -> RouterPlace {
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let before = others.range(..self.identity.router).count();
+        RouterPlace { rank: count(before), count: count(others.len() + 1) }
+    }
+
+    /// Routers that tell this one what they do.
+    #[must_use]
+    pub fn heard(&self) -> usize {
+        locked(&self.others).len()
+    }
+
+    /// Routers that are told what this one does.
+    #[must_use]
+    pub fn told(&self) -> usize {
+        locked(&self.ways).connected()
+    }
+
+    /// For operators.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let others = locked(&self.others);
+        let place = self.place_among(&others);
+        let tells = |(router, other): (&u64, &Other)| {
+            json!({
+                "router": format!("{router:016x}"),
+                "from": other.from,
+                "requests_in_flight": other.requests.load(Ordering::Relaxed),
+                "seconds": other.since.elapsed().as_secs(),
+            })
+        };
+        json!({
+            "router": format!("{:016x}", self.identity.router),
+            "router_rank": place.rank,
+            "routers": place.count,
+            "heard": others.iter().map(tells).collect::<Vec<_>>(),
+            "told": locked(&self.ways).to_json(),
+            "sources": self.sources.iter().map(|source| source.told()).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Listener for Replicas {
+    fn hear(&self, request: u64, word: Word) {
+        self.say(request, Said::Word(word));
+    }
+}
+
+/// What routers call a worker among each other, whatever names operators have given it.
+fn key_of(spec: &WorkerSpec, seed: u64) -> u64 {
+    xxh3_64_with_seed(spec.address.as_bytes(), seed)
+}
+
+/// Hears others on `listener`, and tells those that `config` names, for as long as the runtime lives. Must be called within a tokio runtime.
+///
+/// # Errors
+/// When it is not known where the Kubernetes API is, or which namespace is meant.
+pub fn start(app: &Arc<App>, config: &Config, listener: TcpListener) -> Result<(), String> {
+    let Some(replicas) = &app.replicas else { return Ok(()) };
+    tokio::spawn(hearing::accept(Arc::clone(app), Arc::clone(replicas), listener));
+    let joining = telling::start(Arc::clone(replicas));
+    for address in &config.replicas {
+        locked(&replicas.ways).begin(replicas, address, &joining);
+    }
+    for (source, state) in config.replica_sources.iter().zip(&replicas.sources) {
+        let (replicas, joining, name) = (Arc::clone(replicas), joining.clone(), Arc::clone(&source.name));
+        discovery::begin(config, source, Arc::clone(state), move |found| {
+            let addresses = found.iter().map(|found| telling::address_of(&found.spec.address));
+            locked(&replicas.ways).are(&replicas, &name, &addresses.collect(), &joining);
+            std::future::ready(Ok(()))
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! What this router does → all others.
+//!
+//! One task collects what requests say for a moment and encodes it once; each other router has a task with a connection, and a queue of frames
+//! that is not endless. Who falls behind, or comes back, is told anew of all that is in flight: so nobody knows half of something.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message as _;
+use roundhouse_wire::replica as wire;
+use router_core::telling::{Beginning, Found, Word};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSender};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+use super::handshake::{self, MOST_BYTES, ReplicaError, Side, begin, framed};
+use super::{Replicas, Said, locked};
+use crate::back_off::BackOff;
+use crate::liveness;
+
+/// How long words are collected: many in one frame, for one writing to each connection.
+const COLLECTED_FOR: Duration = Duration::from_millis(1);
+/// Of a frame's words, so that it stays below what one may have.
+const FRAME_BYTES: usize = MOST_BYTES / 2;
+/// Frames that may wait for one router; a quarter of a second's at the least.
+const MOST_WAITING: usize = 256;
+/// Who has nothing to say says so.
+const SAYS_SO_EVERY: Duration = Duration::from_secs(1);
+/// How long another router may take none of it.
+const STALL: Duration = Duration::from_secs(5);
+const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(5);
+/// Until an address at which the router itself listens is tried again: another one may have it then.
+const ITSELF_PAUSE: Duration = Duration::from_secs(60);
+
+/// A connection that wants to be told all that is in flight, and then what comes.
+pub(super) type Joining = UnboundedSender<Sender<Bytes>>;
+
+/// Begins to pass on what requests say. Whoever joins is told too.
+pub(super) fn start(replicas: Arc<Replicas>) -> Joining {
+    let (joining, joined) = mpsc::unbounded_channel();
+    tokio::spawn(pass_on(replicas, joined));
+    joining
+}
+
+/// Where others are told: by address, the task that does it, and who wants it done.
+#[derive(Default)]
+pub(super) struct Ways(BTreeMap<String, Way>);
+
+struct Way {
+    is_connected: Arc<AtomicBool>,
+    task: AbortHandle,
+    /// The source that has found it; `None` if an operator has named it.
+    source: Option<Arc<str>>,
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Ways {
+    /// Tells whoever listens at an address that an operator has named.
+    pub(super) fn begin(&mut self, replicas: &Arc<Replicas>, address: &str, joining: &Joining) {
+        self.add(replicas, (address, None), joining);
+    }
+
+    fn add(
+        &mut self,
+        replicas: &Arc<Replicas>,
+        (address, source): (&str, Option<&Arc<str>>),
+        joining: &Joining,
+    ) {
+        if self.0.contains_key(address) {
+            return;
+        }
+        let is_connected = Arc::new(AtomicBool::new(false));
+        let telling =
+            tell(Arc::clone(replicas), address.to_owned(), Arc::clone(&is_connected), joining.clone());
+        let task = tokio::spawn(telling).abort_handle();
+        self.0.insert(address.to_owned(), Way { is_connected, task, source: source.cloned() });
+    }
+
+    /// Tells those that `source` has found now, in place of those that it had found before.
+    pub(super) fn are(
+        &mut self,
+        replicas: &Arc<Replicas>,
+        source: &Arc<str>,
+        addresses: &BTreeSet<String>,
+        joining: &Joining,
+    ) {
+        self.0.retain(|address, way| way.source.as_ref() != Some(source) || addresses.contains(address));
+        for address in addresses {
+            self.add(replicas, (address, Some(source)), joining);
+        }
+    }
+
+    pub(super) fn connected(&self) -> usize {
+        self.0.values().filter(|way| way.is_connected.load(Ordering::Relaxed)).count()
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let way = |(address, way): (&String, &Way)| {
+            json!({
+                "address": address,
+                "is_connected": way.is_connected.load(Ordering::Relaxed),
+                "source": way.source.as_deref(),
+            })
+        };
+        self.0.iter().map(way).collect()
+    }
+}
+
+/// The address of a router that a source has found, which takes it for a worker that speaks HTTP.
+pub(super) fn address_of(url: &str) -> String {
+    url.strip_prefix("http://").unwrap_or(url).to_owned()
+}
+
+/// What passes on: all that is in flight, and the queues of those that are told.
+#[derive(Default)]
+struct Hub {
+    /// By number: what was sent, and what has become of it.
+    in_flight: HashMap<u64, (Arc<wire::Sent>, Option<wire::Word>)>,
+    queues: Vec<Sender<Bytes>>,
+}
+
+/// Passes on for ever.
+async fn pass_on(replicas: Arc<Replicas>, mut joined: UnboundedReceiver<Sender<Bytes>>) {
+    let mut hub = Hub::default();
+    loop {
+        tokio::select! {
+            () = replicas.has_news.notified() => sleep(COLLECTED_FOR).await,
+            Some(queue) = joined.recv() => hub.join(queue),
+        }
+        let said = std::mem::take(&mut *locked(&replicas.outbox));
+        hub.pass_on(said);
+    }
+}
+
+impl Hub {
+    /// Tells a router that has just been connected all that is in flight.
+    fn join(&mut self, queue: Sender<Bytes>) {
+        let words = self.in_flight.iter().flat_map(|(request, (sent, begun))| {
+            let sent = wire::Word { request: *request, word: Some(wire::word::Word::Sent((**sent).clone())) };
+            std::iter::once(sent).chain(begun.clone())
+        });
+        if frames(words).into_iter().all(|frame| queue.try_send(frame).is_ok()) {
+            self.queues.push(queue);
+        }
+    }
+
+    fn pass_on(&mut self, said: Vec<(u64, Said)>) {
+        let words: Vec<_> = said.into_iter().map(|(request, said)| self.word(request, said)).collect();
+        if self.queues.is_empty() {
+            return;
+        }
+        for frame in frames(words.into_iter()) {
+            // Without its queue the connection ends, and begins anew.
+            self.queues.retain(|queue| queue.try_send(frame.clone()).is_ok());
+        }
+    }
+
+    /// Remembers what was said, as long as whoever joins later is to know it.
+    fn word(&mut self, request: u64, said: Said) -> wire::Word {
+        use wire::word::Word as Wire;
+        let word = match said {
+            Said::Sent(sent) => {
+                self.in_flight.insert(request, (Arc::clone(&sent), None));
+                Wire::Sent(Arc::unwrap_or_clone(sent))
+            }
+            Said::Word(Word::Begun(beginning)) => {
+                // How long it took would be wrong for whoever hears it later.
+                let with = wire::Beginning::Other.into();
+                if let Some((_, begun)) = self.in_flight.get_mut(&request) {
+                    *begun = Some(wire::Word { request, word: Some(Wire::Begun(wire::Begun { with })) });
+                }
+                let with = match beginning {
+                    Beginning::FirstToken => wire::Beginning::FirstToken,
+                    Beginning::WholeAnswer => wire::Beginning::WholeAnswer,
+                    Beginning::Other => wire::Beginning::Other,
+                };
+                Wire::Begun(wire::Begun { with: with.into() })
+            }
+            Said::Word(Word::Failed) => Wire::Failed(wire::Failed {}),
+            Said::Word(Word::Found(Found { prompt_tokens, cached_tokens })) => Wire::Found(wire::Found {
+                prompt_tokens: prompt_tokens as u64,
+                cached_tokens: cached_tokens as u64,
+            }),
+            Said::Word(Word::Over) => {
+                self.in_flight.remove(&request);
+                Wire::Over(wire::Over {})
+            }
+        };
+        wire::Word { request, word: Some(word) }
+    }
+}
+
+/// Words in frames, none of which is too long.
+fn frames(words: impl Iterator<Item = wire::Word>) -> Vec<Bytes> {
+    let mut frames = Vec::new();
+    let (mut frame, mut bytes) = (wire::Words::default(), 0);
+    for word in words {
+        bytes += word.encoded_len();
+        frame.words.push(word);
+        if bytes >= FRAME_BYTES {
+            frames.push(framed(&std::mem::take(&mut frame)));
+            bytes = 0;
+        }
+    }
+    if !frame.words.is_empty() {
+        frames.push(framed(&frame));
+    }
+    frames
+}
+
+/// Tells the router at an address, for ever.
+async fn tell(replicas: Arc<Replicas>, address: String, is_connected: Arc<AtomicBool>, joining: Joining) {
+    let mut back_off = BackOff::between(FIRST_BACK_OFF, LONGEST_BACK_OFF);
+    let mut complained = false;
+    loop {
+        let told = connected(&replicas, &address, &joining, |router| {
+            is_connected.store(true, Ordering::Relaxed);
+            back_off.begin_anew();
+            complained = false;
+            tracing::info!(address, router = format!("{router:016x}"), "another router is told of requests");
+        });
+        let Err(error) = told.await;
+        is_connected.store(false, Ordering::Relaxed);
+        if matches!(error, ReplicaError::Itself) {
+            sleep(ITSELF_PAUSE).await;
+            continue;
+        }
+        // Once, until it has worked again: routers that are away for long are no news.
+        if !std::mem::replace(&mut complained, true) {
+            tracing::warn!(address, %error, "another router is not told of requests; it is tried again");
+        }
+        sleep(back_off.pause()).await;
+    }
+}
+
+/// Connects, and tells until that ends.
+async fn connected(
+    replicas: &Replicas,
+    address: &str,
+    joining: &Joining,
+    begun: impl FnOnce(u64),
+) -> Result<std::convert::Infallible, ReplicaError> {
+    let beginning = async {
+        let mut stream = TcpStream::connect(address).await?;
+        liveness::configure(&stream, STALL);
+        let router = begin(&mut stream, &replicas.identity, Side::Connects).await?;
+        Ok::<_, ReplicaError>((stream, router))
+    };
+    let (mut stream, router) =
+        timeout(handshake::LIMIT, beginning).await.map_err(|_| ReplicaError::Late("its answer"))??;
+    begun(router);
+    let (queue, frames) = mpsc::channel(MOST_WAITING);
+    joining.send(queue).map_err(|_| ReplicaError::Ended)?;
+    let (mut reading, mut writing) = stream.split();
+    let mut nothing = [0];
+    tokio::select! {
+        end = write_all(&mut writing, frames) => end,
+        // It says nothing more, so this is its end.
+        read = reading.read(&mut nothing) => { read?; Err(ReplicaError::Ended) }
+    }
+}
+
+async fn write_all(
+    stream: &mut (impl tokio::io::AsyncWrite + Unpin),
+    mut frames: Receiver<Bytes>,
+) -> Result<std::convert::Infallible, ReplicaError> {
+    let nothing = framed(&wire::Words::default());
+    loop {
+        let frame = match timeout(SAYS_SO_EVERY, frames.recv()).await {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Err(ReplicaError::Slow),
+            Err(_) => nothing.clone(),
+        };
+        timeout(STALL, stream.write_all(&frame)).await.map_err(|_| ReplicaError::Slow)??;
+    }
+}
