@@ -72,3 +72,53 @@ fn is_address(text: &str) -> bool {
     };
     is_host && port.parse::<u16>().is_ok_and(|port| port != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::config::Cli;
+
+    fn parse(arguments: &[&str]) -> (NamedReplicas, Vec<String>) {
+        let all = ["router", "--prefix-seed-file=/dev/null"].iter().chain(arguments);
+        let mut errors = Vec::new();
+        let named = parse_replicas(&Cli::parse_from(all).settings, &mut errors);
+        (named, errors)
+    }
+
+    const LISTEN: &str = "--replica-listen=127.0.0.1:7000";
+
+    #[test]
+    fn routers_are_named_or_found() {
+        let list = "--replicas=r0:7000,10.0.0.1:7000,[fd00::1]:7000,dns://routers.ml.svc:7000,k8s://ml/routers:replicas, r0:7000";
+        let (named, errors) = parse(&[LISTEN, list]);
+        assert_eq!(errors, [""; 0]);
+        assert_eq!(named.addresses, ["r0:7000", "10.0.0.1:7000", "[fd00::1]:7000"]);
+        let names: Vec<_> = named.sources.iter().map(|source| &*source.name).collect();
+        assert_eq!(names, ["dns://routers.ml.svc:7000", "k8s://ml/routers:replicas"]);
+        assert_eq!(parse(&[]), (NamedReplicas::default(), Vec::new()), "one alone needs nothing");
+    }
+
+    #[test]
+    fn errors_say_what_would_be_right() {
+        for (arguments, expected) in [
+            (&[LISTEN, "--replicas=r0"][..], "write host:port"),
+            (&[LISTEN, "--replicas=http://r0:7000"], "write host:port"),
+            (&[LISTEN, "--replicas=r0:0"], "write host:port"),
+            (&[LISTEN, "--replicas=[r0]:7000"], "write host:port"),
+            (&[LISTEN, "--replicas=dns://routers"], "dns://NAME:PORT"),
+            (&[LISTEN, "--replicas=k8s+grpc://routers:7000"], "dns://NAME:PORT"),
+            (&[LISTEN, "--replicas=a=k8s://routers:7000"], "dns://NAME:PORT"),
+            (&[LISTEN, "--replicas=k8s://routers:7000,k8s://routers:7000"], "twice"),
+            (&["--replicas=r0:7000"], "needs replica-listen"),
+            (&[LISTEN], "needs replicas"),
+        ] {
+            let (_, errors) = parse(arguments);
+            assert!(errors.len() == 1 && errors[0].contains(expected), "{arguments:?}: {errors:?}");
+        }
+        let mut errors = Vec::new();
+        parse_replicas(&Cli::parse_from(["router", LISTEN, "--replicas=r0:7000"]).settings, &mut errors);
+        assert!(errors.len() == 1 && errors[0].contains("needs prefix-seed-file"), "{errors:?}");
+    }
+}

@@ -17,6 +17,8 @@ const VERSION: u32 = 1;
 const NONCE_BYTES: usize = 16;
 /// The longest message.
 pub(super) const MOST_BYTES: usize = 1 << 20;
+/// Of a message's length, before it.
+pub(super) const LENGTH_BYTES: usize = 4;
 /// Time for all of the beginning.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
@@ -124,7 +126,7 @@ where
 
 /// A message with its length before it.
 pub(super) fn framed(message: &impl Message) -> Bytes {
-    let mut frame = BytesMut::with_capacity(4 + message.encoded_len());
+    let mut frame = BytesMut::with_capacity(LENGTH_BYTES + message.encoded_len());
     let bytes = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
     frame.extend_from_slice(&bytes.to_le_bytes());
     // A BytesMut grows as far as there is memory.
@@ -144,7 +146,7 @@ async fn write(stream: &mut (impl AsyncWrite + Unpin), message: &impl Message) -
 pub(super) async fn read<M: Message + Default>(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> Result<Option<M>, ReplicaError> {
-    let mut length = [0; 4];
+    let mut length = [0; LENGTH_BYTES];
     match stream.read_exact(&mut length).await {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         read => read?,

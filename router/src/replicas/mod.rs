@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use roundhouse_types::RouterPlace;
 use roundhouse_wire::replica as wire;
 use router_core::telling::{Listener, Told, Word};
@@ -41,8 +42,8 @@ const LATE: Duration = Duration::from_millis(5);
 
 /// What is to be told of a request.
 enum Said {
-    /// It has been sent.
-    Sent(Arc<wire::Sent>),
+    /// It has been sent; as others are told.
+    Sent(Bytes),
     /// What became of it.
     Word(Word),
 }
@@ -118,7 +119,8 @@ impl Replicas {
             return;
         }
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
-        self.say(request, Said::Sent(Arc::new(self.sent(worker, view))));
+        let sent = telling::encoded(request, wire::word::Word::Sent(self.sent(worker, view)));
+        self.say(request, Said::Sent(sent));
         lease.tell(Told::new(request, Arc::clone(self) as Arc<dyn Listener>));
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 use roundhouse_wire::replica as wire;
 use router_core::telling::{Beginning, Found, Word};
@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSend
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use super::handshake::{self, MOST_BYTES, ReplicaError, Side, begin, framed};
+use super::handshake::{self, LENGTH_BYTES, MOST_BYTES, ReplicaError, Side, begin, framed};
 use super::{Replicas, Said, locked};
 use crate::back_off::BackOff;
 use crate::liveness;
@@ -126,8 +126,8 @@ pub(super) fn address_of(url: &str) -> String {
 /// What passes on: all that is in flight, and the queues of those that are told.
 #[derive(Default)]
 struct Hub {
-    /// By number: what was sent, and what has become of it.
-    in_flight: HashMap<u64, (Arc<wire::Sent>, Option<wire::Word>)>,
+    /// By number: what was told of it, as it is told whoever comes later.
+    in_flight: HashMap<u64, (Bytes, Option<Bytes>)>,
     queues: Vec<Sender<Bytes>>,
 }
 
@@ -147,77 +147,109 @@ async fn pass_on(replicas: Arc<Replicas>, mut joined: UnboundedReceiver<Sender<B
 impl Hub {
     /// Tells a router that has just been connected all that is in flight.
     fn join(&mut self, queue: Sender<Bytes>) {
-        let words = self.in_flight.iter().flat_map(|(request, (sent, begun))| {
-            let sent = wire::Word { request: *request, word: Some(wire::word::Word::Sent((**sent).clone())) };
-            std::iter::once(sent).chain(begun.clone())
-        });
-        if frames(words).into_iter().all(|frame| queue.try_send(frame).is_ok()) {
+        let mut frames = Frames::default();
+        for (sent, begun) in self.in_flight.values() {
+            frames.push(sent);
+            begun.iter().for_each(|begun| frames.push(begun));
+        }
+        if frames.finish().into_iter().all(|frame| queue.try_send(frame).is_ok()) {
             self.queues.push(queue);
         }
     }
 
     fn pass_on(&mut self, said: Vec<(u64, Said)>) {
-        let words: Vec<_> = said.into_iter().map(|(request, said)| self.word(request, said)).collect();
-        if self.queues.is_empty() {
-            return;
+        let mut frames = Frames::default();
+        for (request, said) in said {
+            let word = self.remember(request, said);
+            if !self.queues.is_empty() {
+                frames.push(&word);
+            }
         }
-        for frame in frames(words.into_iter()) {
+        for frame in frames.finish() {
             // Without its queue the connection ends, and begins anew.
             self.queues.retain(|queue| queue.try_send(frame.clone()).is_ok());
         }
     }
 
-    /// Remembers what was said, as long as whoever joins later is to know it.
-    fn word(&mut self, request: u64, said: Said) -> wire::Word {
-        use wire::word::Word as Wire;
+    /// Remembers what was said, as long as whoever comes later is to know it. Returns it as it is told.
+    fn remember(&mut self, request: u64, said: Said) -> Bytes {
         let word = match said {
             Said::Sent(sent) => {
-                self.in_flight.insert(request, (Arc::clone(&sent), None));
-                Wire::Sent(Arc::unwrap_or_clone(sent))
+                self.in_flight.insert(request, (sent.clone(), None));
+                return sent;
             }
-            Said::Word(Word::Begun(beginning)) => {
-                // How long it took would be wrong for whoever hears it later.
-                let with = wire::Beginning::Other.into();
-                if let Some((_, begun)) = self.in_flight.get_mut(&request) {
-                    *begun = Some(wire::Word { request, word: Some(Wire::Begun(wire::Begun { with })) });
-                }
-                let with = match beginning {
-                    Beginning::FirstToken => wire::Beginning::FirstToken,
-                    Beginning::WholeAnswer => wire::Beginning::WholeAnswer,
-                    Beginning::Other => wire::Beginning::Other,
-                };
-                Wire::Begun(wire::Begun { with: with.into() })
-            }
-            Said::Word(Word::Failed) => Wire::Failed(wire::Failed {}),
-            Said::Word(Word::Found(Found { prompt_tokens, cached_tokens })) => Wire::Found(wire::Found {
-                prompt_tokens: prompt_tokens as u64,
-                cached_tokens: cached_tokens as u64,
-            }),
-            Said::Word(Word::Over) => {
-                self.in_flight.remove(&request);
-                Wire::Over(wire::Over {})
-            }
+            Said::Word(word) => word,
         };
-        wire::Word { request, word: Some(word) }
+        match word {
+            Word::Begun(_) => {
+                if let Some((_, begun)) = self.in_flight.get_mut(&request) {
+                    // How long it took would be wrong for whoever hears it later.
+                    *begun = Some(encoded(request, told(Word::Begun(Beginning::Other))));
+                }
+            }
+            Word::Over => drop(self.in_flight.remove(&request)),
+            Word::Failed | Word::Found(_) => {}
+        }
+        encoded(request, told(word))
     }
 }
 
+fn told(word: Word) -> wire::word::Word {
+    use wire::word::Word as Wire;
+    match word {
+        Word::Begun(beginning) => {
+            let with = match beginning {
+                Beginning::FirstToken => wire::Beginning::FirstToken,
+                Beginning::WholeAnswer => wire::Beginning::WholeAnswer,
+                Beginning::Other => wire::Beginning::Other,
+            };
+            Wire::Begun(wire::Begun { with: with.into() })
+        }
+        Word::Failed => Wire::Failed(wire::Failed {}),
+        Word::Found(Found { prompt_tokens, cached_tokens }) => {
+            let (prompt_tokens, cached_tokens) = (prompt_tokens as u64, cached_tokens as u64);
+            Wire::Found(wire::Found { prompt_tokens, cached_tokens })
+        }
+        Word::Over => Wire::Over(wire::Over {}),
+    }
+}
+
+/// A word as it stands in a frame: one of the words of [`wire::Words`], whose encoding is that of all of them, one after the other.
+pub(super) fn encoded(request: u64, word: wire::word::Word) -> Bytes {
+    wire::Words { words: vec![wire::Word { request, word: Some(word) }] }.encode_to_vec().into()
+}
+
 /// Words in frames, none of which is too long.
-fn frames(words: impl Iterator<Item = wire::Word>) -> Vec<Bytes> {
-    let mut frames = Vec::new();
-    let (mut frame, mut bytes) = (wire::Words::default(), 0);
-    for word in words {
-        bytes += word.encoded_len();
-        frame.words.push(word);
-        if bytes >= FRAME_BYTES {
-            frames.push(framed(&std::mem::take(&mut frame)));
-            bytes = 0;
+#[derive(Default)]
+struct Frames {
+    done: Vec<Bytes>,
+    /// With room for its length at the beginning.
+    open: BytesMut,
+}
+
+impl Frames {
+    fn push(&mut self, word: &Bytes) {
+        if self.open.is_empty() {
+            self.open.put_u32_le(0);
+        }
+        self.open.extend_from_slice(word);
+        if self.open.len() >= FRAME_BYTES {
+            self.close();
         }
     }
-    if !frame.words.is_empty() {
-        frames.push(framed(&frame));
+
+    fn close(&mut self) {
+        let bytes = u32::try_from(self.open.len().saturating_sub(LENGTH_BYTES)).unwrap_or(u32::MAX);
+        if let Some(length) = self.open.first_chunk_mut::<LENGTH_BYTES>() {
+            *length = bytes.to_le_bytes();
+            self.done.push(self.open.split().freeze());
+        }
     }
-    frames
+
+    fn finish(mut self) -> Vec<Bytes> {
+        self.close();
+        self.done
+    }
 }
 
 /// Tells the router at an address, for ever.
