@@ -267,10 +267,23 @@ impl FleetService {
         Ok(())
     }
 
-    /// A connection to `worker` could not be made. If that says that it is not there, or is late where probes fail as well, it is out
+    /// A connection to `worker` could not be made, and so none to other ranks of its endpoint. If that says that it is not there, or is late where probes fail as well, it is out
     /// until a probe passes; otherwise a probe looks at once.
     pub fn report_unreachable(&self, worker: &Arc<Worker>, error: &TransportError, decider: &Decider) {
+        let roster = self.roster();
         let is_gone = error.takes_worker_out() || error.is_timeout() && worker.is_suspect();
+        self.found_unreachable(worker, (is_gone, error), decider);
+        for rank in roster.snapshot.others_at_endpoint(worker) {
+            self.found_unreachable(rank, (is_gone, error), decider);
+        }
+    }
+
+    fn found_unreachable(
+        &self,
+        worker: &Arc<Worker>,
+        (is_gone, error): (bool, &TransportError),
+        decider: &Decider,
+    ) {
         if is_gone && worker.mark_down() {
             tracing::warn!(worker = %worker.id(), "worker is unreachable; taken out until a probe passes");
             if error.ends_caches() {
