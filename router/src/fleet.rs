@@ -372,6 +372,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn whoever_refuses_takes_all_ranks_of_its_address_out_and_nobody_else() {
+        let workers = ["--workers=a=127.0.0.1:9?dp=3,b=127.0.0.1:8?dp=1,c=127.0.0.1:9".to_owned()];
+        let config = Cli::configure(&workers, None).unwrap();
+        let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
+        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
+        let policy = by_name("prefix_aware").unwrap();
+        let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
+        fleet.set(&config.workers, &decider).unwrap();
+        let snapshot = Arc::clone(&fleet.roster().snapshot);
+        let up =
+            || snapshot.workers().iter().filter(|worker| worker.is_up()).map(|worker| worker.id().as_str());
+        snapshot.workers().iter().for_each(|worker| drop(worker.mark_up()));
+        let late = TransportError::ConnectTimeout { limit: std::time::Duration::from_secs(5) };
+        fleet.report_unreachable(&snapshot.workers()[1], &late, &decider);
+        assert_eq!(up().count(), 5, "one packet may have been lost");
+        let refused = TransportError::Connect {
+            address: "127.0.0.1:9".into(),
+            source: std::io::Error::from_raw_os_error(111),
+        };
+        fleet.report_unreachable(&snapshot.workers()[1], &refused, &decider);
+        assert_eq!(up().collect::<Vec<_>>(), ["b-dp0", "c"]);
+    }
+
+    #[tokio::test]
     async fn only_who_refuses_connections_is_forgotten() {
         let system_says = |code| TransportError::Connect {
             address: "127.0.0.1:9".into(),
