@@ -383,7 +383,9 @@ mod tests {
         let snapshot = Arc::clone(&fleet.roster().snapshot);
         let up =
             || snapshot.workers().iter().filter(|worker| worker.is_up()).map(|worker| worker.id().as_str());
-        snapshot.workers().iter().for_each(|worker| drop(worker.mark_up()));
+        for worker in snapshot.workers() {
+            worker.mark_up();
+        }
         let late = TransportError::ConnectTimeout { limit: std::time::Duration::from_secs(5) };
         fleet.report_unreachable(&snapshot.workers()[1], &late, &decider);
         assert_eq!(up().count(), 5, "one packet may have been lost");
