@@ -64,6 +64,12 @@ impl Cause {
         self.is_unreachable() || matches!(self, Self::Reset | Self::Died)
     }
 
+    /// Whether it may be the process that fails, and with it all data-parallel ranks behind its address: vLLM answers 500 at each of them when one
+    /// has died, and then ends.
+    fn may_be_the_process(self) -> bool {
+        !matches!(self, Self::Busy | Self::TimeUp)
+    }
+
     /// What is wrong when there is no answer.
     pub(super) fn of_error(error: &TransportError) -> Self {
         match error {
@@ -92,7 +98,7 @@ pub(super) struct Retries {
     /// For each of these somebody must be left.
     legs: &'static [Leg],
     tried: SmallVec<[WorkerSlot; 4]>,
-    /// These, and the other ranks of endpoints to which a connection failed; empty where nobody else is left, or there are no ranks.
+    /// These, and the other ranks of endpoints that failed; empty where nobody else is left, or there are no ranks.
     avoided: SmallVec<[WorkerSlot; 4]>,
     failures: usize,
     unreachable: usize,
@@ -203,7 +209,7 @@ impl Retries {
         }
     }
 
-    /// Another worker while one is left, at another endpoint if a connection failed. Then, if the last one processed nothing and said so at
+    /// Another worker while one is left, at another endpoint than a rank that failed. Then, if the last one processed nothing and said so at
     /// once, any: it may be about to listen again.
     fn find_somebody(
         &mut self,
@@ -233,10 +239,9 @@ impl Retries {
         self.anyone.as_ref().map(|_| ())
     }
 
-    /// The process behind a rank has most likely ended, or is about to, when a connection to it fails: its other ranks would take an attempt each
-    /// to say the same.
+    /// The process behind a rank that fails has perhaps ended, or is about to: its other ranks would take an attempt each to say the same.
     fn avoid(&mut self, worker: &Worker, cause: Cause, fleet: &FleetSnapshot) {
-        if cause.lost_connection() && worker.spec.dp_rank.is_some() {
+        if cause.may_be_the_process() && worker.spec.dp_rank.is_some() {
             let others = fleet.others_at_endpoint(worker).map(|other| other.slot);
             if self.avoided.is_empty() {
                 self.avoided.clone_from(&self.tried);

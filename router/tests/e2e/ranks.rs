@@ -124,10 +124,16 @@ async fn where_a_field_tells_the_rank_it_stands_in_every_object_that_is_not_comp
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_whose_connection_broke_goes_to_another_address_and_to_no_other_rank() {
-    let dies = MockWorker::start(&["m"], |_| vec![Act::Reset]).await;
+async fn what_fails_at_a_rank_is_tried_again_at_another_address() {
+    for failure in [Act::Reset, Act::Write(json_reply(500, "{}")), Act::Write(json_reply(503, "{}"))] {
+        let fails = MockWorker::start(&["m"], move |_| vec![failure.clone()]).await;
+        check_goes_elsewhere(&fails).await;
+    }
+}
+
+async fn check_goes_elsewhere(fails: &MockWorker) {
     let well = MockWorker::answering(&["m"], answer()).await;
-    let workers = format!("--workers=a={},b={}", with_ranks(&dies, "dp=6"), well.address);
+    let workers = format!("--workers=a={},b={}", with_ranks(fails, "dp=6"), well.address);
     let arguments = [workers.as_str(), "--policy=round_robin", "--max-retries=1"];
     let ids = ["a-dp0", "a-dp1", "a-dp2", "a-dp3", "a-dp4", "a-dp5", "b"];
     let router = start(&arguments, &ids).await;
@@ -135,7 +141,7 @@ async fn a_request_whose_connection_broke_goes_to_another_address_and_to_no_othe
         let reply = router.post(CHAT, &chat("hi")).await;
         assert_eq!((reply.status, reply.header("x-router-worker")), (200, "b"), "{}", reply.text());
     }
-    assert!(!dies.seen().is_empty());
+    assert!(!fails.seen().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
