@@ -5,11 +5,21 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+/// Whose cache is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// All that is behind an address.
+    Whole,
+    /// One of its data-parallel ranks, by its place in their order: engines that have only some of all ranks count those from 0 in requests, and
+    /// from somewhere else in metrics.
+    Rank(u16),
+}
+
 /// Of metrics in Prometheus' text format; `None` if they do not say.
 #[must_use]
-pub fn of_metrics(text: &str) -> Option<usize> {
+pub fn of_metrics(text: &str, part: Part) -> Option<usize> {
     let ours = ["vllm:cache_config_info", "worker:cache_config_info"];
-    let mut parts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut parts: BTreeMap<Option<u32>, usize> = BTreeMap::new();
     for line in text.lines() {
         let Some((name, rest)) = line.split_once('{') else { continue };
         let Some((labels, value)) = rest.rsplit_once('}') else { continue };
@@ -21,18 +31,25 @@ pub fn of_metrics(text: &str) -> Option<usize> {
             continue;
         };
         // Ranks of one engine that hold parts of the same tokens all say how many these are.
-        let known = parts.entry(rank.unwrap_or_default()).or_default();
+        let known = parts.entry(rank.and_then(|rank| rank.parse().ok())).or_default();
         *known = tokens.unwrap_or(0).max(*known);
     }
-    Some(parts.values().sum()).filter(|tokens| *tokens > 0)
+    let tokens = match part {
+        Part::Whole => Some(parts.values().sum()),
+        // Who tells of one alone says what each has.
+        Part::Rank(_) if parts.len() == 1 => parts.values().next().copied(),
+        Part::Rank(number) => parts.values().nth(number.into()).copied(),
+    };
+    tokens.filter(|tokens| *tokens > 0)
 }
 
-/// Of SGLang's `/server_info`.
+/// Of SGLang's `/server_info`, which tells what each rank has.
 #[must_use]
-pub fn of_server_info(body: &[u8]) -> Option<usize> {
+pub fn of_server_info(body: &[u8], part: Part) -> Option<usize> {
     let info: Value = serde_json::from_slice(body).ok()?;
     let number = |name: &str| usize::try_from(info.get(name)?.as_u64()?).ok();
-    number("max_total_num_tokens")?.checked_mul(number("dp_size").unwrap_or(1)).filter(|tokens| *tokens > 0)
+    let ranks = if part == Part::Whole { number("dp_size").unwrap_or(1) } else { 1 };
+    number("max_total_num_tokens")?.checked_mul(ranks).filter(|tokens| *tokens > 0)
 }
 
 fn of_blocks(labels: &str) -> Option<usize> {
@@ -73,16 +90,19 @@ mod tests {
             )
         };
         let head = "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n";
-        assert_eq!(of_metrics(&(head.to_owned() + &line("0", "573"))), Some(573 * 16));
-        assert_eq!(
-            of_metrics(
-                &(line("0", "573") + &line("1", "100") + "vllm:num_requests_running{engine=\"0\"} 3\n")
-            ),
-            Some(673 * 16)
-        );
-        assert_eq!(of_metrics(&line("0", "None")), None);
+        let one = head.to_owned() + &line("0", "573");
+        assert_eq!(of_metrics(&one, Part::Whole), Some(573 * 16));
+        assert_eq!(of_metrics(&one, Part::Rank(1)), Some(573 * 16), "what each has");
+        let two = line("0", "573") + &line("1", "100") + "vllm:num_requests_running{engine=\"0\"} 3\n";
+        assert_eq!(of_metrics(&two, Part::Whole), Some(673 * 16));
+        let ranks = [0, 1, 2].map(|number| of_metrics(&two, Part::Rank(number)));
+        assert_eq!(ranks, [Some(573 * 16), Some(100 * 16), None]);
+        let elsewhere = line("10", "3") + &line("9", "2") + &line("8", "1");
+        let ranks = [0, 1, 2].map(|number| of_metrics(&elsewhere, Part::Rank(number)));
+        assert_eq!(ranks, [Some(16), Some(32), Some(48)], "8 of 16 ranks begin at the eighth");
+        assert_eq!(of_metrics(&line("0", "None"), Part::Whole), None);
         let ours = "worker:cache_config_info{block_size=\"32\",num_gpu_blocks=\"10\"} 1\n";
-        assert_eq!(of_metrics(ours), Some(320));
+        assert_eq!(of_metrics(ours, Part::Whole), Some(320));
     }
 
     #[test]
@@ -93,16 +113,16 @@ mod tests {
             )
         };
         let text = line(0, 0, 60_000.0) + &line(0, 1, 60_000.0) + &line(1, 0, 50_000.0);
-        assert_eq!(of_metrics(&text), Some(110_000));
+        assert_eq!(of_metrics(&text, Part::Whole), Some(110_000));
+        assert_eq!(of_metrics(&text, Part::Rank(1)), Some(50_000));
         assert_eq!(
-            of_metrics("sglang:max_total_num_tokens{tp_rank=\"0\"} 2.62144e+05 1732271\n"),
+            of_metrics("sglang:max_total_num_tokens{tp_rank=\"0\"} 2.62144e+05 1732271\n", Part::Whole),
             Some(262_144)
         );
-        assert_eq!(
-            of_server_info(br#"{"dp_size": 2, "max_total_num_tokens": 1000, "internal_states": []}"#),
-            Some(2_000)
-        );
-        assert_eq!(of_server_info(br#"{"max_total_num_tokens": 1000}"#), Some(1_000));
+        let info = br#"{"dp_size": 2, "max_total_num_tokens": 1000, "internal_states": []}"#;
+        assert_eq!(of_server_info(info, Part::Whole), Some(2_000));
+        assert_eq!(of_server_info(info, Part::Rank(1)), Some(1_000));
+        assert_eq!(of_server_info(br#"{"max_total_num_tokens": 1000}"#, Part::Whole), Some(1_000));
     }
 
     #[test]
@@ -121,12 +141,12 @@ mod tests {
             "sglang:max_total_num_tokens{} 1e99",
         ];
         for text in lines.iter().chain(&numbers) {
-            assert_eq!(of_metrics(text), None, "{text}");
+            assert_eq!(of_metrics(text, Part::Whole), None, "{text}");
         }
         for body in
             [&b"[]"[..], b"", b"{\"max_total_num_tokens\": \"many\"}", b"{\"max_total_num_tokens\": 0}"]
         {
-            assert_eq!(of_server_info(body), None);
+            assert_eq!(of_server_info(body, Part::Whole), None);
         }
     }
 }

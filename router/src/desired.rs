@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use router_core::WorkerSpec;
+use router_core::{WorkerId, WorkerSpec};
 
 /// Whether a worker that was found is to get new requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -51,7 +51,7 @@ impl Desired {
         before.as_ref() != self.found.get(source)
     }
 
-    /// Every worker once: of those of one name or one address, the one that an operator has named, or else the first source's.
+    /// Every worker once: of those of one name, or one address and rank there, the one that an operator has named, or else the first source's.
     #[must_use]
     pub fn whole(&self) -> Vec<Wanted> {
         let named = self.named.iter().map(|spec| Wanted {
@@ -59,17 +59,12 @@ impl Desired {
             source: None,
         });
         let mut whole: Vec<_> = named.collect();
-        let (mut ids, mut addresses) = (HashSet::new(), HashSet::new());
-        for spec in &self.named {
-            ids.insert(spec.id.clone());
-            addresses.insert(spec.address.as_str());
-        }
+        let mut taken = Taken::default();
+        self.named.iter().for_each(|spec| taken.add(spec));
         for (source, found) in &self.found {
             for worker in found {
-                let Found { spec, .. } = worker;
-                if !ids.contains(&spec.id) && !addresses.contains(spec.address.as_str()) {
-                    ids.insert(spec.id.clone());
-                    addresses.insert(&spec.address);
+                if !taken.has(&worker.spec) {
+                    taken.add(&worker.spec);
                     whole.push(Wanted { worker: worker.clone(), source: Some(Arc::clone(source)) });
                 }
             }
@@ -89,9 +84,34 @@ impl Desired {
     }
 }
 
+/// The names and places that have a worker.
+#[derive(Default)]
+struct Taken<'a> {
+    ids: HashSet<&'a WorkerId>,
+    /// By address, the ranks there; `None` where all of it is one worker.
+    ranks: HashMap<&'a str, HashSet<Option<u16>>>,
+}
+
+impl<'a> Taken<'a> {
+    fn add(&mut self, spec: &'a WorkerSpec) {
+        self.ids.insert(&spec.id);
+        self.ranks.entry(&spec.address).or_default().insert(rank_of(spec));
+    }
+
+    fn has(&self, spec: &WorkerSpec) -> bool {
+        let rank = rank_of(spec);
+        let overlaps = |ranks: &HashSet<_>| rank.is_none() || ranks.contains(&None) || ranks.contains(&rank);
+        self.ids.contains(&spec.id) || self.ranks.get(&*spec.address).is_some_and(overlaps)
+    }
+}
+
+fn rank_of(spec: &WorkerSpec) -> Option<u16> {
+    spec.dp_rank.map(|rank| rank.number)
+}
+
 #[cfg(test)]
 mod tests {
-    use router_core::WorkerId;
+    use router_core::{DpRanks, ToldBy};
 
     use super::*;
 
@@ -145,6 +165,23 @@ mod tests {
         let leaving = Found { new_requests: NewRequests::Withheld, ..found("p", "p") };
         assert!(desired.publish(&source, vec![leaving.clone()]));
         assert_eq!(desired.whole()[0].worker, leaving);
+    }
+
+    #[test]
+    fn ranks_of_one_address_stand_side_by_side_and_not_beside_all_of_it() {
+        let ranks = |id: &str, host: &str, count| -> Vec<_> {
+            let ranks = DpRanks { count, told_by: ToldBy::Header };
+            let found = |spec| Found { spec, new_requests: NewRequests::Taken };
+            ranks.of(&spec(id, host)).map(found).collect()
+        };
+        let mut desired = Desired { named: vec![spec("w0", "a")], ..Desired::default() };
+        desired.named.push(ranks("w1", "b", 1).remove(0).spec);
+        let source = Arc::from("k8s://one");
+        let all = [ranks("p", "a", 2), ranks("q", "b", 2), ranks("r", "c", 2), vec![found("s", "c")]];
+        desired.publish(&source, all.concat());
+        let ids: Vec<_> = told(&desired).into_iter().map(|(id, ..)| id).collect();
+        assert_eq!(ids, ["w0", "w1-dp0", "q-dp1", "r-dp0", "r-dp1"]);
+        assert!(desired.left_out("k8s://one").is_empty(), "they are the same workers");
     }
 
     #[test]

@@ -3,11 +3,13 @@
 //!
 //! Pure: bodies in, bodies out. Next: [`legs`](crate::stages::legs), which sends them.
 
+use router_core::{DpRank, ToldBy, WorkerSpec};
 use serde_json::value::RawValue;
 
 use crate::openai::members::Members;
 use crate::openai::usage::{ReplyTail, ReportedUsage};
 use crate::payload::Payload;
+use crate::transport::RANK_FIELDS;
 
 /// How engines hand prompts over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -20,7 +22,7 @@ pub enum PrefillProtocol {
 }
 
 /// Where SGLang's prefill engines are asked for what they have computed, unless told otherwise.
-pub const BOOTSTRAP_PORT: u16 = 8_998;
+const BOOTSTRAP_PORT: u16 = 8_998;
 
 /// What vLLM's prefill leg is asked besides one token: that not as a stream, and to keep the KV for another engine.
 const TO_PREFILL: &str = r#""stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
@@ -36,6 +38,11 @@ const NOT_TO_PREFILL: [&str; 8] = [
     "best_of",
 ];
 const RESPONSES: &str = "/v1/responses";
+
+/// Where SGLang's legs meet.
+const BOOTSTRAP: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+/// Which data-parallel rank of SGLang's prefill engine has the prompt.
+const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
 impl PrefillProtocol {
     /// Whether two engines can serve a request together that came to `path`: one prompt, and for vLLM one answer to it.
@@ -98,17 +105,37 @@ pub fn vllm_decode(body: &Members, transfer: &RawValue) -> Payload {
     body.with(&format!(r#""kv_transfer_params":{transfer}"#), &["kv_transfer_params"])
 }
 
-/// SGLang's legs, which are the same: where the prefill worker is, and the number by which both know the request.
+/// SGLang's legs, the prefill worker's first: where that one is, and the number by which both know the request. Each is told its own data-parallel
+/// rank, if it is one, and the one that generates also which rank has the prompt: where it is told, it does not ask.
 #[must_use]
-pub fn sglang_legs(body: &Members, host: &str, port: u16, room: u64) -> Payload {
-    let host = serde_json::Value::from(host);
+pub fn sglang_legs(
+    body: &Members,
+    (prefill, decode): (&WorkerSpec, &WorkerSpec),
+    room: u64,
+) -> (Payload, Payload) {
+    let host = serde_json::Value::from(host_of(&prefill.address));
+    let port = prefill.bootstrap_port.unwrap_or(BOOTSTRAP_PORT);
     let added = format!(r#""bootstrap_host":{host},"bootstrap_port":{port},"bootstrap_room":{room}"#);
-    body.with(&added, &["bootstrap_host", "bootstrap_port", "bootstrap_room"])
+    if prefill.dp_rank.is_none() && decode.dp_rank.is_none() {
+        let both = body.with(&added, &BOOTSTRAP);
+        return (both.clone(), both);
+    }
+    let without = [&BOOTSTRAP[..], &RANK_FIELDS, &[PREFILL_RANK]].concat();
+    let own = |spec: &WorkerSpec| {
+        spec.dp_rank.map(|DpRank { number, told_by }| match told_by {
+            ToldBy::Field(name) => format!(r#","{name}":{number}"#),
+            // A leg that went to another rank than the other one is told would never be met, so it is said where all paths read it.
+            ToldBy::Header => format!(r#","{}":{number}"#, RANK_FIELDS[0]),
+        })
+    };
+    let to_prefill = own(prefill).unwrap_or_default();
+    let from = prefill.dp_rank.map(|rank| format!(r#","{PREFILL_RANK}":{}"#, rank.number));
+    let to_decode = own(decode).unwrap_or_default() + &from.unwrap_or_default();
+    (body.with(&(added.clone() + &to_prefill), &without), body.with(&(added + &to_decode), &without))
 }
 
 /// The host of a worker's address, as another engine would look it up.
-#[must_use]
-pub fn host_of(address: &str) -> &str {
+fn host_of(address: &str) -> &str {
     let authority = address.split_once("://").map_or(address, |(_, rest)| rest);
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')
@@ -117,6 +144,7 @@ pub fn host_of(address: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use router_core::WorkerId;
     use serde_json::{Value, json};
 
     use super::*;
@@ -171,22 +199,51 @@ mod tests {
 
     #[test]
     fn both_of_sglangs_legs_know_the_room() {
-        let body = read(&sglang_legs(
-            &members(&json!({"text": "x", "bootstrap_room": 1})),
-            "p1",
-            8_998,
-            u64::MAX >> 1,
-        ));
+        let sent = json!({"text": "x", "bootstrap_room": 1, "routed_dp_rank": 5});
+        let [prefill, decode] = [spec("p1"), spec("d1")];
+        let (one, other) = sglang_legs(&members(&sent), (&prefill, &decode), u64::MAX >> 1);
         let room = 9_223_372_036_854_775_807_u64;
-        assert_eq!(
-            body,
-            json!({"bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": room, "text": "x"})
-        );
+        let expected = json!({
+            "bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": room, "text": "x", "routed_dp_rank": 5
+        });
+        assert_eq!((read(&one), read(&other)), (expected.clone(), expected));
         for (address, host) in
             [("http://p1:8000", "p1"), ("https://10.0.0.1:443", "10.0.0.1"), ("http://[::1]:9", "::1")]
         {
             assert_eq!(host_of(address), host);
         }
+    }
+
+    fn spec(host: &str) -> WorkerSpec {
+        WorkerSpec::new(WorkerId::new(host), format!("http://{host}:8000"))
+    }
+
+    #[test]
+    fn sglangs_legs_are_told_their_ranks_and_where_the_prompt_is() {
+        let rank = |host, number, told_by| WorkerSpec {
+            dp_rank: Some(DpRank { number, told_by }),
+            bootstrap_port: Some(7),
+            ..spec(host)
+        };
+        let sent =
+            json!({"text": "x", "routed_dp_rank": 5, "data_parallel_rank": 5, "disagg_prefill_dp_rank": 5});
+        let legs = |prefill: &WorkerSpec, decode: &WorkerSpec| {
+            let (one, other) = sglang_legs(&members(&sent), (prefill, decode), 9);
+            let told = |body: &Payload| {
+                let body = read(body);
+                assert_eq!((&body["bootstrap_room"], &body["text"]), (&json!(9), &json!("x")));
+                let names = ["routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"];
+                names.map(|name| body.get(name).and_then(Value::as_u64))
+            };
+            (told(&one), told(&other))
+        };
+        let (prefill, decode) = (rank("p", 3, ToldBy::Header), rank("d", 1, ToldBy::Header));
+        let told = ([Some(3), None, None], [Some(1), None, Some(3)]);
+        assert_eq!(legs(&prefill, &decode), told);
+        assert_eq!(legs(&prefill, &spec("d")), ([Some(3), None, None], [None, None, Some(3)]));
+        assert_eq!(legs(&spec("p"), &decode), ([None; 3], [Some(1), None, None]));
+        let older = rank("p", 3, ToldBy::Field("data_parallel_rank"));
+        assert_eq!(legs(&older, &decode), ([None, Some(3), None], [Some(1), None, Some(3)]));
     }
 
     #[test]

@@ -267,10 +267,23 @@ impl FleetService {
         Ok(())
     }
 
-    /// A connection to `worker` could not be made. If that says that it is not there, or is late where probes fail as well, it is out
+    /// A connection to `worker` could not be made, and so none to other ranks of its endpoint. If that says that it is not there, or is late where probes fail as well, it is out
     /// until a probe passes; otherwise a probe looks at once.
     pub fn report_unreachable(&self, worker: &Arc<Worker>, error: &TransportError, decider: &Decider) {
+        let roster = self.roster();
         let is_gone = error.takes_worker_out() || error.is_timeout() && worker.is_suspect();
+        self.found_unreachable(worker, (is_gone, error), decider);
+        for rank in roster.snapshot.others_at_endpoint(worker) {
+            self.found_unreachable(rank, (is_gone, error), decider);
+        }
+    }
+
+    fn found_unreachable(
+        &self,
+        worker: &Arc<Worker>,
+        (is_gone, error): (bool, &TransportError),
+        decider: &Decider,
+    ) {
         if is_gone && worker.mark_down() {
             tracing::warn!(worker = %worker.id(), "worker is unreachable; taken out until a probe passes");
             if error.ends_caches() {
@@ -356,6 +369,32 @@ mod tests {
         prepare(worker);
         fleet.report_unreachable(worker, error, &decider);
         (worker.is_up() || worker.is_suspect(), decider.tree_blocks())
+    }
+
+    #[tokio::test]
+    async fn whoever_refuses_takes_all_ranks_of_its_address_out_and_nobody_else() {
+        let workers = ["--workers=a=127.0.0.1:9?dp=3,b=127.0.0.1:8?dp=1,c=127.0.0.1:9".to_owned()];
+        let config = Cli::configure(&workers, None).unwrap();
+        let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
+        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
+        let policy = by_name("prefix_aware").unwrap();
+        let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
+        fleet.set(&config.workers, &decider).unwrap();
+        let snapshot = Arc::clone(&fleet.roster().snapshot);
+        let up =
+            || snapshot.workers().iter().filter(|worker| worker.is_up()).map(|worker| worker.id().as_str());
+        for worker in snapshot.workers() {
+            worker.mark_up();
+        }
+        let late = TransportError::ConnectTimeout { limit: std::time::Duration::from_secs(5) };
+        fleet.report_unreachable(&snapshot.workers()[1], &late, &decider);
+        assert_eq!(up().count(), 5, "one packet may have been lost");
+        let refused = TransportError::Connect {
+            address: "127.0.0.1:9".into(),
+            source: std::io::Error::from_raw_os_error(111),
+        };
+        fleet.report_unreachable(&snapshot.workers()[1], &refused, &decider);
+        assert_eq!(up().collect::<Vec<_>>(), ["b-dp0", "c"]);
     }
 
     #[tokio::test]

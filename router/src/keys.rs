@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, header};
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
-use router_core::WorkerId;
+use router_core::{WorkerId, WorkerSpec};
 
 pub use file::KeyFile;
 
@@ -200,15 +200,18 @@ impl WorkerKeys {
         Ok(keys)
     }
 
-    /// What `worker` is shown in `authorization`.
+    /// What `worker` is shown in `authorization`: its own key, or, of a data-parallel rank, the key of all ranks there, or the one for all workers.
     #[must_use]
-    pub fn of(&self, worker: &WorkerId) -> Option<HeaderValue> {
-        self.own.get(worker).or(self.all.as_ref()).cloned()
+    pub fn of(&self, worker: &WorkerSpec) -> Option<HeaderValue> {
+        let endpoint = || self.own.get(&WorkerId::new(worker.endpoint_name()));
+        self.own.get(&worker.id).or_else(endpoint).or(self.all.as_ref()).cloned()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use router_core::{DpRanks, ToldBy};
+
     use super::*;
 
     #[test]
@@ -246,9 +249,9 @@ mod tests {
 
     #[test]
     fn a_worker_has_its_own_key_or_the_one_for_all() {
-        let of = |keys: &WorkerKeys, id: &str| {
-            keys.of(&WorkerId::new(id)).map(|value| value.to_str().unwrap().to_owned())
-        };
+        let spec = |id: &str| WorkerSpec::new(WorkerId::new(id), String::new());
+        let text = |value: HeaderValue| value.to_str().unwrap().to_owned();
+        let of = |keys: &WorkerKeys, id: &str| keys.of(&spec(id)).map(text);
         let keys = WorkerKeys::parse("for-all==\nw1=own\n").unwrap();
         assert_eq!(of(&keys, "w0").as_deref(), Some("Bearer for-all=="));
         assert_eq!(of(&keys, "w1").as_deref(), Some("Bearer own"));
@@ -258,7 +261,11 @@ mod tests {
         let keys = WorkerKeys::parse("w1=own").unwrap();
         assert_eq!(of(&keys, "w0"), None);
         assert!(!format!("{keys:?}").contains("own="), "{keys:?}");
-        assert_eq!(format!("{:?}", keys.of(&WorkerId::new("w1"))), "Some(Sensitive)");
+        assert_eq!(format!("{:?}", keys.of(&spec("w1"))), "Some(Sensitive)");
+        let keys = WorkerKeys::parse("w1=both\nw1-dp1=one\n").unwrap();
+        let ranks: Vec<_> = DpRanks { count: 2, told_by: ToldBy::Header }.of(&spec("w1")).collect();
+        let shown = ranks.iter().map(|rank| text(keys.of(rank).unwrap()));
+        assert_eq!(shown.collect::<Vec<_>>(), ["Bearer both", "Bearer one"]);
     }
 
     #[test]

@@ -113,7 +113,8 @@ fn introduction(app: &App, addresses: Addresses) -> String {
     ];
     for worker in roster.snapshot.workers() {
         let state = if worker.is_usable() { "up" } else { "not up yet" };
-        lines.push(format!("  worker   {:<6} {} ({state})", worker.id().as_str(), worker.spec.address));
+        let rank = worker.spec.dp_rank.map(|rank| format!(" rank {}", rank.number)).unwrap_or_default();
+        lines.push(format!("  worker   {:<6} {}{rank} ({state})", worker.id().as_str(), worker.spec.address));
     }
     for source in &app.sources {
         let state =

@@ -300,17 +300,19 @@ async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Re
 
 /// `None` if the worker does not say.
 async fn cache_size(upstream: &Upstream) -> Option<usize> {
+    let rank = upstream.worker.spec.dp_rank;
+    let part = rank.map_or(cache_size::Part::Whole, |rank| cache_size::Part::Rank(rank.number));
     let ask = async |path| {
         let (status, body) = get(&*upstream.transport, PathAndQuery::from_static(path)).await.ok()?;
         status.is_success().then_some(body)
     };
     if let Some(metrics) = ask("/metrics").await
-        && let Some(tokens) = cache_size::of_metrics(&String::from_utf8_lossy(&metrics))
+        && let Some(tokens) = cache_size::of_metrics(&String::from_utf8_lossy(&metrics), part)
     {
         return Some(tokens);
     }
     for path in ["/server_info", "/get_server_info"] {
-        let told = ask(path).await.and_then(|info| cache_size::of_server_info(&info));
+        let told = ask(path).await.and_then(|info| cache_size::of_server_info(&info, part));
         if told.is_some() {
             return told;
         }

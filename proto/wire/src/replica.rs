@@ -53,7 +53,8 @@ pub mod word {
 /// It has gone to a worker.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Sent {
-    /// xxh3-64, under the prefix seed, of the worker's address as operators have given it, or a source has found it.
+    /// xxh3-64, under the prefix seed, of the worker's address as operators have given it, or a source has found it; of a data-parallel rank the same
+    /// of its number in 2 bytes, the lowest first, under that.
     #[prost(fixed64, tag = "1")]
     pub worker: u64,
     #[prost(enumeration = "Leg", tag = "2")]

@@ -107,7 +107,9 @@ impl Fleet {
             places[worker.slot.index()] = place;
         }
         let mut sorted: Vec<_> = workers.iter().zip(0..).collect();
-        sorted.sort_unstable_by_key(|(worker, _): &(_, u32)| worker.spec.address.as_str());
+        sorted.sort_unstable_by_key(|(worker, _): &(_, u32)| {
+            (worker.spec.address.as_str(), worker.spec.dp_rank)
+        });
         let seat = |worker: &Arc<Worker>| Seat { row: worker.row_number(), slot: worker.slot, by_address: 0 };
         let mut seats: Vec<_> = workers.iter().map(seat).collect();
         for (by_address, (_, place)) in (0..).zip(sorted) {
@@ -197,6 +199,15 @@ impl FleetSnapshot {
     #[must_use]
     pub fn find(&self, id: &str) -> Option<&Arc<Worker>> {
         self.workers.iter().find(|worker| worker.id().as_str() == id)
+    }
+
+    /// The other data-parallel ranks behind the address of `worker`; nobody if it is no rank.
+    pub fn others_at_endpoint(&self, worker: &Worker) -> impl Iterator<Item = &Arc<Worker>> {
+        // Looked for among all of them, but of a rank only.
+        let workers = if worker.spec.dp_rank.is_some() { &self.workers[..] } else { &[] };
+        let is_other =
+            |other: &&Arc<Worker>| other.slot != worker.slot && other.spec.shares_endpoint(&worker.spec);
+        workers.iter().filter(is_other)
     }
 
     /// The consistent-hash ring over all workers; made on first use.

@@ -5,6 +5,7 @@
 //! decisions go out as values; the stages in `router` do the effects. The simulator runs this same code.
 
 pub mod decide;
+pub mod dp_rank;
 pub mod fleet;
 pub mod health;
 pub mod ledger;
@@ -25,6 +26,7 @@ pub mod window;
 pub mod worker;
 
 pub use decide::{Among, Booked, Decided, Decider, Explanation, SplitCosts};
+pub use dp_rank::{DpRank, DpRanks, ToldBy};
 pub use fleet::{Fleet, FleetSnapshot};
 pub use health::{BreakerState, Health, Trial};
 pub use ledger::{Lease, Turn};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use roundhouse_types::WorkerLoad as ReportedWorkerLoad;
 
+use crate::dp_rank::DpRank;
 use crate::health::Health;
 use crate::ledger::WorkerLoad;
 use crate::load_table::RowHandle;
@@ -71,13 +72,15 @@ pub struct WorkerSpec {
     pub role: Role,
     /// Where those that generate ask it for prompts it has computed, if its protocol has such a port; only dispatch reads it.
     pub bootstrap_port: Option<u16>,
+    /// Which of the data-parallel ranks behind its address it is, if it is one of several.
+    pub dp_rank: Option<DpRank>,
 }
 
 impl WorkerSpec {
     /// A worker that generates.
     #[must_use]
     pub fn new(id: WorkerId, address: String) -> Self {
-        Self { id, address, role: Role::Generate, bootstrap_port: None }
+        Self { id, address, role: Role::Generate, bootstrap_port: None, dp_rank: None }
     }
 }
 

@@ -39,6 +39,7 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
     json!({
         "id": worker.id().as_str(),
         "address": worker.spec.address,
+        "dp_rank": worker.spec.dp_rank.map(|rank| rank.number),
         "role": match worker.spec.role {
             Role::Generate => "generate",
             Role::Prefill => "prefill",
@@ -73,7 +74,8 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
     })
 }
 
-/// Takes `ID/drain` and `ID/undrain`. A worker that is drained has no requests in flight any more.
+/// Takes `ID/drain` and `ID/undrain`, of a worker or of all data-parallel ranks that share a name. A worker that is drained has no requests in
+/// flight any more.
 pub(super) fn drain_worker(app: &App, path: &str) -> Response<RelayBody> {
     let Some((id, change)) =
         path.rsplit_once('/').filter(|(_, change)| ["drain", "undrain"].contains(change))
@@ -81,17 +83,33 @@ pub(super) fn drain_worker(app: &App, path: &str) -> Response<RelayBody> {
         return error(StatusCode::NOT_FOUND, "POST /workers/ID/drain or /workers/ID/undrain");
     };
     let roster = app.fleet.roster();
-    let Some(worker) = roster.snapshot.find(id) else {
-        let known: Vec<_> = roster.snapshot.workers().iter().map(|worker| worker.id().as_str()).collect();
+    let workers = roster.snapshot.workers();
+    let meant: Vec<_> = workers.iter().filter(|worker| is_meant(&worker.spec, id)).collect();
+    if meant.is_empty() {
+        let known: Vec<_> = workers.iter().map(|worker| worker.id().as_str()).collect();
         return error(StatusCode::NOT_FOUND, &format!("no worker {id:?}; there are {}", known.join(", ")));
-    };
-    if change == "drain" {
-        worker.drain();
-    } else {
-        worker.undrain();
+    }
+    for worker in &meant {
+        if change == "drain" {
+            worker.drain();
+        } else {
+            worker.undrain();
+        }
     }
     tracing::info!(worker = id, change, "an operator changed a worker");
-    json_response(StatusCode::OK, &worker_state(worker, app.now()))
+    let states: Vec<_> = meant.iter().map(|worker| worker_state(worker, app.now())).collect();
+    json_response(StatusCode::OK, &one_or_ranks(id, states))
+}
+
+/// Whether an operator who says `id` means the worker: by its own name, or by what all ranks of its endpoint are named.
+fn is_meant(spec: &WorkerSpec, id: &str) -> bool {
+    spec.id.as_str() == id || spec.endpoint_name() == id
+}
+
+/// What is said of the worker of that name, or of the ranks that share it.
+fn one_or_ranks(id: &str, mut states: Vec<Value>) -> Value {
+    let is_one = states.len() == 1 && states[0]["id"] == id;
+    if is_one { states.remove(0) } else { json!({ "id": id, "ranks": states }) }
 }
 
 /// Takes `{"url": "…", "id": "…", "role": "generate"}`; the id may be left out, and the role, which may be `prefill`.
@@ -121,30 +139,31 @@ pub(super) async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBod
         }
     };
     change(app, StatusCode::CREATED, move |desired| {
-        let known: Vec<_> = desired.whole().into_iter().map(|wanted| wanted.worker.spec.id).collect();
+        let known: Vec<_> = desired.whole().into_iter().map(|wanted| wanted.worker.spec).collect();
         let (letter, parse): (_, fn(&str, &str) -> _) = match new.role {
             NewRole::Generate => ("w", parse_worker),
             NewRole::Prefill => ("p", parse_prefill_worker),
         };
-        let is_free = |id: &String| !known.iter().any(|known| known.as_str() == id);
+        let is_free = |id: &String| !known.iter().any(|known| is_meant(known, id));
         let free = || (0..).map(|n| format!("{letter}{n}")).find(is_free);
         let id = new.id.clone().or_else(free).unwrap_or_default();
-        let spec: WorkerSpec = parse(&format!("{id}={}", new.url), &id).map_err(ChangeError::Address)?;
-        if known.contains(&spec.id) {
-            return Err(ChangeError::Known(spec.id));
+        let specs: Vec<_> = parse(&format!("{id}={}", new.url), &id).map_err(ChangeError::Address)?;
+        if let Some(spec) = specs.iter().find(|spec| known.iter().any(|known| known.id == spec.id)) {
+            return Err(ChangeError::Known(spec.id.clone()));
         }
-        let added = json!({ "id": spec.id.as_str(), "address": spec.address });
-        desired.named.push(spec);
+        let added = specs.iter().map(|spec| json!({ "id": spec.id.as_str(), "address": spec.address }));
+        let added = one_or_ranks(&id, added.collect());
+        desired.named.extend(specs);
         Ok(added)
     })
     .await
 }
 
-/// Takes a worker out that an operator has named.
+/// Takes a worker out that an operator has named, or all ranks of an endpoint.
 pub(super) async fn remove_worker(app: &Arc<App>, id: &str) -> Response<RelayBody> {
     let gone = id.to_owned();
     change(app, StatusCode::OK, move |desired| {
-        let is_gone = |spec: &WorkerSpec| spec.id.as_str() == gone;
+        let is_gone = |spec: &WorkerSpec| is_meant(spec, &gone);
         if desired.named.iter().any(is_gone) {
             desired.named.retain(|spec| !is_gone(spec));
             return Ok(json!({ "id": gone, "removed": true }));

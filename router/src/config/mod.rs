@@ -5,6 +5,7 @@ mod check;
 mod file;
 mod files;
 mod model_timeouts;
+mod options;
 mod replicas;
 mod sources;
 mod units;
@@ -36,7 +37,9 @@ pub struct Settings {
     /// Workers, separated by commas: http://, https://, h2c:// or (Roundhouse workers) grpc:// URLs, hosts (http, port 8000),
     /// host:port, or embedded:MODEL; `id=` in front names one. Or where to find them, as they come and go:
     /// k8s://[NAMESPACE/]SERVICE[:PORT], the pods of a Kubernetes Service by its EndpointSlices, or dns://NAME[:PORT], all addresses of a
-    /// name; k8s+grpc:// and so on for what is not http. Without any, two embedded workers run the built-in model
+    /// name; k8s+grpc:// and so on for what is not http. Behind what speaks HTTP `?dp=8` makes a worker of each of an engine's 8
+    /// data-parallel ranks, told by X-data-parallel-rank, and with `&dp_by=routed_dp_rank` by that member of the body as well (SGLang).
+    /// Without any, two embedded workers run the built-in model
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub workers: Vec<String>,
 

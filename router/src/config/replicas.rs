@@ -4,7 +4,7 @@ use router_core::Role;
 
 use super::Settings;
 use super::sources::{names_source, parse_source};
-use crate::discovery::source::SourceSpec;
+use crate::discovery::source::{Kind, SourceSpec};
 
 /// Where other routers are.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,7 +55,8 @@ pub(super) fn parse_replicas(settings: &Settings, errors: &mut Vec<String>) -> N
 fn parse_found(text: &str) -> Result<SourceSpec, Option<String>> {
     let source = parse_source(text, Role::Generate).map_err(Some)?;
     let place = text.split_once("://").map_or("", |(_, place)| place);
-    if source.workers.scheme != "http" || source.workers.prefix.is_some() || !place.contains(':') {
+    let Kind { scheme, prefix, dp_ranks, .. } = &source.workers;
+    if *scheme != "http" || prefix.is_some() || dp_ranks.is_some() || !place.contains(':') {
         return Err(Some(format!(
             "{text:?} does not say where routers listen; write dns://NAME:PORT or k8s://[NAMESPACE/]SERVICE:PORT"
         )));
@@ -110,6 +111,7 @@ mod tests {
             (&[LISTEN, "--replicas=dns://routers"], "dns://NAME:PORT"),
             (&[LISTEN, "--replicas=k8s+grpc://routers:7000"], "dns://NAME:PORT"),
             (&[LISTEN, "--replicas=a=k8s://routers:7000"], "dns://NAME:PORT"),
+            (&[LISTEN, "--replicas=k8s://routers:7000?dp=2"], "dns://NAME:PORT"),
             (&[LISTEN, "--replicas=k8s://routers:7000,k8s://routers:7000"], "twice"),
             (&["--replicas=r0:7000"], "needs replica-listen"),
             (&[LISTEN], "needs replicas"),

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use router_core::Role;
 
-use super::workers::{split_bootstrap_port, split_id, usual_port};
+use super::options::Options;
+use super::workers::{split_id, usual_port};
 use crate::config::is_worker_id;
 use crate::discovery::source::{Kind, Place, PortChoice, SourceSpec};
 
@@ -20,17 +21,14 @@ pub(super) fn names_source(text: &str) -> bool {
     scheme.is_some_and(|scheme| ["k8s", "dns"].contains(&scheme.split('+').next().unwrap_or_default()))
 }
 
-/// Reads a source of workers with this role: `[PREFIX=]k8s[+SCHEME]://[NAMESPACE/]SERVICE[:PORT]` or `[PREFIX=]dns[+SCHEME]://NAME[:PORT]`; of
-/// those that compute prompts `?bootstrap_port=PORT` may follow.
+/// Reads a source of workers with this role: `[PREFIX=]k8s[+SCHEME]://[NAMESPACE/]SERVICE[:PORT]` or `[PREFIX=]dns[+SCHEME]://NAME[:PORT]`, with
+/// the options of a worker behind it.
 ///
 /// # Errors
 /// What is wrong, and what would be right.
 pub(super) fn parse_source(text: &str, role: Role) -> Result<SourceSpec, String> {
-    let (prefix, rest) = split_id(text);
-    let (url, bootstrap_port) = match role {
-        Role::Prefill => split_bootstrap_port(rest)?,
-        Role::Generate => (rest, None),
-    };
+    let (text, options) = Options::split(text, role)?;
+    let (prefix, url) = split_id(text);
     let wrong = |why: &str| format!("{url:?} {why}; write {FORMS}");
     if let Some(prefix) = prefix.filter(|prefix| !is_worker_id(prefix)) {
         return Err(format!("{prefix:?} begins no id; take up to 64 letters, digits, '-', '_' and '.'"));
@@ -42,11 +40,13 @@ pub(super) fn parse_source(text: &str, role: Role) -> Result<SourceSpec, String>
     if role == Role::Prefill && scheme == "grpc" {
         return Err(wrong("cannot hand prompts over; that takes engines over HTTP"));
     }
+    options.check_scheme(scheme, url)?;
     let place = match kind {
         "k8s" => parse_kubernetes(place).map_err(wrong)?,
         _ => parse_dns(place, scheme).map_err(wrong)?,
     };
-    let workers = Kind { scheme, prefix: prefix.map(str::to_owned), role, bootstrap_port };
+    let Options { bootstrap_port, dp_ranks } = options;
+    let workers = Kind { scheme, prefix: prefix.map(str::to_owned), role, bootstrap_port, dp_ranks };
     Ok(SourceSpec { name: url.into(), place, workers })
 }
 
@@ -142,6 +142,9 @@ mod tests {
         assert_eq!(source.workers.prefix.as_deref(), Some("a"));
         let source = parse_source("k8s://workers?bootstrap_port=7000", Role::Prefill).unwrap();
         assert_eq!((&*source.name, source.workers.bootstrap_port), ("k8s://workers", Some(7_000)));
+        let source = parse_source("a=dns://workers:9?dp=8", Role::Generate).unwrap();
+        assert_eq!((&*source.name, source.workers.prefix.as_deref()), ("dns://workers:9", Some("a")));
+        assert_eq!(source.workers.dp_ranks.map(|ranks| ranks.count), Some(8));
     }
 
     #[test]
@@ -165,7 +168,8 @@ mod tests {
             ("k8s://a:", "valid port"),
             ("k8s://a:70000", "valid port"),
             ("k8s+ftp://a", "+https, +h2c or +grpc"),
-            ("k8s://a?bootstrap_port=1", "names no Service"),
+            ("k8s://a?bootstrap_port=1", "more than host and port"),
+            ("k8s+grpc://a?dp=2", "engines over HTTP"),
             ("a b=k8s://a", "begins no id"),
             ("dns://10.0.0.1:80", "that is a worker"),
             ("dns://[::1]", "that is a worker"),

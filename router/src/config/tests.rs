@@ -88,6 +88,16 @@ fn a_file_may_name_sources_of_workers() {
 }
 
 #[test]
+fn a_file_may_say_how_many_ranks_a_worker_has() {
+    let path = std::env::temp_dir().join(format!("router-config-ranks-{}.yaml", std::process::id()));
+    std::fs::write(&path, "workers: ['a=http://a:1?dp=2&dp_by=routed_dp_rank', 'k8s://b?dp=4']\n").unwrap();
+    let config = Cli::configure(&[], Some(&path)).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let ids: Vec<_> = config.workers.iter().map(|spec| spec.id.as_str()).collect();
+    assert_eq!((ids, config.sources.len()), (vec!["a-dp0", "a-dp1"], 1));
+}
+
+#[test]
 fn limits_are_checked_at_start() {
     let ConfigErrors(errors) = configure(&[
         "--workers=a",

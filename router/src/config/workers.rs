@@ -3,6 +3,7 @@
 use http::Uri;
 use router_core::{Role, WorkerId, WorkerSpec};
 
+use super::options::Options;
 use super::sources::{names_source, parse_source};
 use crate::discovery::source::SourceSpec;
 
@@ -15,9 +16,6 @@ const SCHEMES: [(&str, u16); 5] =
     [("", DEFAULT_PORT), ("http", 80), ("https", 443), ("h2c", 80), ("grpc", WORKER_PORT)];
 /// What runs when no worker is named.
 const DEFAULT_WORKERS: [&str; 2] = ["embedded:builtin", "embedded:builtin"];
-
-/// What of an address says where a prefill worker's bootstrap server is.
-const BOOTSTRAP_PORT: &str = "?bootstrap_port=";
 
 /// The workers that are named, and the sources of others.
 #[derive(Default)]
@@ -60,14 +58,14 @@ impl Named {
             self.sources.push(source);
             return Ok(());
         }
-        let spec = match role {
+        let specs = match role {
             Role::Generate => parse_worker(text, &format!("w{index}"))?,
             Role::Prefill => parse_prefill_worker(text, &format!("p{index}"))?,
         };
-        if self.workers.iter().any(|other| other.id == spec.id) {
-            return Err(format!("two workers are named {}", spec.id));
+        if let Some(twice) = specs.iter().find(|spec| self.workers.iter().any(|other| other.id == spec.id)) {
+            return Err(format!("two workers are named {}", twice.id));
         }
-        self.workers.push(spec);
+        self.workers.extend(specs);
         Ok(())
     }
 
@@ -79,25 +77,17 @@ impl Named {
     }
 }
 
-/// Reads a worker that computes prompts: as [`parse_worker`], and `?bootstrap_port=PORT` may follow.
+/// Reads a worker that computes prompts: as [`parse_worker`], and `bootstrap_port=PORT` may be among what follows.
 ///
 /// # Errors
 /// What is wrong, and what would be right.
-pub fn parse_prefill_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> {
-    let (address, port) = split_bootstrap_port(text)?;
-    let spec = parse_worker(address, default_id)?;
+pub fn parse_prefill_worker(text: &str, default_id: &str) -> Result<Vec<WorkerSpec>, String> {
+    let (text, options) = Options::split(text, Role::Prefill)?;
+    let spec = parse_endpoint(text, default_id, options)?;
     if !hands_over(&spec) {
         return Err(format!("{:?} cannot hand prompts over; that takes an engine over HTTP", spec.address));
     }
-    Ok(WorkerSpec { role: Role::Prefill, bootstrap_port: port, ..spec })
-}
-
-/// Takes `?bootstrap_port=PORT` off, if it is there.
-pub(super) fn split_bootstrap_port(text: &str) -> Result<(&str, Option<u16>), String> {
-    let Some((address, port)) = text.split_once(BOOTSTRAP_PORT) else { return Ok((text, None)) };
-    let parsed = port.trim().parse::<u16>().ok().filter(|port| *port != 0);
-    let wrong = || format!("{text:?} has no valid port after {BOOTSTRAP_PORT:?}; write one such as 8998");
-    Ok((address, Some(parsed.ok_or_else(wrong)?)))
+    Ok(options.workers(WorkerSpec { role: Role::Prefill, ..spec }))
 }
 
 /// Whether requests to it can be told of another worker.
@@ -106,17 +96,26 @@ fn hands_over(spec: &WorkerSpec) -> bool {
 }
 
 /// Reads one worker: `[ID=]SCHEME://host[:port]` with `http`, `https`, `h2c` (HTTP/2 in plain text) or `grpc` (a Roundhouse
-/// worker, in plain text), `[ID=]host[:port]` or `[ID=]embedded:MODEL`.
+/// worker, in plain text), `[ID=]host[:port]` or `[ID=]embedded:MODEL`. Behind what speaks HTTP `?dp=RANKS` may follow, and `&dp_by=…`: then
+/// each data-parallel rank there is a worker.
 ///
 /// # Errors
 /// What is wrong, and what would be right.
-pub fn parse_worker(text: &str, default_id: &str) -> Result<WorkerSpec, String> {
+pub fn parse_worker(text: &str, default_id: &str) -> Result<Vec<WorkerSpec>, String> {
+    let (text, options) = Options::split(text, Role::Generate)?;
+    Ok(options.workers(parse_endpoint(text, default_id, options)?))
+}
+
+/// Reads what stands in front of the options.
+fn parse_endpoint(text: &str, default_id: &str, options: Options) -> Result<WorkerSpec, String> {
     let (id, address) = split_id(text);
     let id = id.unwrap_or(default_id);
     if !is_worker_id(id) {
         return Err(format!("{id:?} is no id; take up to 64 letters, digits, '-', '_' and '.'"));
     }
-    Ok(WorkerSpec::new(WorkerId::new(id), normalise(address)?))
+    let address = normalise(address)?;
+    options.check_scheme(address.split(':').next().unwrap_or_default(), text)?;
+    Ok(WorkerSpec::new(WorkerId::new(id), address))
 }
 
 /// Takes `ID=` off, if it is there.
@@ -182,7 +181,7 @@ mod tests {
     use super::*;
 
     fn address(text: &str) -> Result<String, String> {
-        parse_worker(text, "w0").map(|spec| spec.address)
+        parse_worker(text, "w0").map(|specs| specs[0].address.clone())
     }
 
     #[test]
@@ -207,22 +206,40 @@ mod tests {
 
     #[test]
     fn ids() {
-        let spec = parse_worker("gpu-0=10.0.0.1:8000", "w0").unwrap();
-        assert_eq!((spec.id.as_str(), spec.address.as_str()), ("gpu-0", "http://10.0.0.1:8000"));
-        assert_eq!(parse_worker("a:1", "w7").unwrap().id.as_str(), "w7");
+        let specs = parse_worker("gpu-0=10.0.0.1:8000", "w0").unwrap();
+        assert_eq!((specs[0].id.as_str(), specs[0].address.as_str()), ("gpu-0", "http://10.0.0.1:8000"));
+        assert_eq!(parse_worker("a:1", "w7").unwrap()[0].id.as_str(), "w7");
         assert!(parse_worker("a b=host", "w0").is_err());
         assert!(parse_worker("=host", "w0").is_err());
     }
 
     #[test]
     fn errors_name_the_valid_forms() {
-        for bad in
-            ["", "http://", "ftp://a", "grpcs://a:1", "a:0", "a:99999", "a:", "a/b", "http://a?b", "u@a"]
-        {
+        for bad in ["", "http://", "ftp://a", "grpcs://a:1", "a:0", "a:99999", "a:", "a/b", "u@a"] {
             let error = address(bad).unwrap_err();
             assert!(error.contains("embedded:MODEL"), "{bad}: {error}");
         }
         assert!(address("embedded:").is_err());
+        assert!(address("http://a?b").unwrap_err().contains("dp=RANKS"));
+    }
+
+    #[test]
+    fn each_data_parallel_rank_is_a_worker() {
+        for (text, id) in
+            [("w1:9?dp=2", "w0"), ("a=w1:9?dp=2", "a"), ("a=http://w1:9/?dp=2&dp_by=header", "a")]
+        {
+            let told: Vec<_> = parse_worker(text, "w0")
+                .unwrap()
+                .into_iter()
+                .map(|spec| (spec.id.to_string(), spec.address, spec.dp_rank.unwrap().number))
+                .collect();
+            let address = || "http://w1:9".to_owned();
+            assert_eq!(told, [(format!("{id}-dp0"), address(), 0), (format!("{id}-dp1"), address(), 1)]);
+        }
+        for text in ["grpc://a?dp=2", "embedded:builtin?dp=2"] {
+            let error = parse_worker(text, "w0").unwrap_err();
+            assert!(error.contains("engines over HTTP"), "{error}");
+        }
     }
 
     #[test]
@@ -263,11 +280,14 @@ mod tests {
 
     #[test]
     fn prefill_workers_stand_beside_those_that_generate() {
-        let told = fleet(&["d"], &["p", "a=http://p2:9?bootstrap_port=7000"]);
+        let told =
+            fleet(&["d"], &["p", "a=http://p2:9?bootstrap_port=7000", "p3:9?bootstrap_port=7000&dp=2"]);
         let expected = [
             ("w0=http://d:8000", Role::Generate, None),
             ("p0=http://p:8000", Role::Prefill, None),
             ("a=http://p2:9", Role::Prefill, Some(7_000)),
+            ("p2-dp0=http://p3:9", Role::Prefill, Some(7_000)),
+            ("p2-dp1=http://p3:9", Role::Prefill, Some(7_000)),
         ];
         assert_eq!(told, Ok(expected.map(|(name, role, port)| (name.to_owned(), role, port)).to_vec()));
         for (list, prefill, wrong) in [
@@ -277,6 +297,8 @@ mod tests {
             (vec!["d"], vec!["p?bootstrap_port=x"], "8998"),
             (vec!["d"], vec!["p:1?x=1"], "more than host and port"),
             (vec!["p0=d"], vec!["p"], "two workers"),
+            (vec!["d?dp=2", "w0-dp1=e"], vec!["p"], "two workers"),
+            (vec!["d"], vec!["grpc://p?dp=2"], "over HTTP"),
             (vec!["k8s+grpc://d"], vec!["k8s://p"], "over HTTP"),
             (vec!["k8s://d"], vec!["k8s://d"], "twice"),
         ] {

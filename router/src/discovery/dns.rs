@@ -94,8 +94,8 @@ impl Discovery for Dns {
         let answer = self.ask().await?;
         self.learn(&answer)?;
         self.is_answered = true;
-        let worker = |address: &SocketAddr| self.workers.worker(None, *address, NewRequests::Taken);
-        Ok(self.known.keys().map(worker).collect())
+        let workers = |address: &SocketAddr| self.workers.workers(None, *address, NewRequests::Taken);
+        Ok(self.known.keys().flat_map(workers).collect())
     }
 }
 
@@ -113,7 +113,8 @@ mod tests {
     fn dns(answers: &[&[&'static str]]) -> Dns {
         let answers: Mutex<Vec<Vec<&str>>> =
             Mutex::new(answers.iter().rev().map(|list| list.to_vec()).collect());
-        let workers = Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None };
+        let workers =
+            Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None, dp_ranks: None };
         let lookup: Lookup = Box::new(move |host, port| {
             assert_eq!(host, "workers");
             let answer = answers.lock().unwrap().pop().expect("no more is asked than was answered");
@@ -191,7 +192,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_systems_resolver_knows_localhost() {
-        let workers = Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None };
+        let workers =
+            Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None, dp_ranks: None };
         let found = Dns::new("localhost".to_owned(), 8_000, workers).next().await.unwrap();
         assert_eq!(found.len(), 1, "{found:?}");
     }

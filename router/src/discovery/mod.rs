@@ -271,8 +271,9 @@ mod tests {
     }
 
     fn at(port: u16) -> Found {
-        let kind = Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None };
-        kind.worker(None, SocketAddr::from(([10, 0, 0, 1], port)), NewRequests::Taken)
+        let kind =
+            Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None, dp_ranks: None };
+        kind.workers(None, SocketAddr::from(([10, 0, 0, 1], port)), NewRequests::Taken).remove(0)
     }
 
     /// What is published of these words, if the fleet refuses everything on port 9 the first time; and the state of the source.

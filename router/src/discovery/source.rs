@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use router_core::{Role, WorkerId, WorkerSpec};
+use router_core::{DpRanks, Role, WorkerId, WorkerSpec};
 
 use crate::desired::{Found, NewRequests};
 
@@ -61,13 +61,15 @@ pub struct Kind {
     pub role: Role,
     /// Where they are asked for prompts that they have computed, if that is not where it is by default.
     pub bootstrap_port: Option<u16>,
+    /// The data-parallel ranks behind each address, if each of them is to be a worker.
+    pub dp_ranks: Option<DpRanks>,
 }
 
 impl Kind {
-    /// The worker at an address. Its id is the name of what runs it, such as a pod's, which outlives a restart where names do; without one
-    /// the address.
+    /// The worker at an address, or one for each of its ranks. Its id is the name of what runs it, such as a pod's, which outlives a restart
+    /// where names do; without one the address.
     #[must_use]
-    pub fn worker(&self, name: Option<&str>, address: SocketAddr, new_requests: NewRequests) -> Found {
+    pub fn workers(&self, name: Option<&str>, address: SocketAddr, new_requests: NewRequests) -> Vec<Found> {
         let name = name.map_or_else(|| plain(address), str::to_owned);
         let id = self.prefix.as_ref().map_or_else(|| name.clone(), |prefix| format!("{prefix}-{name}"));
         let spec = WorkerSpec {
@@ -76,8 +78,13 @@ impl Kind {
             address: format!("{}://{address}", self.scheme),
             role: self.role,
             bootstrap_port: self.bootstrap_port,
+            dp_rank: None,
         };
-        Found { spec, new_requests }
+        let found = |spec| Found { spec, new_requests };
+        match self.dp_ranks {
+            Some(ranks) => ranks.of(&spec).map(found).collect(),
+            None => vec![found(spec)],
+        }
     }
 }
 
@@ -92,11 +99,14 @@ fn plain(address: SocketAddr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use router_core::ToldBy;
+
     use super::*;
 
     #[test]
     fn workers_are_named_by_what_runs_them_or_by_their_address() {
-        let kind = Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None };
+        let kind =
+            Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None, dp_ranks: None };
         let prefixed = Kind { prefix: Some("a".into()), ..kind.clone() };
         let grpc = Kind { scheme: "grpc", ..kind.clone() };
         for (kind, name, address, id, url) in [
@@ -105,8 +115,29 @@ mod tests {
             (&kind, None, "10.0.0.1:8000", "10.0.0.1-8000", "http://10.0.0.1:8000"),
             (&grpc, None, "[fd00::1]:9000", "fd00--1-9000", "grpc://[fd00::1]:9000"),
         ] {
-            let found = kind.worker(name, address.parse().unwrap(), NewRequests::Taken);
-            assert_eq!((found.spec.id.as_str(), found.spec.address.as_str()), (id, url));
+            let found = kind.workers(name, address.parse().unwrap(), NewRequests::Taken);
+            assert_eq!(found.len(), 1);
+            assert_eq!((found[0].spec.id.as_str(), found[0].spec.address.as_str()), (id, url));
         }
+    }
+
+    #[test]
+    fn each_rank_of_what_is_found_is_a_worker() {
+        let dp_ranks = Some(DpRanks { count: 2, told_by: ToldBy::Header });
+        let kind = Kind {
+            scheme: "http",
+            prefix: Some("a".into()),
+            role: Role::Prefill,
+            bootstrap_port: Some(7),
+            dp_ranks,
+        };
+        let found = kind.workers(Some("vllm-0"), "10.0.0.1:8000".parse().unwrap(), NewRequests::Withheld);
+        let told: Vec<_> = found
+            .iter()
+            .map(|Found { spec, .. }| (spec.id.as_str(), spec.address.as_str(), spec.bootstrap_port))
+            .collect();
+        let url = "http://10.0.0.1:8000";
+        assert_eq!(told, [("a-vllm-0-dp0", url, Some(7)), ("a-vllm-0-dp1", url, Some(7))]);
+        assert!(found.iter().all(|found| found.new_requests == NewRequests::Withheld));
     }
 }

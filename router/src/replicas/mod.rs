@@ -236,9 +236,11 @@ impl Listener for Replicas {
     }
 }
 
-/// What routers call a worker among each other, whatever names operators have given it.
+/// What routers call a worker among each other, whatever names operators have given it: by its address, and of data-parallel ranks, which share
+/// one, by its rank.
 fn key_of(spec: &WorkerSpec, seed: u64) -> u64 {
-    xxh3_64_with_seed(spec.address.as_bytes(), seed)
+    let of_address = xxh3_64_with_seed(spec.address.as_bytes(), seed);
+    spec.dp_rank.map_or(of_address, |rank| xxh3_64_with_seed(&rank.number.to_le_bytes(), of_address))
 }
 
 /// Hears others on `listener`, and tells those that `config` names, for as long as the runtime lives. Must be called within a tokio runtime.

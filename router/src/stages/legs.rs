@@ -22,9 +22,7 @@ use super::pick::{Picked, pick};
 use super::record::Recorder;
 use super::retries::{Cause, Failed};
 use crate::app::App;
-use crate::disaggregation::{
-    BOOTSTRAP_PORT, PrefillProtocol, Prefilled, host_of, sglang_legs, vllm_decode, vllm_prefill,
-};
+use crate::disaggregation::{PrefillProtocol, Prefilled, sglang_legs, vllm_decode, vllm_prefill};
 use crate::error::RequestError;
 use crate::openai::members::Members;
 use crate::payload::Payload;
@@ -159,16 +157,14 @@ impl Splitter {
         recorder.attempt(&prefill.decided, Leg::Prefill);
         let prefill_worker = Arc::clone(&prefill.decided.worker);
         let hit_tokens = prefill.decided.hit_tokens;
-        let spec = &prefill_worker.spec;
-        let port = spec.bootstrap_port.unwrap_or(BOOTSTRAP_PORT);
         // Anew for each attempt: an engine may still remember the last one's. 63 bits, since it is signed there.
         let room = rand::random::<u64>() >> 1;
-        let body = sglang_legs(&self.body, host_of(&spec.address), port, room);
-        let leg_request = WorkerRequest { body, ..request.clone() };
-        let mut prefilling =
-            Prefilling::begin(app, prefill, leg_of(&leg_request, leg_request.body.clone()), times);
+        let specs = (&prefill_worker.spec, &decode.decided.worker.spec);
+        let (prefill_body, decode_body) = sglang_legs(&self.body, specs, room);
+        let decode_request = WorkerRequest { body: decode_body, ..request.clone() };
+        let mut prefilling = Prefilling::begin(app, prefill, leg_of(request, prefill_body), times);
         let answer = {
-            let mut decoding = pin!(exchange(decode.upstream.as_deref(), &leg_request, times));
+            let mut decoding = pin!(exchange(decode.upstream.as_deref(), &decode_request, times));
             tokio::select! {
                 biased;
                 answer = &mut decoding => Ok(answer),

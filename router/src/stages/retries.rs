@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
-use router_core::{Among, Decider, Leg, RequestView, Worker, WorkerSlot};
+use router_core::{Among, Decider, FleetSnapshot, Leg, RequestView, Worker, WorkerSlot};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -64,6 +64,12 @@ impl Cause {
         self.is_unreachable() || matches!(self, Self::Reset | Self::Died)
     }
 
+    /// Whether it may be the process that fails, and with it all data-parallel ranks behind its address: vLLM answers 500 at each of them when one
+    /// has died, and then ends.
+    fn may_be_the_process(self) -> bool {
+        !matches!(self, Self::Busy | Self::TimeUp)
+    }
+
     /// What is wrong when there is no answer.
     pub(super) fn of_error(error: &TransportError) -> Self {
         match error {
@@ -92,6 +98,8 @@ pub(super) struct Retries {
     /// For each of these somebody must be left.
     legs: &'static [Leg],
     tried: SmallVec<[WorkerSlot; 4]>,
+    /// These, and the other ranks of endpoints that failed; empty where nobody else is left, or there are no ranks.
+    avoided: SmallVec<[WorkerSlot; 4]>,
     failures: usize,
     unreachable: usize,
     internal_errors: usize,
@@ -110,6 +118,7 @@ impl Retries {
         Self {
             legs,
             tried: SmallVec::new(),
+            avoided: SmallVec::new(),
             failures: 0,
             unreachable: 0,
             internal_errors: 0,
@@ -122,7 +131,11 @@ impl Retries {
 
     /// Who may get the next attempt.
     pub(super) fn among(&self) -> Among<'_> {
-        if self.anyone.is_some() { Among::Anyone } else { Among::Untried(&self.tried) }
+        match &self.anyone {
+            Some(AllTried) => Among::Anyone,
+            None if self.avoided.is_empty() => Among::Untried(&self.tried),
+            None => Among::Untried(&self.avoided),
+        }
     }
 
     /// Takes in a failure. Returns the time to wait before another attempt, or `None` if there is to be none.
@@ -144,7 +157,7 @@ impl Retries {
         if is_at_fault || self.failures > app.settings.max_retries {
             return None;
         }
-        self.find_somebody(app, reading, cause)?;
+        self.find_somebody(app, reading, (&worker, cause))?;
         let wait = self.back_off(cause, rand::random());
         if Instant::now() + wait >= deadline {
             return None;
@@ -196,21 +209,48 @@ impl Retries {
         }
     }
 
-    /// Another worker while one is left. Then, if the last one processed nothing and said so at once, any: it may be
-    /// about to listen again.
-    fn find_somebody(&mut self, app: &App, reading: &Reading, cause: Cause) -> Option<()> {
+    /// Another worker while one is left, at another endpoint than a rank that failed. Then, if the last one processed nothing and said so at
+    /// once, any: it may be about to listen again.
+    fn find_somebody(
+        &mut self,
+        app: &App,
+        reading: &Reading,
+        (worker, cause): (&Worker, Cause),
+    ) -> Option<()> {
         let roster = app.fleet.roster();
         let view = reading.view();
         let on = |leg| RequestView { leg, ..view };
         let can = |among: Among<'_>| {
             self.legs.iter().all(|leg| Decider::can_decide(&roster.snapshot, &on(*leg), among))
         };
+        self.avoid(worker, cause, &roster.snapshot);
+        if !self.avoided.is_empty() {
+            if can(Among::Untried(&self.avoided)) {
+                self.anyone = None;
+                return Some(());
+            }
+            self.avoided.clear();
+        }
         if can(Among::Untried(&self.tried)) {
             self.anyone = None;
             return Some(());
         }
         self.anyone = (cause == Cause::Unreachable && can(Among::Anyone)).then_some(AllTried);
         self.anyone.as_ref().map(|_| ())
+    }
+
+    /// The process behind a rank that fails has perhaps ended, or is about to: its other ranks would take an attempt each to say the same.
+    fn avoid(&mut self, worker: &Worker, cause: Cause, fleet: &FleetSnapshot) {
+        if cause.may_be_the_process() && worker.spec.dp_rank.is_some() {
+            let others = fleet.others_at_endpoint(worker).map(|other| other.slot);
+            if self.avoided.is_empty() {
+                self.avoided.clone_from(&self.tried);
+            }
+            self.avoided.extend(others);
+        }
+        if !self.avoided.is_empty() {
+            self.avoided.push(worker.slot);
+        }
     }
 
     /// `draw` is from 0 to 1.

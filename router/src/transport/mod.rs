@@ -6,6 +6,7 @@ mod embedded;
 mod error;
 mod grpc;
 mod http;
+mod ranked;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -30,6 +31,7 @@ pub use grpc::{Answers, GrpcTransport};
 pub use http::check_reply;
 pub use http::tls::{read_certificates, trusting_only};
 pub use http::{AddressError, Connector, HttpTransport};
+pub use ranked::{RANK_FIELDS, RankedTransport};
 
 /// A future of one attempt's answer.
 pub type Answer<'a> =

@@ -20,6 +20,7 @@ mod line;
 mod listener;
 mod predictions;
 mod proxy;
+mod ranks;
 mod replicas;
 mod routing;
 mod smuggling;

@@ -185,14 +185,15 @@ impl Slices {
         let any_ready = instances.iter().any(|one| one.is_ready && !one.is_terminating);
         let mut found: Vec<_> = instances
             .into_iter()
-            .map(|one| {
+            .flat_map(|one| {
                 let is_worse = one.is_terminating || !one.is_ready;
                 let is_out = any_ready && is_worse || one.is_terminating && !one.is_serving;
                 let new_requests = if is_out { NewRequests::Withheld } else { NewRequests::Taken };
-                kind.worker(one.name, one.address, new_requests)
+                kind.workers(one.name, one.address, new_requests)
             })
             .collect();
-        found.sort_unstable_by(|one, other| one.spec.id.cmp(&other.spec.id));
+        let order = |Found { spec, .. }: &Found| (spec.endpoint_name().to_owned(), spec.dp_rank);
+        found.sort_by_cached_key(order);
         Told { found, without_port }
     }
 

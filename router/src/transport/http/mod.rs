@@ -32,7 +32,8 @@ use self::mux::Mux;
 use self::outgoing::Outgoing;
 use self::pool::{Alive, Line, Pool, Protocol};
 use super::{
-    Answer, Broken, Connections, GrpcTransport, Transport, TransportError, UpstreamBody, WorkerRequest,
+    Answer, Broken, Connections, GrpcTransport, RankedTransport, Transport, TransportError, UpstreamBody,
+    WorkerRequest,
 };
 use crate::hop_by_hop;
 use crate::keys::WorkerKeys;
@@ -73,7 +74,11 @@ impl Connector {
     /// When it is no such address.
     pub fn way(&self, worker: &WorkerSpec) -> Result<Arc<dyn Transport>, AddressError> {
         let http = self.transport(worker)?;
-        Ok(if http.origin.speaks_grpc() { Arc::new(GrpcTransport::new(http)) } else { Arc::new(http) })
+        Ok(match worker.dp_rank {
+            _ if http.origin.speaks_grpc() => Arc::new(GrpcTransport::new(http)),
+            Some(rank) => Arc::new(RankedTransport::new(http, rank)),
+            None => Arc::new(http),
+        })
     }
 
     /// gRPC to the worker apart from its requests, on connections of its own; `None` if it does not speak that in plain text.
@@ -95,7 +100,7 @@ impl Connector {
         let (pool, alive) = Pool::new();
         Ok(HttpTransport {
             origin,
-            authorization: self.keys.of(&worker.id),
+            authorization: self.keys.of(worker),
             connect_timeout: self.connect_timeout,
             pool,
             _alive: alive,

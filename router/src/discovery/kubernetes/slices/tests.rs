@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 
 fn kind() -> Kind {
-    Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None }
+    Kind { scheme: "http", prefix: None, role: Role::Generate, bootstrap_port: None, dp_ranks: None }
 }
 
 /// A slice with one port, and endpoints of this form.
