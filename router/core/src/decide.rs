@@ -201,6 +201,16 @@ impl Decider {
     /// A request that was in line is sent `now`: enters the prompt as held by its worker.
     pub fn goes(&self, decided: &mut Decided, request: &RequestView<'_>, now: Duration) {
         let Decided { worker, lease, hit_tokens, basis, .. } = decided;
+        self.goes_to(worker, (lease, hit_tokens, basis), request, now);
+    }
+
+    fn goes_to(
+        &self,
+        worker: &Worker,
+        (lease, hit_tokens, basis): (&mut Lease, &mut usize, &mut Basis),
+        request: &RequestView<'_>,
+        now: Duration,
+    ) {
         lease.goes(now);
         if self.reads_prefixes() {
             let mut state = self.lock();

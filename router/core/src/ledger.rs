@@ -372,13 +372,15 @@ impl Lease {
     }
 
     /// Whether the request was put in line.
-    pub(crate) fn waits(&self) -> bool {
+    #[must_use]
+    pub fn waits(&self) -> bool {
         self.waits
     }
 
     /// A request that was in line is sent `now`.
     pub(crate) fn goes(&mut self, now: Duration) {
         self.waits = false;
+        self.say(Word::Goes);
         self.load.change(|queue| queue.goes(self.ticket, now));
     }
 

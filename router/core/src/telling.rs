@@ -38,9 +38,11 @@ impl Found {
     }
 }
 
-/// What is told of a request that has been sent to a worker.
+/// What is told of a request that has been sent to a worker, or is in line for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Word {
+    /// It was in line, and is sent.
+    Goes,
     /// Its answer has begun.
     Begun(Beginning),
     /// It came to nothing there: the worker does not hold its prompt.

@@ -77,6 +77,7 @@ impl<E: Engine> Simulation<'_, E> {
         let record = &mut self.records[number as usize];
         record.prefill_worker = Some(std::mem::replace(&mut record.worker, decided.worker.slot.0));
         self.placed[number as usize] = Some(Placed { decided, leg, turn });
+        self.tell(number, Word::Sent, now_ns);
         self.submit(number, now_ns);
     }
 }

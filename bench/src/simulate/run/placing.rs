@@ -34,6 +34,9 @@ impl<E: Engine> Simulation<'_, E> {
         let replica = self.replicas[number as usize] as usize;
         self.knowledge.look_up::<E>(self.setup.workload, (number, replica), &self.engines, now_ns);
         let before = self.placed[number as usize].take();
+        if before.is_some() {
+            self.tell(number, Word::Over, now_ns);
+        }
         self.read_path(number);
         let leg = match &before {
             Some(Placed { leg, .. }) => *leg,
@@ -56,7 +59,13 @@ impl<E: Engine> Simulation<'_, E> {
         let waits = turn.is_some();
         self.records[number as usize].worker = decided.worker.slot.0;
         self.placed[number as usize] = Some(Placed { decided, leg, turn });
-        if waits { self.wait(number, now_ns) } else { self.submit(number, now_ns) }
+        if waits {
+            self.tell(number, Word::Waits, now_ns);
+            self.wait(number, now_ns);
+        } else {
+            self.tell(number, Word::Sent, now_ns);
+            self.submit(number, now_ns);
+        }
     }
 
     pub(super) fn read_path(&mut self, number: u32) {
@@ -112,6 +121,7 @@ impl<E: Engine> Simulation<'_, E> {
                 let router = &self.routers[self.replicas[number as usize] as usize];
                 router.decider.goes(&mut placed.decided, &view, Duration::from_nanos(now_ns));
                 self.placed[number as usize] = Some(placed);
+                self.tell(number, Word::Goes, now_ns);
                 self.submit(number, now_ns);
             } else {
                 self.placed[number as usize] = Some(placed);
@@ -129,7 +139,6 @@ impl<E: Engine> Simulation<'_, E> {
         }
         self.read_path(number);
         self.knowledge.dispatched(self.replicas[number as usize] as usize, worker, &self.path);
-        self.tell(number, Word::Sent, now_ns);
         self.engines[worker as usize].submit(self.setup.workload, number, Part::of(leg), now_ns);
         self.expect(worker);
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use router_core::{Leg, RequestView};
 
+use super::fleet::Router;
 use super::{Event, Simulation};
 use crate::simulate::engine::Engine;
 
@@ -13,6 +14,10 @@ use crate::simulate::engine::Engine;
 pub(super) enum Word {
     /// It has sent it to a worker.
     Sent,
+    /// It has it in line for a worker.
+    Waits,
+    /// It was in line, and is sent.
+    Goes,
     /// Its first token has come.
     Begun,
     /// It is there no more.
@@ -33,29 +38,38 @@ impl<E: Engine> Simulation<'_, E> {
     /// The others have heard it.
     pub(super) fn hear(&mut self, number: u32, word: Word, now_ns: u64) {
         let (sender, now) = (self.replicas[number as usize] as usize, Duration::from_nanos(now_ns));
-        if word == Word::Sent {
+        if matches!(word, Word::Sent | Word::Waits | Word::Goes) {
             self.read_path(number);
         }
+        let mut heard = std::mem::take(&mut self.heard);
+        for (at, heard) in heard.iter_mut().enumerate().filter(|(at, _)| *at != sender) {
+            self.book(at, heard, (number, word), now);
+        }
+        self.heard = heard;
+    }
+
+    /// Books a word at the router at that place, whose path has been read if it needs to be.
+    fn book(&self, at: usize, heard: &mut Heard, (number, word): (u32, Word), now: Duration) {
+        let Router { decider, fleet } = &self.routers[at];
         let leg = self.leg(number);
-        for at in (0..self.routers.len()).filter(|at| *at != sender) {
-            let router = &self.routers[at];
-            match word {
-                Word::Sent => {
-                    let view = RequestView { leg, may_wait_since: None, ..self.view(number) };
-                    let worker = &router.fleet.workers()[self.records[number as usize].worker as usize];
-                    if let Some(booked) = router.decider.book(worker, &view, now) {
-                        self.heard[at].insert(number, booked);
+        match word {
+            Word::Sent | Word::Waits => {
+                let all = self.view(number);
+                let may_wait_since = all.may_wait_since.filter(|_| word == Word::Waits);
+                let view = RequestView { leg, may_wait_since, ..all };
+                let worker = &fleet.workers()[self.records[number as usize].worker as usize];
+                heard.extend(decider.book(worker, &view, now).map(|booked| (number, booked)));
+            }
+            Word::Over => drop(heard.remove(&number)),
+            Word::Goes | Word::Begun => {
+                let Some(booked) = heard.get_mut(&number) else { return };
+                match (word, leg) {
+                    (Word::Goes, _) => {
+                        decider.goes_elsewhere(booked, &RequestView { leg, ..self.view(number) }, now);
                     }
+                    (_, Leg::Decode) => booked.lease.first_token(),
+                    _ => decider.first_token(&mut booked.lease, now),
                 }
-                Word::Begun => {
-                    if let Some(booked) = self.heard[at].get_mut(&number) {
-                        match leg {
-                            Leg::Decode => booked.lease.first_token(),
-                            Leg::Whole | Leg::Prefill => router.decider.first_token(&mut booked.lease, now),
-                        }
-                    }
-                }
-                Word::Over => drop(self.heard[at].remove(&number)),
             }
         }
     }

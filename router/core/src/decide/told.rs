@@ -20,6 +20,8 @@ use crate::worker::Worker;
 /// Another router's request at a worker.
 #[derive(Debug)]
 pub struct Booked {
+    /// Whose.
+    pub worker: Arc<Worker>,
     /// What it occupies there, until dropped.
     pub lease: Lease,
     /// Prompt tokens that the worker is expected to find in its cache.
@@ -51,8 +53,8 @@ impl Decider {
         self.lock().others = Others { place, late };
     }
 
-    /// Another router has sent a request to `worker`: from `now` on it is in flight there, until what is returned is dropped, and its prompt is
-    /// entered as held there. `None` if the worker has left.
+    /// Another router has sent a request to `worker`, or has it in line for it, if it may wait: from `now` on it is in flight there, until what is
+    /// returned is dropped. What is sent is entered as held there. `None` if the worker has left.
     #[must_use]
     pub fn book(&self, worker: &Arc<Worker>, request: &RequestView<'_>, now: Duration) -> Option<Booked> {
         let mut state = self.lock_for(worker)?;
@@ -78,15 +80,21 @@ impl Decider {
             prefill: there.prefill(request),
             speed,
             room: recomputed.room(worker.slot, capacity),
-            may_wait_since: None,
+            may_wait_since: request.may_wait_since,
             answer: request.answer,
         };
         let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();
-        if self.reads_prefixes() {
+        if self.reads_prefixes() && !lease.waits() {
             let new = (request.blocks_after(there.hit_blocks as usize), there.new_tokens(request));
             (basis, lease.in_flight) = self.enter((index, recomputed), worker, (request, &hits), new);
         }
-        Some(Booked { lease, hit_tokens: there.hit_tokens as usize, basis })
+        Some(Booked { worker: Arc::clone(worker), lease, hit_tokens: there.hit_tokens as usize, basis })
+    }
+
+    /// Another router's request that was in line has been sent `now`: enters the prompt as held by its worker.
+    pub fn goes_elsewhere(&self, booked: &mut Booked, request: &RequestView<'_>, now: Duration) {
+        let Booked { worker, lease, hit_tokens, basis } = booked;
+        self.goes_to(worker, (lease, hit_tokens, basis), request, now);
     }
 }

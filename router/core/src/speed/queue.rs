@@ -336,8 +336,11 @@ impl PrefillQueue {
         self.line.waits(ticket, waker)
     }
 
-    /// One that was called goes `now`.
+    /// One that was called goes `now`; or another router's, which was not called here.
     pub fn goes(&mut self, ticket: u64, now: Duration) {
+        if let Some(one) = self.line.leave(ticket) {
+            self.send(one);
+        }
         let Some(at) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
         self.waiting[at].sent = now;
         if at == 0 {
