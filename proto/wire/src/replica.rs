@@ -29,7 +29,7 @@ pub struct Word {
     /// The sender's number for it, drawn once.
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    #[prost(oneof = "word::Word", tags = "2, 3, 4, 5, 6")]
+    #[prost(oneof = "word::Word", tags = "2, 3, 4, 5, 6, 7")]
     pub word: ::core::option::Option<word::Word>,
 }
 /// Nested message and enum types in `Word`.
@@ -48,9 +48,11 @@ pub mod word {
         /// Last.
         #[prost(message, tag = "6")]
         Over(super::Over),
+        #[prost(message, tag = "7")]
+        Goes(super::Goes),
     }
 }
-/// It has gone to a worker.
+/// It has gone to a worker, or is in line for it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Sent {
     /// xxh3-64, under the prefix seed, of the worker's address as operators have given it, or a source has found it; of a data-parallel rank the same
@@ -81,7 +83,13 @@ pub struct Sent {
     /// As estimated.
     #[prost(uint64, tag = "11")]
     pub prompt_tokens: u64,
+    /// Microseconds since it came, if it is in line: Goes says when it is sent. One that is decided anew is over, and another one.
+    #[prost(uint64, optional, tag = "12")]
+    pub waited_us: ::core::option::Option<u64>,
 }
+/// It was in line, and is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Goes {}
 /// Its answer has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Begun {

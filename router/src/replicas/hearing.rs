@@ -114,11 +114,59 @@ struct Book<'a> {
     count: Arc<AtomicUsize>,
 }
 
+/// One of them, and what was read of it elsewhere.
 struct Request {
     booked: Booked,
-    worker: Arc<Worker>,
+    read: Read,
+}
+
+struct Read {
+    model: String,
     blocks: Vec<BlockHash>,
+    opening: Opening,
+    prompt_bytes: usize,
     prompt_tokens: usize,
+    answer: Answer,
+    leg: Leg,
+}
+
+impl Read {
+    fn view(&self, may_wait_since: Option<Duration>) -> RequestView<'_> {
+        RequestView {
+            model: Some(self.model.as_str()).filter(|model| !model.is_empty()),
+            session: None,
+            blocks: &self.blocks,
+            opening: self.opening,
+            block_tokens: None,
+            prompt_bytes: self.prompt_bytes,
+            prompt_tokens: self.prompt_tokens,
+            answer: self.answer,
+            may_wait_since,
+            leg: self.leg,
+        }
+    }
+}
+
+impl From<wire::Sent> for Read {
+    fn from(sent: wire::Sent) -> Self {
+        let leg = match sent.leg() {
+            wire::Leg::Whole => Leg::Whole,
+            wire::Leg::Prefill => Leg::Prefill,
+            wire::Leg::Decode => Leg::Decode,
+        };
+        Self {
+            model: sent.model,
+            blocks: sent.hashes.into_iter().take(MOST_HASHES).map(BlockHash).collect(),
+            opening: Opening {
+                tools: Stretch { blocks: sent.tools_blocks as usize, bytes: size(sent.tools_bytes) },
+                system: Stretch { blocks: sent.system_blocks as usize, bytes: size(sent.system_bytes) },
+            },
+            prompt_bytes: size(sent.prompt_bytes),
+            prompt_tokens: size(sent.prompt_tokens),
+            answer: if sent.whole_answer { Answer::Whole } else { Answer::Streamed },
+            leg,
+        }
+    }
 }
 
 impl Book<'_> {
@@ -132,10 +180,17 @@ impl Book<'_> {
                     self.requests.insert(request, entered);
                 }
             }
+            Some(Word::Goes(_)) => {
+                if let Some(Request { booked, read }) = self.requests.get_mut(&request) {
+                    self.app.decider.goes_elsewhere(booked, &read.view(None), self.app.now());
+                }
+            }
             Some(Word::Begun(begun)) => self.begin(request, begun.with()),
             Some(Word::Failed(_)) => {
-                if let Some(Request { booked, worker, blocks, .. }) = self.requests.get_mut(&request) {
-                    self.app.decider.take_back(&mut booked.lease, worker, blocks, booked.basis);
+                if let Some(Request { booked: Booked { worker, lease, basis, .. }, read }) =
+                    self.requests.get_mut(&request)
+                {
+                    self.app.decider.take_back(lease, worker, &read.blocks, *basis);
                 }
             }
             Some(Word::Found(found)) => self.compare(request, found),
@@ -148,29 +203,12 @@ impl Book<'_> {
     /// Books a request; `None` if its worker is none of this router's.
     fn enter(&mut self, sent: wire::Sent) -> Option<Request> {
         let worker = self.workers.find(self.app, sent.worker, self.seed)?;
-        let leg = match sent.leg() {
-            wire::Leg::Whole => Leg::Whole,
-            wire::Leg::Prefill => Leg::Prefill,
-            wire::Leg::Decode => Leg::Decode,
-        };
-        let blocks: Vec<_> = sent.hashes.into_iter().take(MOST_HASHES).map(BlockHash).collect();
-        let opening = Opening {
-            tools: Stretch { blocks: sent.tools_blocks as usize, bytes: size(sent.tools_bytes) },
-            system: Stretch { blocks: sent.system_blocks as usize, bytes: size(sent.system_bytes) },
-        };
-        let prompt_tokens = size(sent.prompt_tokens);
-        let view = RequestView {
-            model: Some(sent.model.as_str()).filter(|model| !model.is_empty()),
-            blocks: &blocks,
-            opening,
-            prompt_bytes: size(sent.prompt_bytes),
-            prompt_tokens,
-            answer: if sent.whole_answer { Answer::Whole } else { Answer::Streamed },
-            leg,
-            ..RequestView::default()
-        };
-        let booked = self.app.decider.book(&worker, &view, self.app.now())?;
-        Some(Request { booked, worker, blocks, prompt_tokens })
+        let now = self.app.now();
+        let waited = sent.waited_us.map(Duration::from_micros);
+        let read = Read::from(sent);
+        let view = read.view(waited.map(|waited| now.saturating_sub(waited)));
+        let booked = self.app.decider.book(&worker, &view, now)?;
+        Some(Request { booked, read })
     }
 
     fn begin(&mut self, request: u64, with: wire::Beginning) {
@@ -186,13 +224,10 @@ impl Book<'_> {
     }
 
     fn compare(&mut self, request: u64, wire::Found { prompt_tokens, cached_tokens }: wire::Found) {
-        let Some(Request { booked, worker, prompt_tokens: estimated, .. }) = self.requests.get(&request)
-        else {
-            return;
-        };
+        let Some(Request { booked, read }) = self.requests.get(&request) else { return };
         let found = Found { prompt_tokens: size(prompt_tokens), cached_tokens: size(cached_tokens) };
-        let corrected =
-            self.app.decider.compare(worker, booked.basis, found.beside(booked.hit_tokens, *estimated));
+        let comparison = found.beside(booked.hit_tokens, read.prompt_tokens);
+        let corrected = self.app.decider.compare(&booked.worker, booked.basis, comparison);
         self.app.metrics.corrected_blocks.inc_by(corrected as u64);
     }
 }

@@ -1,7 +1,7 @@
 //! Routers in front of the same workers that tell each other what they send where, so that each decides as one router would that sees all of it.
 //!
-//! Each is connected to every other one and tells it of its requests: to which worker one has gone, with which blocks, when its first token has
-//! come, that it is over. The others book it in their own ledger and tree ([`Decider::book`](router_core::Decider::book)). Workers have no part in it, so
+//! Each is connected to every other one and tells it of its requests: to which worker one goes, or is in line for it, with which blocks, when its first
+//! token has come, that it is over. The others book it in their own ledger and tree ([`Decider::book`](router_core::Decider::book)). Workers have no part in it, so
 //! they may be engines that nobody here wrote. Late or lost, a word costs a prediction: no request ever waits for another router.
 //!
 //! A request's lease says by itself what becomes of it ([`telling`](router_core::telling)); [`telling`] passes that on, [`hearing`] books what comes from
@@ -112,14 +112,23 @@ impl Replicas {
         }))
     }
 
-    /// Others are told from now on that a request has gone to `worker`, and what becomes of `lease`. Of a worker that is in this process others know
-    /// nothing.
-    pub fn sends(self: &Arc<Self>, worker: &Worker, lease: &mut Lease, view: &RequestView<'_>) {
+    /// Others are told that a request goes to `worker`, or gets into line for it, `now`, and what becomes of its `lease`. Of a worker that is in this
+    /// process others know nothing.
+    pub fn picked(
+        self: &Arc<Self>,
+        worker: &Worker,
+        lease: &mut Lease,
+        view: &RequestView<'_>,
+        now: Duration,
+    ) {
         if worker.spec.address.starts_with("embedded:") {
             return;
         }
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
-        let sent = telling::encoded(request, wire::word::Word::Sent(self.sent(worker, view)));
+        let waited = view.may_wait_since.filter(|_| lease.waits()).map(|since| now.saturating_sub(since));
+        let waited_us = waited.map(|waited| u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+        let sent = wire::Sent { waited_us, ..self.sent(worker, view) };
+        let sent = telling::encoded(request, wire::word::Word::Sent(sent));
         self.say(request, Said::Sent(sent));
         lease.tell(Told::new(request, Arc::clone(self) as Arc<dyn Listener>));
     }
@@ -144,6 +153,7 @@ impl Replicas {
             system_bytes: view.opening.system.bytes as u64,
             prompt_bytes: view.prompt_bytes as u64,
             prompt_tokens: view.prompt_tokens as u64,
+            waited_us: None,
         }
     }
 

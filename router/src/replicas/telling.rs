@@ -126,9 +126,16 @@ pub(super) fn address_of(url: &str) -> String {
 /// What passes on: all that is in flight, and the queues of those that are told.
 #[derive(Default)]
 struct Hub {
-    /// By number: what was told of it, as it is told whoever comes later.
-    in_flight: HashMap<u64, (Bytes, Option<Bytes>)>,
+    /// By number.
+    in_flight: HashMap<u64, InFlight>,
     queues: Vec<Sender<Bytes>>,
+}
+
+/// What was told of a request, as it is told whoever comes later.
+struct InFlight {
+    sent: Bytes,
+    goes: Option<Bytes>,
+    begun: Option<Bytes>,
 }
 
 /// Passes on for ever.
@@ -148,9 +155,11 @@ impl Hub {
     /// Tells a router that has just been connected all that is in flight.
     fn join(&mut self, queue: Sender<Bytes>) {
         let mut frames = Frames::default();
-        for (sent, begun) in self.in_flight.values() {
-            frames.push(sent);
-            begun.iter().for_each(|begun| frames.push(begun));
+        for InFlight { sent, goes, begun } in self.in_flight.values() {
+            [Some(sent), goes.as_ref(), begun.as_ref()]
+                .into_iter()
+                .flatten()
+                .for_each(|word| frames.push(word));
         }
         if frames.finish().into_iter().all(|frame| queue.try_send(frame).is_ok()) {
             self.queues.push(queue);
@@ -175,28 +184,29 @@ impl Hub {
     fn remember(&mut self, request: u64, said: Said) -> Bytes {
         let word = match said {
             Said::Sent(sent) => {
-                self.in_flight.insert(request, (sent.clone(), None));
+                self.in_flight.insert(request, InFlight { sent: sent.clone(), goes: None, begun: None });
                 return sent;
             }
             Said::Word(word) => word,
         };
-        match word {
-            Word::Begun(_) => {
-                if let Some((_, begun)) = self.in_flight.get_mut(&request) {
-                    // How long it took would be wrong for whoever hears it later.
-                    *begun = Some(encoded(request, told(Word::Begun(Beginning::Other))));
-                }
+        let told = encoded(request, wire_word(word));
+        match (word, self.in_flight.get_mut(&request)) {
+            (Word::Goes, Some(known)) => known.goes = Some(told.clone()),
+            // How long it took would be wrong for whoever hears it later.
+            (Word::Begun(_), Some(known)) => {
+                known.begun = Some(encoded(request, wire_word(Word::Begun(Beginning::Other))));
             }
-            Word::Over => drop(self.in_flight.remove(&request)),
-            Word::Failed | Word::Found(_) => {}
+            (Word::Over, _) => drop(self.in_flight.remove(&request)),
+            _ => {}
         }
-        encoded(request, told(word))
+        told
     }
 }
 
-fn told(word: Word) -> wire::word::Word {
+fn wire_word(word: Word) -> wire::word::Word {
     use wire::word::Word as Wire;
     match word {
+        Word::Goes => Wire::Goes(wire::Goes {}),
         Word::Begun(beginning) => {
             let with = match beginning {
                 Beginning::FirstToken => wire::Beginning::FirstToken,

@@ -173,8 +173,7 @@ pub(super) async fn attempt(
     (limits, deadline): Times,
     recorder: &mut Recorder,
 ) -> Result<Begun, Box<Failed>> {
-    let Picked { mut decided, upstream } = picked;
-    tell_others(app, &mut decided, (reading, leg));
+    let Picked { decided, upstream } = picked;
     recorder.attempt(&decided, leg);
     if let Some(follower) = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref()) {
         recorder.follow(follower, reading);
@@ -182,14 +181,6 @@ pub(super) async fn attempt(
     match exchange(upstream.as_deref(), request, (limits, deadline)).await {
         Ok(answer) => answered(app, reading, (decided, leg), answer, recorder),
         Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),
-    }
-}
-
-/// A request is about to be sent: other routers are told of it, if there are any.
-pub(super) fn tell_others(app: &App, decided: &mut Decided, (reading, leg): (&Reading, Leg)) {
-    if let Some(replicas) = &app.replicas {
-        let view = RequestView { leg, ..reading.view() };
-        replicas.sends(&decided.worker, &mut decided.lease, &view);
     }
 }
 

@@ -14,9 +14,7 @@ use http_body_util::BodyExt;
 use router_core::{Among, Decided, Lease, Leg, RequestView, Worker};
 use tokio::time::{Instant, timeout_at};
 
-use super::dispatch::{
-    Answer, Begun, Stopped, Times, answered, attempt, exchange, lost, pick_in_turn, tell_others,
-};
+use super::dispatch::{Answer, Begun, Stopped, Times, answered, attempt, exchange, lost, pick_in_turn};
 use super::parse::Reading;
 use super::pick::{Picked, pick};
 use super::record::Recorder;
@@ -140,20 +138,18 @@ impl Splitter {
         &self,
         app: &Arc<App>,
         ((request, reading), view): (Asked<'_>, &RequestView<'_>),
-        (mut prefill, among): (Picked, Among<'_>),
+        (prefill, among): (Picked, Among<'_>),
         times: Times,
         recorder: &mut Recorder,
     ) -> Result<Begun, Stopped> {
         let decode_view = RequestView { leg: Leg::Decode, may_wait_since: None, ..*view };
-        let mut decode = match pick(app, &decode_view, among, app.now()) {
+        let decode = match pick(app, &decode_view, among, app.now()) {
             Ok(decode) => decode,
             Err(error) => {
                 take_back(app, reading, prefill.decided);
                 return Err(RequestError::from(error).into());
             }
         };
-        tell_others(app, &mut prefill.decided, (reading, Leg::Prefill));
-        tell_others(app, &mut decode.decided, (reading, Leg::Decode));
         recorder.attempt(&prefill.decided, Leg::Prefill);
         let prefill_worker = Arc::clone(&prefill.decided.worker);
         let hit_tokens = prefill.decided.hit_tokens;

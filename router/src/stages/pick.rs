@@ -40,7 +40,15 @@ pub fn pick(app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) 
         decided => decided?,
     };
     let upstream = roster.upstream(&decided.worker);
-    Ok(Picked { decided, upstream })
+    Ok(Picked { decided: tell_others(app, decided, view, now), upstream })
+}
+
+/// Other routers are told of a decision, if there are any.
+fn tell_others(app: &App, mut decided: Decided, view: &RequestView<'_>, now: Duration) -> Decided {
+    if let Some(replicas) = &app.replicas {
+        replicas.picked(&decided.worker, &mut decided.lease, view, now);
+    }
+    decided
 }
 
 /// Refuses a request that names no model where workers would take it for different ones: any of them would answer, most likely with a model
@@ -83,9 +91,10 @@ pub async fn take_turn(
         }
         let roster = app.fleet.roster();
         let before = (picked.decided, among);
-        let decided = app.decider.decide_again(&roster.snapshot, view, before, app.now())?;
+        let now = app.now();
+        let decided = app.decider.decide_again(&roster.snapshot, view, before, now)?;
         let upstream = roster.upstream(&decided.worker);
-        picked = Picked { decided, upstream };
+        picked = Picked { decided: tell_others(app, decided, view, now), upstream };
         match picked.decided.lease.turn() {
             Some(next) => turn = next,
             None => break,

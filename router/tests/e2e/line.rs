@@ -8,14 +8,14 @@ use tokio::sync::Notify;
 
 use crate::harness::*;
 
-const IN_LINE: &str = "router_worker_requests_in_line";
+pub(crate) const IN_LINE: &str = "router_worker_requests_in_line";
 
-fn prompt(name: &str, words: usize) -> String {
+pub(crate) fn prompt(name: &str, words: usize) -> String {
     json!({"model": "m", "stream": true, "prompt": format!("{name} ").repeat(words)}).to_string()
 }
 
 /// One that computes long prompts when the test says so, each when told once, and short ones in a time that goes by their length.
-async fn worker(computes: &Arc<Notify>) -> MockWorker {
+pub(crate) async fn worker(computes: &Arc<Notify>) -> MockWorker {
     let computes = Arc::clone(computes);
     MockWorker::start(&["m", "hurried"], move |seen| {
         let (length, reply) = (seen.body.len(), Act::Write(sse_reply(&["[DONE]"])));
@@ -35,6 +35,12 @@ async fn router(workers_there: &[&MockWorker], more: &[&str]) -> Router {
     let arguments = [&[all.as_str()], more].concat();
     let router = Router::start(&arguments).await;
     until("it is up", || async { router.get("/readyz").await.status == 200 }).await;
+    has_seen_first_tokens(&router, workers_there).await;
+    router
+}
+
+/// Sends short prompts until each of the workers has shown some first tokens.
+pub(crate) async fn has_seen_first_tokens(router: &Router, workers_there: &[&MockWorker]) {
     let has_told = |worker: &&MockWorker| worker.seen().len() >= 20;
     for number in 0..1_000 {
         if workers_there.iter().all(has_told) {
@@ -44,11 +50,10 @@ async fn router(workers_there: &[&MockWorker], more: &[&str]) -> Router {
         assert_eq!(router.post("/v1/completions", &short).await.status, 200);
     }
     assert!(workers_there.iter().all(has_told), "each has had its share");
-    router
 }
 
 /// Sends long prompts, one after the other, each once the one before is in flight.
-fn send_long<'a>(router: &'a Router, names: &'a [&str]) -> Vec<tokio::task::JoinHandle<Reply>> {
+pub(crate) fn send_long<'a>(router: &'a Router, names: &'a [&str]) -> Vec<tokio::task::JoinHandle<Reply>> {
     let address = router.address;
     names
         .iter()

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use crate::harness::*;
+use crate::line;
 
 /// A file with a seed that routers share; gone when dropped.
 struct Seed(PathBuf);
@@ -190,6 +191,35 @@ async fn what_failed_at_a_worker_is_not_expected_there_by_others() {
             .await;
         assert_eq!(hit_tokens(&other, &text).await[0], 0);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_has_sent_the_other_waits_for_in_line() {
+    let computes = Arc::new(Notify::new());
+    let worker = line::worker(&computes).await;
+    let (seed, ports) = (Seed::new("line", "a seed of sixteen bytes or more"), free_ports(2));
+    let one = replica(&[&worker], &seed, (ports[0], &ports), &[]).await;
+    let other = replica(&[&worker], &seed, (ports[1], &ports), &[]).await;
+    all_know_each_other(&[&one, &other]).await;
+    line::has_seen_first_tokens(&one, &[&worker]).await;
+    let before = worker.seen().len();
+    let there = line::send_long(&one, &["one", "two"]);
+    until("they are told", || async { at_worker(&other, 0, "replica_requests_in_flight").await == 2 }).await;
+    let waiting = line::send_long(&other, &["three"]);
+    for router in [&one, &other] {
+        until("it is in line", || async { router.metric(line::IN_LINE).await == 1.0 }).await;
+    }
+    assert_eq!(worker.seen().len(), before + 2, "the worker has enough to compute, whoever sent it");
+    computes.notify_one();
+    until("it goes", || async { worker.seen().len() == before + 3 }).await;
+    for router in [&one, &other] {
+        until("nobody is in line", || async { router.metric(line::IN_LINE).await == 0.0 }).await;
+    }
+    until("all are done", || async {
+        computes.notify_waiters();
+        there.iter().chain(&waiting).all(tokio::task::JoinHandle::is_finished)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,16 +5,16 @@ use crate::models::PoolNumber;
 use crate::pools::Part;
 
 /// A prompt of 40,000 tokens by itself.
-fn long(name: &str) -> PromptBlocks {
+pub(super) fn long(name: &str) -> PromptBlocks {
     hashed(&format!("{name} goes on and on. ").repeat(8_000))
 }
 
-fn may_wait(prompt: &PromptBlocks) -> RequestView<'_> {
+pub(super) fn may_wait(prompt: &PromptBlocks) -> RequestView<'_> {
     RequestView { may_wait_since: Some(NOW), ..view(prompt) }
 }
 
 /// A worker's first tokens are seen.
-fn tells_first_tokens(decider: &Decider, fleet: &FleetSnapshot) {
+pub(super) fn tells_first_tokens(decider: &Decider, fleet: &FleetSnapshot) {
     let prompt = hashed("hello");
     for _ in 0..20 * fleet.workers().len() {
         let mut decided = decider.decide(fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();

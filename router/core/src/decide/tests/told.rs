@@ -2,6 +2,7 @@
 
 use std::sync::Mutex as StdMutex;
 
+use super::line::{long, may_wait, tells_first_tokens};
 use super::*;
 use crate::decide::Booked;
 use crate::request::Leg;
@@ -150,4 +151,49 @@ fn a_lease_says_what_becomes_of_its_request() {
     assert_eq!(said(), [(3, Word::Over)]);
     heard.hear(4, Word::Found(Found { prompt_tokens: 1, cached_tokens: 1 }));
     assert_eq!(said().len(), 1);
+}
+
+#[test]
+fn lines_of_all_routers_are_one_line() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    tells_first_tokens(&decider, &fleet);
+    let worker = &fleet.workers()[0];
+    let prompts = ["one", "two", "three"].map(long);
+    let short = hashed(&"a few words ".repeat(200));
+    let mut sent: Vec<_> = prompts[..2].iter().map(|prompt| book(&decider, &fleet, 0, prompt)).collect();
+    let own = decider.decide(&fleet, &may_wait(&prompts[2]), Among::Untried(&[]), NOW).unwrap();
+    let mut turn = own.lease.turn().expect("others have sent it enough");
+    let mut is_ready = || {
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        std::pin::Pin::new(&mut turn).poll(&mut cx).is_ready()
+    };
+    let mut theirs = decider.book(worker, &may_wait(&short), NOW).unwrap();
+    assert!(theirs.lease.waits() && worker.load.in_line() == 2);
+    let blocks = decider.tree_blocks();
+    decider.first_token(&mut sent[0].lease, LATER);
+    assert_eq!((is_ready(), worker.load.in_line()), (false, 1), "the other's is shorter, and taken to go");
+    decider.goes_elsewhere(&mut theirs, &may_wait(&short), LATER);
+    assert!(decider.tree_blocks() > blocks && !theirs.lease.waits(), "it is held there now");
+    decider.first_token(&mut sent[1].lease, LATER);
+    assert!(is_ready());
+    drop((sent, own, theirs));
+    assert_eq!((worker.load.in_line(), worker.load.others(), worker.load.read().requests), (0, 0, 0));
+}
+
+#[test]
+fn who_goes_elsewhere_goes_whatever_was_expected_here() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    tells_first_tokens(&decider, &fleet);
+    let worker = &fleet.workers()[0];
+    let prompts = ["one", "two", "three", "four"].map(long);
+    let sent: Vec<_> = prompts[..2].iter().map(|prompt| book(&decider, &fleet, 0, prompt)).collect();
+    let line: Vec<_> =
+        prompts[2..].iter().map(|prompt| decider.book(worker, &may_wait(prompt), NOW).unwrap()).collect();
+    let before = worker.load.sent();
+    let [third, mut fourth] = <[Booked; 2]>::try_from(line).unwrap();
+    decider.goes_elsewhere(&mut fourth, &may_wait(&prompts[3]), LATER);
+    assert_eq!((worker.load.in_line(), third.lease.waits(), fourth.lease.waits()), (1, true, false));
+    assert!(worker.load.sent().tokens > before.tokens);
+    drop((sent, third, fourth));
+    assert_eq!((worker.load.in_line(), worker.load.read().prefill_tokens), (0, 0));
 }
