@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::handshake::{self, ReplicaError, Side, begin, read};
+use super::numbers::ByNumber;
 use super::{MOST_HASHES, Replicas, key_of};
 use crate::app::App;
 use crate::liveness;
@@ -81,7 +82,7 @@ async fn hear(
     tracing::info!(from, router = format!("{router:016x}"), "another router tells of its requests");
     let (count, mut is_over) = replicas.joins(&app.decider, router, from);
     let mut book =
-        Book { app, seed: replicas.seed, workers: Workers::default(), requests: HashMap::new(), count };
+        Book { app, seed: replicas.seed, workers: Workers::default(), requests: ByNumber::default(), count };
     let mut stream = BufReader::with_capacity(READ_BYTES, stream);
     let ended = loop {
         let words = tokio::select! {
@@ -90,7 +91,7 @@ async fn hear(
             words = timeout(SILENCE, read::<wire::Words>(&mut stream)) => words,
         };
         match words {
-            Ok(Ok(Some(words))) => words.words.into_iter().for_each(|word| book.take(word)),
+            Ok(Ok(Some(words))) => book.take_all(words),
             Ok(Ok(None)) => break ReplicaError::Ended,
             Ok(Err(error)) => break error,
             Err(_) => break ReplicaError::Late("its word"),
@@ -110,7 +111,7 @@ struct Book<'a> {
     app: &'a App,
     seed: u64,
     workers: Workers,
-    requests: HashMap<u64, Request>,
+    requests: ByNumber<Request>,
     count: Arc<AtomicUsize>,
 }
 
@@ -170,22 +171,28 @@ impl From<wire::Sent> for Read {
 }
 
 impl Book<'_> {
-    fn take(&mut self, wire::Word { request, word }: wire::Word) {
+    fn take_all(&mut self, words: wire::Words) {
+        let now = self.app.now();
+        words.words.into_iter().for_each(|word| self.take(word, now));
+        self.count.store(self.requests.len(), Ordering::Relaxed);
+    }
+
+    fn take(&mut self, wire::Word { request, word }: wire::Word, now: Duration) {
         use wire::word::Word;
         match word {
             Some(Word::Sent(sent)) => {
                 if self.requests.len() < MOST_REQUESTS
-                    && let Some(entered) = self.enter(sent)
+                    && let Some(entered) = self.enter(sent, now)
                 {
                     self.requests.insert(request, entered);
                 }
             }
             Some(Word::Goes(_)) => {
                 if let Some(Request { booked, read }) = self.requests.get_mut(&request) {
-                    self.app.decider.goes_elsewhere(booked, &read.view(None), self.app.now());
+                    self.app.decider.goes_elsewhere(booked, &read.view(None), now);
                 }
             }
-            Some(Word::Begun(begun)) => self.begin(request, begun.with()),
+            Some(Word::Begun(begun)) => self.begin(request, begun.with(), now),
             Some(Word::Failed(_)) => {
                 if let Some(Request { booked: Booked { worker, lease, basis, .. }, read }) =
                     self.requests.get_mut(&request)
@@ -197,13 +204,11 @@ impl Book<'_> {
             Some(Word::Over(_)) => drop(self.requests.remove(&request)),
             None => {}
         }
-        self.count.store(self.requests.len(), Ordering::Relaxed);
     }
 
     /// Books a request; `None` if its worker is none of this router's.
-    fn enter(&mut self, sent: wire::Sent) -> Option<Request> {
+    fn enter(&mut self, sent: wire::Sent, now: Duration) -> Option<Request> {
         let worker = self.workers.find(self.app, sent.worker, self.seed)?;
-        let now = self.app.now();
         let waited = sent.waited_us.map(Duration::from_micros);
         let read = Read::from(sent);
         let view = read.view(waited.map(|waited| now.saturating_sub(waited)));
@@ -211,11 +216,11 @@ impl Book<'_> {
         Some(Request { booked, read })
     }
 
-    fn begin(&mut self, request: u64, with: wire::Beginning) {
+    fn begin(&mut self, request: u64, with: wire::Beginning, now: Duration) {
         let Some(Request { booked: Booked { lease, .. }, .. }) = self.requests.get_mut(&request) else {
             return;
         };
-        let (decider, now) = (&self.app.decider, self.app.now());
+        let decider = &self.app.decider;
         match with {
             wire::Beginning::FirstToken => decider.first_token(lease, now),
             wire::Beginning::WholeAnswer => decider.whole_answer(lease, now),

@@ -10,6 +10,7 @@
 mod handshake;
 mod hearing;
 pub mod metrics;
+mod numbers;
 mod telling;
 
 use std::collections::BTreeMap;

@@ -3,13 +3,14 @@
 //! One task collects what requests say for a moment and encodes it once; each other router has a task with a connection, and a queue of frames
 //! that is not endless. Who falls behind, or comes back, is told anew of all that is in flight: so nobody knows half of something.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
+use prost::encoding::message;
 use roundhouse_wire::replica as wire;
 use router_core::telling::{Beginning, Found, Word};
 use serde_json::{Value, json};
@@ -20,6 +21,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::handshake::{self, LENGTH_BYTES, MOST_BYTES, ReplicaError, Side, begin, framed};
+use super::numbers::ByNumber;
 use super::{Replicas, Said, locked};
 use crate::back_off::BackOff;
 use crate::liveness;
@@ -30,6 +32,10 @@ const COLLECTED_FOR: Duration = Duration::from_millis(1);
 const FRAME_BYTES: usize = MOST_BYTES / 2;
 /// Frames that may wait for one router; a quarter of a second's at the least.
 const MOST_WAITING: usize = 256;
+/// Of the words of a frame.
+const WORDS_TAG: u32 = 1;
+/// What stands before a word at most: its tag and its length.
+const MOST_KEY_BYTES: usize = 11;
 /// Who has nothing to say says so.
 const SAYS_SO_EVERY: Duration = Duration::from_secs(1);
 /// How long another router may take none of it.
@@ -126,16 +132,15 @@ pub(super) fn address_of(url: &str) -> String {
 /// What passes on: all that is in flight, and the queues of those that are told.
 #[derive(Default)]
 struct Hub {
-    /// By number.
-    in_flight: HashMap<u64, InFlight>,
+    in_flight: ByNumber<InFlight>,
     queues: Vec<Sender<Bytes>>,
 }
 
-/// What was told of a request, as it is told whoever comes later.
+/// What was told of a request, for whoever comes later.
 struct InFlight {
     sent: Bytes,
-    goes: Option<Bytes>,
-    begun: Option<Bytes>,
+    goes: bool,
+    begun: bool,
 }
 
 /// Passes on for ever.
@@ -155,11 +160,12 @@ impl Hub {
     /// Tells a router that has just been connected all that is in flight.
     fn join(&mut self, queue: Sender<Bytes>) {
         let mut frames = Frames::default();
-        for InFlight { sent, goes, begun } in self.in_flight.values() {
-            [Some(sent), goes.as_ref(), begun.as_ref()]
-                .into_iter()
-                .flatten()
-                .for_each(|word| frames.push(word));
+        for (request, InFlight { sent, goes, begun }) in &self.in_flight {
+            frames.push(sent);
+            // How long it took would be wrong for whoever hears it later.
+            for word in [goes.then_some(Word::Goes), begun.then_some(Word::Begun(Beginning::Other))] {
+                word.into_iter().for_each(|word| frames.push_word(*request, word));
+            }
         }
         if frames.finish().into_iter().all(|frame| queue.try_send(frame).is_ok()) {
             self.queues.push(queue);
@@ -167,11 +173,21 @@ impl Hub {
     }
 
     fn pass_on(&mut self, said: Vec<(u64, Said)>) {
-        let mut frames = Frames::default();
+        let (mut frames, is_heard) = (Frames::default(), !self.queues.is_empty());
         for (request, said) in said {
-            let word = self.remember(request, said);
-            if !self.queues.is_empty() {
-                frames.push(&word);
+            match said {
+                Said::Sent(sent) => {
+                    if is_heard {
+                        frames.push(&sent);
+                    }
+                    self.in_flight.insert(request, InFlight { sent, goes: false, begun: false });
+                }
+                Said::Word(word) => {
+                    if is_heard {
+                        frames.push_word(request, word);
+                    }
+                    self.remember(request, word);
+                }
             }
         }
         for frame in frames.finish() {
@@ -180,26 +196,14 @@ impl Hub {
         }
     }
 
-    /// Remembers what was said, as long as whoever comes later is to know it. Returns it as it is told.
-    fn remember(&mut self, request: u64, said: Said) -> Bytes {
-        let word = match said {
-            Said::Sent(sent) => {
-                self.in_flight.insert(request, InFlight { sent: sent.clone(), goes: None, begun: None });
-                return sent;
-            }
-            Said::Word(word) => word,
-        };
-        let told = encoded(request, wire_word(word));
-        match (word, self.in_flight.get_mut(&request)) {
-            (Word::Goes, Some(known)) => known.goes = Some(told.clone()),
-            // How long it took would be wrong for whoever hears it later.
-            (Word::Begun(_), Some(known)) => {
-                known.begun = Some(encoded(request, wire_word(Word::Begun(Beginning::Other))));
-            }
-            (Word::Over, _) => drop(self.in_flight.remove(&request)),
-            _ => {}
+    /// Remembers what was said, as long as whoever comes later is to know it.
+    fn remember(&mut self, request: u64, word: Word) {
+        if word == Word::Over {
+            self.in_flight.remove(&request);
+        } else if let Some(known) = self.in_flight.get_mut(&request) {
+            known.goes |= word == Word::Goes;
+            known.begun |= matches!(word, Word::Begun(_));
         }
-        told
     }
 }
 
@@ -226,7 +230,10 @@ fn wire_word(word: Word) -> wire::word::Word {
 
 /// A word as it stands in a frame: one of the words of [`wire::Words`], whose encoding is that of all of them, one after the other.
 pub(super) fn encoded(request: u64, word: wire::word::Word) -> Bytes {
-    wire::Words { words: vec![wire::Word { request, word: Some(word) }] }.encode_to_vec().into()
+    let word = wire::Word { request, word: Some(word) };
+    let mut entry = Vec::with_capacity(word.encoded_len() + MOST_KEY_BYTES);
+    message::encode(WORDS_TAG, &word, &mut entry);
+    entry.into()
 }
 
 /// Words in frames, none of which is too long.
@@ -239,10 +246,24 @@ struct Frames {
 
 impl Frames {
     fn push(&mut self, word: &Bytes) {
+        self.open().extend_from_slice(word);
+        self.close_if_long();
+    }
+
+    fn push_word(&mut self, request: u64, word: Word) {
+        let word = wire::Word { request, word: Some(wire_word(word)) };
+        message::encode(WORDS_TAG, &word, self.open());
+        self.close_if_long();
+    }
+
+    fn open(&mut self) -> &mut BytesMut {
         if self.open.is_empty() {
             self.open.put_u32_le(0);
         }
-        self.open.extend_from_slice(word);
+        &mut self.open
+    }
+
+    fn close_if_long(&mut self) {
         if self.open.len() >= FRAME_BYTES {
             self.close();
         }
