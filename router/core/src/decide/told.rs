@@ -58,7 +58,7 @@ impl Decider {
     #[must_use]
     pub fn book(&self, worker: &Arc<Worker>, request: &RequestView<'_>, now: Duration) -> Option<Booked> {
         let mut state = self.lock_for(worker)?;
-        let State { index, recomputed, follow_ups, pools, picks, .. } = &mut *state;
+        let State { index, recomputed, follow_ups, pools, others, picks, .. } = &mut *state;
         index.catch_up();
         let hits = self.look_up(index, request);
         let pool = worker.pool();
@@ -67,6 +67,7 @@ impl Decider {
         there.hit(request, hits.blocks(worker.slot), &speed);
         if request.leg != Leg::Decode {
             pools.arrival(now, std::iter::once(Part { pool, of_candidates: 1.0, of_pool: 1.0 }));
+            pools.unseen(pool).told(now, others.late, request.blocks.last().copied());
             follow_ups.see(request.model, self.whole(request), hits.deepest());
         }
         *picks += 1;
