@@ -20,6 +20,9 @@
 //! may have decided since the last reports: each of those among its own workers. This router's own are the cheapest then, if the difference is small.
 //! Where there are no more workers than routers, a random number of requests is placed wherever they cost least.
 //!
+//! What routers tell each other is in the ledger already, and the same is done for what is on its way alone. Where most of that is the same prompts,
+//! nothing is placed in thought, and ties go by the prompt: siblings meet at one worker.
+//!
 //! `W + x + M` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
 //! has it; a second of it counts two thirds, since it is less certain, and some of those others would have waited anyway. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
