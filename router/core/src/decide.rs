@@ -279,11 +279,10 @@ impl Decider {
                     Leg::Decode => follow_ups.later_turns(request.model, whole, hits.deepest()),
                     Leg::Whole | Leg::Prefill => follow_ups.see(request.model, whole, hits.deepest()),
                 },
-                unseen: pools.unseen(pool).at(
-                    now,
-                    candidates.report_age().max(others.late),
-                    request.blocks.last().copied(),
-                ),
+                unseen: match candidates.unseen_for().max(others.unseen_for()) {
+                    Some(age) => pools.unseen(pool).at(now, age, request.blocks.last().copied()),
+                    None => pools.mean_unseen(pool),
+                },
                 others: *others,
                 speed,
             };

@@ -281,8 +281,8 @@ pub struct Lease {
     waits: bool,
     /// Its path in the prefix tree.
     pub(crate) in_flight: Option<InFlight>,
-    /// Other routers, of it.
-    told: Option<Told>,
+    /// Other routers, of it. Most requests are told of to nobody, and a lease is moved often.
+    told: Option<Box<Told>>,
     /// Whether it is another router's.
     is_others: bool,
 }
@@ -340,13 +340,13 @@ impl Lease {
 
     /// From now on others are told what becomes of it.
     pub fn tell(&mut self, told: Told) {
-        self.told = Some(told);
+        self.told = Some(Box::new(told));
     }
 
     /// Its number, if others are told of it.
     #[must_use]
     pub fn told(&self) -> Option<u64> {
-        self.told.as_ref().map(Told::request)
+        self.told.as_ref().map(|told| told.request())
     }
 
     fn say(&self, word: Word) {

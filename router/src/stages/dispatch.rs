@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::legs::Splitter;
 use super::parse::{Parsed, Reading};
-use super::pick::{Picked, pick, pick_when_known, take_turn};
+use super::pick::{Picked, new_workers_are_known, pick, take_turn};
 use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries};
 use crate::app::App;
@@ -119,15 +119,22 @@ pub async fn dispatch(
         let (asked, among) = ((&request, &reading), retries.among());
         let attempted = match &splitter {
             Some(splitter) if splitter.splits(app, &view, (among, prefill_fails), now) => {
-                // Boxed, since it is rare, and a request's future should be small.
                 Box::pin(splitter.attempt(app, (asked, &view), among, (limits, deadline), recorder)).await
             }
             _ => whole(app, (asked, &view), (among, now), (limits, deadline), recorder).await,
         };
         let failed = match attempted {
             Ok(begun) => break begun,
-            // Nobody is left: what the last one said is the answer, if one was asked at all.
-            Err(Stopped::Nobody(error)) => break retries.give_up().unwrap_or(Err(error))?,
+            Err(Stopped::Nobody(error)) => {
+                let nobody = (retries.among(), &error);
+                // Boxed, since it is rare, and a request's future should be small.
+                if Box::pin(new_workers_are_known(app, &view, nobody, deadline)).await {
+                    now = app.now();
+                    continue;
+                }
+                // Nobody is left: what the last one said is the answer, if one was asked at all.
+                break retries.give_up().unwrap_or(Err(error))?;
+            }
             Err(Stopped::Failed(failed)) => *failed,
         };
         prefill_fails |= failed.worker.spec.role == Role::Prefill;
@@ -160,11 +167,7 @@ pub(super) async fn pick_in_turn(
     (among, now): (Among<'_>, Duration),
     (limits, deadline): Times,
 ) -> Result<Picked, RequestError> {
-    let picked = match pick(app, view, among, now) {
-        // Boxed, since it is rare.
-        Err(error) => Box::pin(pick_when_known(app, view, (among, error), deadline)).await?,
-        Ok(picked) => picked,
-    };
+    let picked = pick(app, view, among, now)?;
     take_turn(app, view, picked, among, (deadline, limits.total)).await
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Histogram;
-use router_core::{Among, Decided, PickError, RequestView};
+use router_core::{Among, Decided, Decider, PickError, RequestView};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::parse::{Extent, Reading};
@@ -36,7 +36,7 @@ pub struct Picked {
 /// [`PickError`] when there is none.
 pub fn pick(app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) -> Result<Picked, PickError> {
     let mut roster = app.fleet.roster();
-    let decided = match app.decider.decide(&roster.snapshot, view, among, now) {
+    let mut decided = match app.decider.decide(&roster.snapshot, view, among, now) {
         Err(PickError::NoneUsable { .. }) => {
             // Those who were there may have left since; who has come instead is in the next roster.
             roster = app.fleet.roster();
@@ -44,33 +44,33 @@ pub fn pick(app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) 
         }
         decided => decided?,
     };
+    tell_others(app, &mut decided, view, now);
     let upstream = roster.upstream(&decided.worker);
-    Ok(Picked { decided: tell_others(app, decided, view, now), upstream })
+    Ok(Picked { decided, upstream })
 }
 
-/// Picks once more where there was nobody, as `error` says, once the first probes of new workers have ended, if any are under way: a whole fleet may
-/// have been replaced at once.
-///
-/// # Errors
-/// [`PickError`] when there is nobody all the same.
-pub async fn pick_when_known(
+/// Waits, where there was nobody to pick, as `error` says, for the first probes of new workers to end: a whole fleet may have been replaced at once.
+/// Returns whether it is worth to look again.
+pub async fn new_workers_are_known(
     app: &App,
     view: &RequestView<'_>,
-    (among, error): (Among<'_>, PickError),
+    (among, error): (Among<'_>, &RequestError),
     deadline: Instant,
-) -> Result<Picked, PickError> {
-    if !matches!(error, PickError::NoneUsable { .. } | PickError::ModelUntold { .. }) {
-        return Err(error);
-    }
-    let (end, mut error) = (deadline.min(Instant::now() + FIRST_PROBES), error);
-    while awaits_any(app) && Instant::now() < end {
-        sleep(BETWEEN_LOOKS).await;
-        match pick(app, view, among, app.now()) {
-            Ok(picked) => return Ok(picked),
-            Err(still) => error = still,
+) -> bool {
+    let may_change =
+        matches!(error, RequestError::Pick(PickError::NoneUsable { .. } | PickError::ModelUntold { .. }));
+    let (end, mut awaited) = (deadline.min(Instant::now() + FIRST_PROBES), false);
+    while may_change && awaits_any(app) {
+        if Decider::can_decide(&app.fleet.roster().snapshot, view, among) {
+            return true;
         }
+        if Instant::now() >= end {
+            return false;
+        }
+        awaited = true;
+        sleep(BETWEEN_LOOKS).await;
     }
-    Err(error)
+    awaited
 }
 
 /// Whether a worker may turn out to be up in a moment.
@@ -79,11 +79,10 @@ fn awaits_any(app: &App) -> bool {
 }
 
 /// Other routers are told of a decision, if there are any.
-fn tell_others(app: &App, mut decided: Decided, view: &RequestView<'_>, now: Duration) -> Decided {
+fn tell_others(app: &App, decided: &mut Decided, view: &RequestView<'_>, now: Duration) {
     if let Some(replicas) = &app.replicas {
         replicas.picked(&decided.worker, &mut decided.lease, view, now);
     }
-    decided
 }
 
 /// Refuses a request that names no model where workers would take it for different ones: any of them would answer, most likely with a model
@@ -127,9 +126,10 @@ pub async fn take_turn(
         let roster = app.fleet.roster();
         let before = (picked.decided, among);
         let now = app.now();
-        let decided = app.decider.decide_again(&roster.snapshot, view, before, now)?;
+        let mut decided = app.decider.decide_again(&roster.snapshot, view, before, now)?;
+        tell_others(app, &mut decided, view, now);
         let upstream = roster.upstream(&decided.worker);
-        picked = Picked { decided: tell_others(app, decided, view, now), upstream };
+        picked = Picked { decided, upstream };
         match picked.decided.lease.turn() {
             Some(next) => turn = next,
             None => break,

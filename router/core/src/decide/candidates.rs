@@ -407,11 +407,14 @@ impl Candidates {
         places.max_by_key(|place| place.count).unwrap_or_default()
     }
 
-    /// Age of the oldest report of load from a worker that is busy. One that is idle would tell at once of a request, and else tells
-    /// nothing for long.
-    pub(super) fn report_age(&self) -> Duration {
+    /// For how long nothing is known of what other routers decide, where workers report their load: the age of the oldest report from one that is busy.
+    /// One that is idle would tell at once of a request, and else tells nothing for long. `None` where none reports anything.
+    pub(super) fn unseen_for(&self) -> Option<Duration> {
+        if self.reports.is_empty() {
+            return None;
+        }
         let busy = self.reports.iter().flatten().filter(|report| report.running + report.waiting > 0);
-        Duration::from_millis(busy.map(|report| report.age_ms).max().unwrap_or(0).into())
+        Some(Duration::from_millis(busy.map(|report| report.age_ms).max().unwrap_or(0).into()))
     }
 }
 

@@ -36,13 +36,18 @@ pub(super) struct Others {
     /// This one's place among all of them.
     pub(super) place: RouterPlace,
     /// How long it takes until one knows what another has done.
-    pub(super) late: Duration,
+    late: Duration,
 }
 
 impl Others {
     /// How many there are besides this one.
     pub(super) fn count(&self) -> u32 {
         self.place.count.saturating_sub(1)
+    }
+
+    /// For how long nothing is known of what others decide; `None` where there are none.
+    pub(super) fn unseen_for(&self) -> Option<Duration> {
+        (self.count() > 0).then_some(self.late)
     }
 }
 
