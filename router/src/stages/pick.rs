@@ -40,13 +40,18 @@ pub fn pick(app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) 
         decided => decided?,
     };
     let upstream = roster.upstream(&decided.worker);
-    Ok(Picked { decided: tell_others(app, decided, view, now), upstream })
+    Ok(Picked { decided: tell_others(app, decided, view, (now, false)), upstream })
 }
 
-/// Other routers are told of a decision, if there are any.
-fn tell_others(app: &App, mut decided: Decided, view: &RequestView<'_>, now: Duration) -> Decided {
+/// Other routers are told of a decision, if there are any; and whether it is one that was made before, and is made anew.
+fn tell_others(
+    app: &App,
+    mut decided: Decided,
+    view: &RequestView<'_>,
+    (now, is_anew): (Duration, bool),
+) -> Decided {
     if let Some(replicas) = &app.replicas {
-        replicas.picked(&decided.worker, &mut decided.lease, view, now);
+        replicas.picked(&decided.worker, &mut decided.lease, view, (now, is_anew));
     }
     decided
 }
@@ -94,7 +99,7 @@ pub async fn take_turn(
         let now = app.now();
         let decided = app.decider.decide_again(&roster.snapshot, view, before, now)?;
         let upstream = roster.upstream(&decided.worker);
-        picked = Picked { decided: tell_others(app, decided, view, now), upstream };
+        picked = Picked { decided: tell_others(app, decided, view, (now, true)), upstream };
         match picked.decided.lease.turn() {
             Some(next) => turn = next,
             None => break,
