@@ -205,7 +205,8 @@ impl Prober {
     }
 
     fn judge(&mut self, begun: Begun, outcome: Result<(), ProbeError>) {
-        let worker = &self.upstream.worker;
+        let upstream = Arc::clone(&self.upstream);
+        let worker = &upstream.worker;
         match outcome {
             // It began before somebody found the worker gone.
             Ok(()) if begun.downs != worker.downs() => {}
@@ -215,6 +216,7 @@ impl Prober {
             Err(reason) if reason.is_timeout() && worker.is_heard_since(begun.number) => self.failures = 0,
             Err(reason) => self.failed(&reason),
         }
+        worker.judged();
     }
 
     fn passed(&mut self) {

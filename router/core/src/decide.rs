@@ -279,7 +279,11 @@ impl Decider {
                     Leg::Decode => follow_ups.later_turns(request.model, whole, hits.deepest()),
                     Leg::Whole | Leg::Prefill => follow_ups.see(request.model, whole, hits.deepest()),
                 },
-                unseen: pools.unseen(pool).at(now, candidates.report_age().max(others.late)),
+                unseen: pools.unseen(pool).at(
+                    now,
+                    candidates.report_age().max(others.late),
+                    request.blocks.last().copied(),
+                ),
                 others: *others,
                 speed,
             };

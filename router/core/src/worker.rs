@@ -1,7 +1,7 @@
 //! One worker: what was configured, and the state that the rest of the router shares.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -149,6 +149,8 @@ pub struct Worker {
     /// Its row in the table that picks read, with its state: of [`UP`], [`DRAINING`], [`HAS_BEEN_UP`], [`SUSPECT`], [`LEFT`], [`PREFILL`] and
     /// [`WITHHELD`].
     row: RowHandle,
+    /// Whether a probe has ended, however it did.
+    is_judged: AtomicBool,
     /// How often it went down.
     downs: AtomicU32,
     /// Probes that have begun.
@@ -185,6 +187,7 @@ impl Worker {
             health: Arc::new(Health::at(row.clone())),
             rescue: Rescue::default(),
             row,
+            is_judged: AtomicBool::new(false),
             downs: AtomicU32::new(0),
             // So that what has never been heard is not of late.
             probes: AtomicU32::new(2),
@@ -236,6 +239,17 @@ impl Worker {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         is_draining(self.row.state.load(Ordering::Relaxed))
+    }
+
+    /// A probe of it has ended.
+    pub fn judged(&self) {
+        self.is_judged.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it may turn out to be up in a moment: it is new, its first probe is under way, and nobody is draining it.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        !self.is_judged.load(Ordering::Relaxed) && !self.is_up() && !self.is_draining()
     }
 
     /// Says that it is up. `None` if that is no news.

@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::legs::Splitter;
 use super::parse::{Parsed, Reading};
-use super::pick::{Picked, pick, take_turn};
+use super::pick::{Picked, pick, pick_when_known, take_turn};
 use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries};
 use crate::app::App;
@@ -160,7 +160,11 @@ pub(super) async fn pick_in_turn(
     (among, now): (Among<'_>, Duration),
     (limits, deadline): Times,
 ) -> Result<Picked, RequestError> {
-    let picked = pick(app, view, among, now)?;
+    let picked = match pick(app, view, among, now) {
+        // Boxed, since it is rare.
+        Err(error) => Box::pin(pick_when_known(app, view, (among, error), deadline)).await?,
+        Ok(picked) => picked,
+    };
     take_turn(app, view, picked, among, (deadline, limits.total)).await
 }
 

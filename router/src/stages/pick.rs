@@ -9,12 +9,17 @@ use std::time::Duration;
 
 use prometheus::Histogram;
 use router_core::{Among, Decided, PickError, RequestView};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::parse::{Extent, Reading};
 use crate::app::App;
 use crate::error::RequestError;
 use crate::fleet::Upstream;
+
+/// How long the first probes of new workers are waited for, where there is nobody else.
+const FIRST_PROBES: Duration = Duration::from_secs(3);
+/// And how often it is looked whether they have ended.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// A worker that is booked for one attempt.
 pub struct Picked {
@@ -41,6 +46,36 @@ pub fn pick(app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) 
     };
     let upstream = roster.upstream(&decided.worker);
     Ok(Picked { decided: tell_others(app, decided, view, (now, false)), upstream })
+}
+
+/// Picks once more where there was nobody, as `error` says, once the first probes of new workers have ended, if any are under way: a whole fleet may
+/// have been replaced at once.
+///
+/// # Errors
+/// [`PickError`] when there is nobody all the same.
+pub async fn pick_when_known(
+    app: &App,
+    view: &RequestView<'_>,
+    (among, error): (Among<'_>, PickError),
+    deadline: Instant,
+) -> Result<Picked, PickError> {
+    if !matches!(error, PickError::NoneUsable { .. } | PickError::ModelUntold { .. }) {
+        return Err(error);
+    }
+    let (end, mut error) = (deadline.min(Instant::now() + FIRST_PROBES), error);
+    while awaits_any(app) && Instant::now() < end {
+        sleep(BETWEEN_LOOKS).await;
+        match pick(app, view, among, app.now()) {
+            Ok(picked) => return Ok(picked),
+            Err(still) => error = still,
+        }
+    }
+    Err(error)
+}
+
+/// Whether a worker may turn out to be up in a moment.
+fn awaits_any(app: &App) -> bool {
+    app.fleet.roster().snapshot.workers().iter().any(|worker| worker.is_awaited())
 }
 
 /// Other routers are told of a decision, if there are any; and whether it is one that was made before, and is made anew.

@@ -67,6 +67,30 @@ async fn asked(router: &Router) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_all_are_replaced_at_once_requests_wait_for_the_first_probes() {
+    let (api, old, new) = (Api::start().await, worker().await, worker().await);
+    api.put(SERVICE, "one", slice_of("vllm-0", old.address));
+    let router = follow(&api, &["--workers=k8s://workers", "--probe-interval-down=50ms"]).await;
+    until_usable(&router, &["vllm-0"]).await;
+    new.hang(true);
+    api.put(SERVICE, "one", slice_of("vllm-1", new.address));
+    until("it is replaced", || async { state_of(&router, "vllm-0").await.is_null() && new.unanswered() > 0 })
+        .await;
+    let address = router.address;
+    let early =
+        tokio::spawn(async move { exchange(address, "POST", CHAT, &[], chat("hi").as_bytes()).await });
+    until("it waits", || async { router.metric("router_requests_in_flight").await == 1.0 }).await;
+    assert!(new.seen().is_empty());
+    new.hang(false);
+    let reply = early.await.unwrap();
+    assert_eq!((reply.status, reply.header("x-router-worker")), (200, "vllm-1"), "{}", reply.text());
+    // One that cannot be connected to is judged at once.
+    new.kill().await;
+    until("it is known to be gone", || async { usable(&router).await.is_empty() }).await;
+    assert_eq!(router.post(CHAT, &chat("hi")).await.status, 503);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn pods_of_a_service_are_found_and_served() {
     let (api, one, two) = (Api::start().await, worker().await, worker().await);
     api.put(SERVICE, "one", slice_of("vllm-0", one.address));

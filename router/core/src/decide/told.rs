@@ -80,7 +80,7 @@ impl Decider {
         is_new: bool,
     ) -> Option<Booked> {
         let mut state = self.lock_for(worker)?;
-        let State { index, recomputed, follow_ups, pools, picks, .. } = &mut *state;
+        let State { index, recomputed, follow_ups, pools, others, picks, .. } = &mut *state;
         index.catch_up();
         let hits = self.look_up(index, request);
         let pool = worker.pool();
@@ -89,6 +89,7 @@ impl Decider {
         there.hit(request, hits.blocks(worker.slot), &speed);
         if is_new && request.leg != Leg::Decode {
             pools.arrival(now, std::iter::once(Part { pool, of_candidates: 1.0, of_pool: 1.0 }));
+            pools.unseen(pool).told(now, others.late, request.blocks.last().copied());
             follow_ups.see(request.model, self.whole(request), hits.deepest());
         }
         *picks += 1;

@@ -20,6 +20,9 @@
 //! may have decided since the last reports: each of those among its own workers. This router's own are the cheapest then, if the difference is small.
 //! Where there are no more workers than routers, a random number of requests is placed wherever they cost least.
 //!
+//! What routers tell each other is in the ledger already, and the same is done for what is on its way alone. Where most of that is the same prompts,
+//! nothing is placed in thought, and ties go by the prompt: siblings meet at one worker.
+//!
 //! `W + x + M` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
 //! has it; a second of it counts two thirds, since it is less certain, and some of those others would have waited anyway. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
@@ -265,7 +268,12 @@ impl Fleet {
 
     /// Other routers of whose last decisions nothing is known: by what they have in flight, or those that tell of it a moment later.
     fn others_unseen(&self, choice: &Choice<'_>) -> f64 {
-        if choice.told_by > 0 { f64::from(choice.told_by) } else { self.routers - 1.0 }
+        if choice.told_by > 0 {
+            // Who has the same prompt has the same view, and chooses the same worker for it.
+            f64::from(choice.told_by) * (1.0 - choice.unseen.siblings)
+        } else {
+            self.routers - 1.0
+        }
     }
 
     /// Adds requests that other routers may have placed since the workers' reports, each where one of the usual size, with nothing cached,
@@ -402,6 +410,12 @@ impl Fleet {
         let homes = homes.iter().filter(|(cost, _)| *cost <= cheapest_s + felt_s);
         let in_turn = || {
             let even = even.iter().filter(|(cost, _)| *cost <= cheapest_s + even_s);
+            if choice.told_by > 0 && choice.unseen.siblings > 0.5 {
+                let end = request.blocks.last().map_or(0, |block| block.0);
+                let rank =
+                    |at: usize| xxh3_64_with_seed(&choice.candidates[at].by_address.to_le_bytes(), end);
+                return even.min_by_key(|(_, at)| rank(*at)).map_or(0, |(_, at)| *at);
+            }
             even.min_by_key(|(_, at)| precedence(&choice.candidates[*at])).map_or(0, |(_, at)| *at)
         };
         homes.max_by_key(|home| rank(home)).map_or_else(in_turn, |(_, at)| *at)

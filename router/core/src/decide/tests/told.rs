@@ -118,6 +118,46 @@ fn routers_that_decide_at_once_do_not_all_choose_the_same_worker() {
     assert!(most(true) < most(false), "{} beside {}", most(true), most(false));
 }
 
+/// How many workers three routers choose at first, and in the end, for six prompts each in twenty instants, where nothing is told before the next:
+/// all of them the same prompt, or each router another.
+fn chosen_at_once(is_same: bool) -> [usize; 2] {
+    let late = Duration::from_millis(5);
+    let routers: Vec<_> = (0..3).map(|_| (fleet(9), decider("prefix_aware"))).collect();
+    for (rank, (_, decider)) in (0..3).zip(&routers) {
+        decider.is_told(RouterPlace { rank, count: 3 }, late);
+    }
+    let mut chosen = Vec::new();
+    for instant in 0..200 {
+        let now = NOW + Duration::from_secs(instant);
+        let prompt = |router: usize| {
+            let router = if is_same { 0 } else { router };
+            hashed(&format!("{instant} {router} a long story, told again ").repeat(150))
+        };
+        let decide = |router: usize, prompt: &PromptBlocks| {
+            let (fleet, decider) = &routers[router];
+            decider.decide(fleet, &view(prompt), Among::Untried(&[]), now).unwrap()
+        };
+        let all = (0..6).map(|number| number % 3);
+        let decided: Vec<_> = all.map(|router| (router, decide(router, &prompt(router)))).collect();
+        let mut booked = Vec::new();
+        for (from, own) in &decided {
+            for (at, (fleet, decider)) in routers.iter().enumerate().filter(|(at, _)| at != from) {
+                let worker = &fleet.workers()[own.worker.slot.index()];
+                booked.push((at, decider.book(worker, &view(&prompt(*from)), now + late).unwrap()));
+            }
+        }
+        let slots: std::collections::HashSet<_> = decided.iter().map(|(_, own)| own.worker.slot).collect();
+        chosen.push(slots.len());
+    }
+    [chosen[..20].iter().sum(), chosen[180..].iter().sum()]
+}
+
+#[test]
+fn routers_that_get_the_same_prompt_at_once_choose_the_same_worker_once_they_know_that_they_do() {
+    let ([first, last], apart) = (chosen_at_once(true), chosen_at_once(false));
+    assert!(last < first && 3 * last < 2 * apart[1], "{first} and {last} beside {apart:?}");
+}
+
 #[derive(Debug, Default)]
 struct Heard(StdMutex<Vec<(u64, Word)>>);
 
