@@ -249,9 +249,10 @@ impl Book<'_> {
             return;
         };
         let decider = &self.app.decider;
+        let took = now.saturating_sub(*sent);
         match begun.with() {
-            _ if begun.took_us.is_some_and(|took_us| is_late(now.saturating_sub(*sent), took_us)) => {
-                lease.first_token()
+            _ if begun.took_us.is_some_and(|took_us| is_late(took, took_us)) => {
+                lease.first_token();
             }
             wire::Beginning::FirstToken => decider.first_token(lease, now),
             wire::Beginning::WholeAnswer => decider.whole_answer(lease, now),
