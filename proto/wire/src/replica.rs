@@ -22,6 +22,9 @@ pub struct Proof {
 pub struct Words {
     #[prost(message, repeated, tag = "1")]
     pub words: ::prost::alloc::vec::Vec<Word>,
+    /// They have been told before, to whoever was connected then: what is in flight, for one that has just connected.
+    #[prost(bool, tag = "2")]
+    pub are_known: bool,
 }
 /// Of one request.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -86,6 +89,9 @@ pub struct Sent {
     /// Microseconds since it came, if it is in line: Goes says when it is sent. One that is decided anew is over, and another one.
     #[prost(uint64, optional, tag = "12")]
     pub waited_us: ::core::option::Option<u64>,
+    /// It has been in line before, and its request has been told of, by another number.
+    #[prost(bool, tag = "13")]
+    pub is_anew: bool,
 }
 /// It was in line, and is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -95,6 +101,9 @@ pub struct Goes {}
 pub struct Begun {
     #[prost(enumeration = "Beginning", tag = "1")]
     pub with: i32,
+    /// Microseconds since it was sent. Who has heard of that much later, or hears this much later, learns nothing of the worker's speed.
+    #[prost(uint64, optional, tag = "2")]
+    pub took_us: ::core::option::Option<u64>,
 }
 /// The attempt came to nothing: the worker does not hold the prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -17,6 +17,8 @@ const VERSION: u32 = 1;
 const NONCE_BYTES: usize = 16;
 /// The longest message.
 pub(super) const MOST_BYTES: usize = 1 << 20;
+/// The longest message of one that has not shown yet that it knows the key.
+const MOST_STRANGE_BYTES: usize = 256;
 /// Of a message's length, before it.
 pub(super) const LENGTH_BYTES: usize = 4;
 /// Time for all of the beginning.
@@ -43,6 +45,9 @@ pub enum ReplicaError {
     /// It has hung up where it should have shown that.
     #[error("it has refused: most likely its --prefix-seed-file is another one")]
     Refused,
+    /// It is told by another way.
+    #[error("the router there is told already, at another of its addresses")]
+    Twice,
     /// The router itself is there.
     #[error("this router itself listens there")]
     Itself,
@@ -86,30 +91,37 @@ pub(super) enum Side {
     Accepts,
 }
 
-/// Begins a connection on either side. Returns the other router's number.
+/// Begins a connection on either side. Returns the other router's number, and what `meets` says of it, which is asked before that one can know that it is
+/// to be connected.
 ///
 /// # Errors
-/// When the other one is none that may know what is told.
-pub(super) async fn begin<S>(stream: &mut S, identity: &Identity, side: Side) -> Result<u64, ReplicaError>
+/// When the other one is none that may know what is told, or `meets` says so.
+pub(super) async fn begin<S, T>(
+    stream: &mut S,
+    identity: &Identity,
+    side: Side,
+    meets: impl FnOnce(u64) -> Result<T, ReplicaError>,
+) -> Result<(u64, T), ReplicaError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let own: [u8; NONCE_BYTES] = rand::random();
     let nonce = Bytes::copy_from_slice(&own);
     write(stream, &Hello { version: VERSION, router: identity.router, nonce }).await?;
-    let hello: Hello = read(stream).await?.ok_or(ReplicaError::Ended)?;
+    let hello: Hello = read(stream, MOST_STRANGE_BYTES).await?.ok_or(ReplicaError::Ended)?;
     if hello.version != VERSION {
         return Err(ReplicaError::Version(hello.version));
     }
     if hello.router == identity.router {
         return Err(ReplicaError::Itself);
     }
+    let met = meets(hello.router)?;
     let signed = hmac::sign(&identity.key, &Identity::text(identity.router, &own, &hello.nonce));
     let proof = Proof { proof: Bytes::copy_from_slice(signed.as_ref()) };
     if side == Side::Connects {
         write(stream, &proof).await?;
     }
-    let theirs: Proof = match read(stream).await {
+    let theirs: Proof = match read(stream, MOST_STRANGE_BYTES).await {
         Ok(Some(theirs)) => theirs,
         Ok(None) if side == Side::Connects => return Err(ReplicaError::Refused),
         Ok(None) => return Err(ReplicaError::Ended),
@@ -121,7 +133,7 @@ where
     if side == Side::Accepts {
         write(stream, &proof).await?;
     }
-    Ok(hello.router)
+    Ok((hello.router, met))
 }
 
 /// A message with its length before it.
@@ -139,12 +151,13 @@ async fn write(stream: &mut (impl AsyncWrite + Unpin), message: &impl Message) -
     stream.flush().await
 }
 
-/// The next message; `None` if the other side has hung up between two.
+/// The next message, of at most so many bytes; `None` if the other side has hung up between two.
 ///
 /// # Errors
 /// When it breaks off, or is no such message.
 pub(super) async fn read<M: Message + Default>(
     stream: &mut (impl AsyncRead + Unpin),
+    most_bytes: usize,
 ) -> Result<Option<M>, ReplicaError> {
     let mut length = [0; LENGTH_BYTES];
     match stream.read_exact(&mut length).await {
@@ -152,7 +165,7 @@ pub(super) async fn read<M: Message + Default>(
         read => read?,
     };
     let bytes = u32::from_le_bytes(length);
-    let count = usize::try_from(bytes).ok().filter(|count| *count <= MOST_BYTES);
+    let count = usize::try_from(bytes).ok().filter(|count| *count <= most_bytes);
     let mut message = vec![0; count.ok_or(ReplicaError::TooLong(bytes))?];
     stream.read_exact(&mut message).await?;
     Ok(Some(M::decode(&message[..])?))
@@ -171,14 +184,14 @@ mod tests {
     ) -> (Result<u64, ReplicaError>, Result<u64, ReplicaError>) {
         let (mut one, mut other) = duplex(4_096);
         let connecting = async {
-            let begun = begin(&mut one, connects, Side::Connects).await;
+            let begun = begin(&mut one, connects, Side::Connects, |_| Ok(())).await;
             drop(one);
-            begun
+            begun.map(|(router, ())| router)
         };
         let accepting = async {
-            let begun = begin(&mut other, accepts, Side::Accepts).await;
+            let begun = begin(&mut other, accepts, Side::Accepts, |_| Ok(())).await;
             drop(other);
-            begun
+            begun.map(|(router, ())| router)
         };
         tokio::join!(connecting, accepting)
     }
@@ -205,24 +218,42 @@ mod tests {
         let (mut one, mut mirror) = duplex(4_096);
         let identity = Identity::new(1, b"key");
         let mirroring = async {
-            let mut hello: Hello = read(&mut mirror).await.unwrap().unwrap();
+            let mut hello: Hello = read(&mut mirror, MOST_BYTES).await.unwrap().unwrap();
             hello.router = 2;
             write(&mut mirror, &hello).await.unwrap();
-            let proof: Proof = read(&mut mirror).await.unwrap().unwrap();
+            let proof: Proof = read(&mut mirror, MOST_BYTES).await.unwrap().unwrap();
             write(&mut mirror, &proof).await.unwrap();
         };
-        let (begun, ()) = tokio::join!(begin(&mut one, &identity, Side::Connects), mirroring);
+        let beginning = begin(&mut one, &identity, Side::Connects, |_| Ok(()));
+        let (begun, ()) = tokio::join!(beginning, mirroring);
         assert!(matches!(begun, Err(ReplicaError::Stranger)), "{begun:?}");
     }
 
     #[tokio::test]
+    async fn one_that_is_not_to_be_met_does_not_learn_that_it_was() {
+        let (mut one, mut other) = duplex(4_096);
+        write(&mut other, &Hello { version: VERSION, router: 2, nonce: Bytes::from_static(&[0; 16]) })
+            .await
+            .unwrap();
+        let identity = Identity::new(1, b"key");
+        let begun = begin(&mut one, &identity, Side::Connects, |_| Err::<(), _>(ReplicaError::Twice)).await;
+        assert!(matches!(begun, Err(ReplicaError::Twice)), "{begun:?}");
+        drop(one);
+        let _: Hello = read(&mut other, MOST_BYTES).await.unwrap().unwrap();
+        assert!(read::<Proof>(&mut other, MOST_BYTES).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
     async fn garbage_is_refused_before_it_is_held() {
-        for (garbage, expected) in
-            [(&b"GET / HTTP/1.1\r\n\r\n"[..], "bytes"), (&[2, 0, 0, 0, 0xff, 0xff], "no router")]
-        {
+        for (garbage, expected) in [
+            (&b"GET / HTTP/1.1\r\n\r\n"[..], "bytes"),
+            (&[0, 4, 0, 0], "1024 bytes"),
+            (&[2, 0, 0, 0, 0xff, 0xff], "no router"),
+        ] {
             let (mut one, mut other) = duplex(4_096);
             other.write_all(garbage).await.unwrap();
-            let error = begin(&mut one, &Identity::new(1, b"key"), Side::Accepts).await.unwrap_err();
+            let error =
+                begin(&mut one, &Identity::new(1, b"key"), Side::Accepts, |_| Ok(())).await.unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");
         }
     }

@@ -18,9 +18,10 @@ use router_core::{Booked, FleetSnapshot, Leg, RequestView, Worker};
 use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
-use super::handshake::{self, ReplicaError, Side, begin, read};
+use super::handshake::{self, MOST_BYTES, ReplicaError, Side, begin, read};
 use super::numbers::ByNumber;
 use super::{MOST_HASHES, Replicas, key_of};
 use crate::app::App;
@@ -34,6 +35,12 @@ const MOST_REQUESTS: usize = 1 << 18;
 const SILENCE: Duration = Duration::from_secs(5);
 /// What is read from a connection at once.
 const READ_BYTES: usize = 64 << 10;
+/// So many words are booked before others get their turn: some 200 µs.
+const WORDS_AT_ONCE: usize = 64;
+/// How much the time between two words may differ from what the other router says of it, and by what part of that: what is heard much later than said says
+/// nothing of a worker's speed.
+const LATE_BY: Duration = Duration::from_millis(20);
+const LATE_PART: u32 = 8;
 /// After a connection could not be accepted, as when there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -56,8 +63,8 @@ pub(super) async fn accept(app: Arc<App>, replicas: Arc<Replicas>, listener: Tcp
         tokio::spawn(async move {
             let Err(error) = hear(&app, &replicas, stream, from.to_string()).await;
             match error {
-                ReplicaError::Itself => {}
-                ReplicaError::Ended => tracing::info!(%from, "another router has gone"),
+                // Who only looks whether somebody listens, as probes do, and one that hears this one by another way.
+                ReplicaError::Itself | ReplicaError::Ended => {}
                 error if app.failure_logs.allow(&"replicas") => {
                     tracing::warn!(%from, %error, "another router is not heard");
                 }
@@ -76,28 +83,35 @@ async fn hear(
     from: String,
 ) -> Result<std::convert::Infallible, ReplicaError> {
     liveness::configure(&stream, SILENCE);
-    let beginning = begin(&mut stream, &replicas.identity, Side::Accepts);
-    let router =
+    let beginning = begin(&mut stream, &replicas.identity, Side::Accepts, |_| Ok(()));
+    let (router, ()) =
         timeout(handshake::LIMIT, beginning).await.map_err(|_| ReplicaError::Late("its proof"))??;
     tracing::info!(from, router = format!("{router:016x}"), "another router tells of its requests");
-    let (count, mut is_over) = replicas.joins(&app.decider, router, from);
-    let mut book =
-        Book { app, seed: replicas.seed, workers: Workers::default(), requests: ByNumber::default(), count };
+    let (heard, mut is_over) = replicas.joins(&app.decider, router, from);
+    let mut book = Book {
+        app,
+        seed: replicas.seed,
+        workers: Workers::default(),
+        requests: ByNumber::default(),
+        count: &heard.requests,
+    };
     let mut stream = BufReader::with_capacity(READ_BYTES, stream);
     let ended = loop {
         let words = tokio::select! {
             // Dropped with its entry: it has come back.
             _ = &mut is_over => break ReplicaError::Ended,
-            words = timeout(SILENCE, read::<wire::Words>(&mut stream)) => words,
+            words = timeout(SILENCE, read::<wire::Words>(&mut stream, MOST_BYTES)) => words,
         };
         match words {
-            Ok(Ok(Some(words))) => book.take_all(words),
+            Ok(Ok(Some(words))) => book.take_all(words).await,
             Ok(Ok(None)) => break ReplicaError::Ended,
             Ok(Err(error)) => break error,
             Err(_) => break ReplicaError::Late("its word"),
         }
     };
-    replicas.leaves(&app.decider, router, &book.count);
+    if matches!(ended, ReplicaError::Ended) {
+        tracing::info!(router = format!("{router:016x}"), "another router has gone");
+    }
     Err(ended)
 }
 
@@ -112,13 +126,15 @@ struct Book<'a> {
     seed: u64,
     workers: Workers,
     requests: ByNumber<Request>,
-    count: Arc<AtomicUsize>,
+    count: &'a AtomicUsize,
 }
 
 /// One of them, and what was read of it elsewhere.
 struct Request {
     booked: Booked,
     read: Read,
+    /// When its being sent was heard.
+    sent: Duration,
 }
 
 struct Read {
@@ -171,30 +187,36 @@ impl From<wire::Sent> for Read {
 }
 
 impl Book<'_> {
-    fn take_all(&mut self, words: wire::Words) {
+    async fn take_all(&mut self, wire::Words { words, are_known }: wire::Words) {
         let now = self.app.now();
-        words.words.into_iter().for_each(|word| self.take(word, now));
+        for (number, word) in (1..).zip(words) {
+            self.take(word, are_known, now);
+            if number % WORDS_AT_ONCE == 0 {
+                yield_now().await;
+            }
+        }
         self.count.store(self.requests.len(), Ordering::Relaxed);
     }
 
-    fn take(&mut self, wire::Word { request, word }: wire::Word, now: Duration) {
+    fn take(&mut self, wire::Word { request, word }: wire::Word, is_known: bool, now: Duration) {
         use wire::word::Word;
         match word {
             Some(Word::Sent(sent)) => {
                 if self.requests.len() < MOST_REQUESTS
-                    && let Some(entered) = self.enter(sent, now)
+                    && let Some(entered) = self.enter(sent, is_known, now)
                 {
                     self.requests.insert(request, entered);
                 }
             }
             Some(Word::Goes(_)) => {
-                if let Some(Request { booked, read }) = self.requests.get_mut(&request) {
+                if let Some(Request { booked, read, sent }) = self.requests.get_mut(&request) {
+                    *sent = now;
                     self.app.decider.goes_elsewhere(booked, &read.view(None), now);
                 }
             }
-            Some(Word::Begun(begun)) => self.begin(request, begun.with(), now),
+            Some(Word::Begun(begun)) => self.begin(request, begun, now),
             Some(Word::Failed(_)) => {
-                if let Some(Request { booked: Booked { worker, lease, basis, .. }, read }) =
+                if let Some(Request { booked: Booked { worker, lease, basis, .. }, read, .. }) =
                     self.requests.get_mut(&request)
                 {
                     self.app.decider.take_back(lease, worker, &read.blocks, *basis);
@@ -207,21 +229,31 @@ impl Book<'_> {
     }
 
     /// Books a request; `None` if its worker is none of this router's.
-    fn enter(&mut self, sent: wire::Sent, now: Duration) -> Option<Request> {
+    fn enter(&mut self, sent: wire::Sent, is_known: bool, now: Duration) -> Option<Request> {
         let worker = self.workers.find(self.app, sent.worker, self.seed)?;
+        let is_known = is_known || sent.is_anew;
         let waited = sent.waited_us.map(Duration::from_micros);
         let read = Read::from(sent);
         let view = read.view(waited.map(|waited| now.saturating_sub(waited)));
-        let booked = self.app.decider.book(&worker, &view, now)?;
-        Some(Request { booked, read })
+        let decider = &self.app.decider;
+        let booked = if is_known {
+            decider.book_again(&worker, &view, now)
+        } else {
+            decider.book(&worker, &view, now)
+        };
+        Some(Request { booked: booked?, read, sent: now })
     }
 
-    fn begin(&mut self, request: u64, with: wire::Beginning, now: Duration) {
-        let Some(Request { booked: Booked { lease, .. }, .. }) = self.requests.get_mut(&request) else {
+    fn begin(&mut self, request: u64, begun: wire::Begun, now: Duration) {
+        let Some(Request { booked: Booked { lease, .. }, sent, .. }) = self.requests.get_mut(&request) else {
             return;
         };
         let decider = &self.app.decider;
-        match with {
+        let took = now.saturating_sub(*sent);
+        match begun.with() {
+            _ if begun.took_us.is_some_and(|took_us| is_late(took, took_us)) => {
+                lease.first_token();
+            }
             wire::Beginning::FirstToken => decider.first_token(lease, now),
             wire::Beginning::WholeAnswer => decider.whole_answer(lease, now),
             wire::Beginning::Other => lease.first_token(),
@@ -229,12 +261,18 @@ impl Book<'_> {
     }
 
     fn compare(&mut self, request: u64, wire::Found { prompt_tokens, cached_tokens }: wire::Found) {
-        let Some(Request { booked, read }) = self.requests.get(&request) else { return };
+        let Some(Request { booked, read, .. }) = self.requests.get(&request) else { return };
         let found = Found { prompt_tokens: size(prompt_tokens), cached_tokens: size(cached_tokens) };
         let comparison = found.beside(booked.hit_tokens, read.prompt_tokens);
         let corrected = self.app.decider.compare(&booked.worker, booked.basis, comparison);
         self.app.metrics.corrected_blocks.inc_by(corrected as u64);
     }
+}
+
+/// Whether what took so long here, by when it was heard, took another time where it was said.
+fn is_late(took: Duration, took_us: u64) -> bool {
+    let there = Duration::from_micros(took_us);
+    took.abs_diff(there) > LATE_BY.saturating_add(there / LATE_PART)
 }
 
 /// This router's workers, by what routers call them.
@@ -253,5 +291,26 @@ impl Workers {
             self.of = Some(Arc::clone(&roster.snapshot));
         }
         self.by_key.get(&key).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_heard_about_as_long_after_as_it_was_is_not_late() {
+        for (heard_ms, said_ms, expected) in [
+            (0, 0, false),
+            (15, 0, false),
+            (30, 0, true),
+            (0, 30, true),
+            (900, 1_000, false),
+            (0, 10_000, true),
+        ] {
+            let heard = Duration::from_millis(heard_ms);
+            assert_eq!(is_late(heard, said_ms * 1_000), expected, "{heard_ms} and {said_ms} ms");
+        }
+        assert!(is_late(Duration::ZERO, u64::MAX) && is_late(Duration::MAX, 0));
     }
 }

@@ -13,7 +13,7 @@ pub mod metrics;
 mod numbers;
 mod telling;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,6 +71,8 @@ pub struct Replicas {
     has_news: Notify,
     /// Where others are told.
     ways: Mutex<Ways>,
+    /// Those that are told, by their numbers.
+    met: Mutex<BTreeSet<u64>>,
     /// Those that tell this one, by their numbers.
     others: Mutex<BTreeMap<u64, Other>>,
     /// Where others are found that nobody has named.
@@ -108,19 +110,20 @@ impl Replicas {
             outbox: Mutex::default(),
             has_news: Notify::new(),
             ways: Mutex::default(),
+            met: Mutex::default(),
             others: Mutex::default(),
             sources: sources.collect(),
         }))
     }
 
-    /// Others are told that a request goes to `worker`, or gets into line for it, `now`, and what becomes of its `lease`. Of a worker that is in this
-    /// process others know nothing.
+    /// Others are told that a request goes to `worker`, or gets into line for it, `now`, and what becomes of its `lease`; or goes there anew, if it was in
+    /// line before. Of a worker that is in this process others know nothing.
     pub fn picked(
         self: &Arc<Self>,
         worker: &Worker,
         lease: &mut Lease,
         view: &RequestView<'_>,
-        now: Duration,
+        (now, is_anew): (Duration, bool),
     ) {
         if worker.spec.address.starts_with("embedded:") {
             return;
@@ -128,7 +131,7 @@ impl Replicas {
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
         let waited = view.may_wait_since.filter(|_| lease.waits()).map(|since| now.saturating_sub(since));
         let waited_us = waited.map(|waited| u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
-        let sent = wire::Sent { waited_us, ..self.sent(worker, view) };
+        let sent = wire::Sent { waited_us, is_anew, ..self.sent(worker, view) };
         let sent = telling::encoded(request, wire::word::Word::Sent(sent));
         self.say(request, Said::Sent(sent));
         lease.tell(Told::new(request, Arc::clone(self) as Arc<dyn Listener>));
@@ -155,6 +158,7 @@ impl Replicas {
             prompt_bytes: view.prompt_bytes as u64,
             prompt_tokens: view.prompt_tokens as u64,
             waited_us: None,
+            is_anew: false,
         }
     }
 
@@ -169,29 +173,21 @@ impl Replicas {
         }
     }
 
-    /// Another router tells this one what it does, from now on; one of the same number does no more. Ends when what is returned resolves.
-    fn joins(
-        &self,
-        decider: &Decider,
+    /// Another router tells this one what it does, from now on, until what is returned is dropped; one of the same number does no more. Ends when the
+    /// other thing that is returned resolves.
+    fn joins<'a>(
+        &'a self,
+        decider: &'a Decider,
         router: u64,
         from: String,
-    ) -> (Arc<AtomicUsize>, oneshot::Receiver<()>) {
+    ) -> (Heard<'a>, oneshot::Receiver<()>) {
         let (_stays, is_over) = oneshot::channel();
         let requests = Arc::new(AtomicUsize::new(0));
         let other = Other { from, since: Instant::now(), requests: Arc::clone(&requests), _stays };
         let mut others = locked(&self.others);
         others.insert(router, other);
         self.take_places(decider, &others);
-        (requests, is_over)
-    }
-
-    /// It does no more, unless it has come back with another connection.
-    fn leaves(&self, decider: &Decider, router: u64, requests: &Arc<AtomicUsize>) {
-        let mut others = locked(&self.others);
-        if others.get(&router).is_some_and(|other| Arc::ptr_eq(&other.requests, requests)) {
-            others.remove(&router);
-            self.take_places(decider, &others);
-        }
+        (Heard { replicas: self, decider, router, requests }, is_over)
     }
 
     fn take_places(&self, decider: &Decider, others: &BTreeMap<u64, Other>) {
@@ -203,6 +199,15 @@ impl Replicas {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let before = others.range(..self.identity.router).count();
         RouterPlace { rank: count(before), count: count(others.len() + 1) }
+    }
+
+    /// One that is to be told what this one does, by one way alone: it would take each for the other's end.
+    ///
+    /// # Errors
+    /// When it is told already.
+    fn meet(self: &Arc<Self>, router: u64) -> Result<Met, ReplicaError> {
+        let is_new = locked(&self.met).insert(router);
+        is_new.then(|| Met { replicas: Arc::clone(self), router }).ok_or(ReplicaError::Twice)
     }
 
     /// Routers that tell this one what they do.
@@ -238,6 +243,38 @@ impl Replicas {
             "told": locked(&self.ways).to_json(),
             "sources": self.sources.iter().map(|source| source.told()).collect::<Vec<_>>(),
         })
+    }
+}
+
+/// Another router that tells this one what it does.
+struct Heard<'a> {
+    replicas: &'a Replicas,
+    decider: &'a Decider,
+    router: u64,
+    /// Its requests that are booked here.
+    requests: Arc<AtomicUsize>,
+}
+
+impl Drop for Heard<'_> {
+    fn drop(&mut self) {
+        let mut others = locked(&self.replicas.others);
+        // Unless it has come back with another connection.
+        if others.get(&self.router).is_some_and(|other| Arc::ptr_eq(&other.requests, &self.requests)) {
+            others.remove(&self.router);
+            self.replicas.take_places(self.decider, &others);
+        }
+    }
+}
+
+/// A router that is told what this one does, until dropped.
+struct Met {
+    replicas: Arc<Replicas>,
+    router: u64,
+}
+
+impl Drop for Met {
+    fn drop(&mut self) {
+        locked(&self.replicas.met).remove(&self.router);
     }
 }
 

@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
-use prost::encoding::message;
+use prost::encoding::{self, message};
 use roundhouse_wire::replica as wire;
 use router_core::telling::{Beginning, Found, Word};
 use serde_json::{Value, json};
@@ -32,8 +32,9 @@ const COLLECTED_FOR: Duration = Duration::from_millis(1);
 const FRAME_BYTES: usize = MOST_BYTES / 2;
 /// Frames that may wait for one router; a quarter of a second's at the least.
 const MOST_WAITING: usize = 256;
-/// Of the words of a frame.
+/// Of the words of a frame, and of what says that they are known.
 const WORDS_TAG: u32 = 1;
+const ARE_KNOWN_TAG: u32 = 2;
 /// What stands before a word at most: its tag and its length.
 const MOST_KEY_BYTES: usize = 11;
 /// Who has nothing to say says so.
@@ -139,6 +140,8 @@ struct Hub {
 /// What was told of a request, for whoever comes later.
 struct InFlight {
     sent: Bytes,
+    /// When that was told, or that it goes.
+    since: Instant,
     goes: bool,
     begun: bool,
 }
@@ -159,12 +162,12 @@ async fn pass_on(replicas: Arc<Replicas>, mut joined: UnboundedReceiver<Sender<B
 impl Hub {
     /// Tells a router that has just been connected all that is in flight.
     fn join(&mut self, queue: Sender<Bytes>) {
-        let mut frames = Frames::default();
-        for (request, InFlight { sent, goes, begun }) in &self.in_flight {
+        let mut frames = Frames { are_known: true, ..Frames::default() };
+        for (request, InFlight { sent, goes, begun, .. }) in &self.in_flight {
             frames.push(sent);
             // How long it took would be wrong for whoever hears it later.
             for word in [goes.then_some(Word::Goes), begun.then_some(Word::Begun(Beginning::Other))] {
-                word.into_iter().for_each(|word| frames.push_word(*request, word));
+                word.into_iter().for_each(|word| frames.push_word(*request, wire_word(word, None)));
             }
         }
         if frames.finish().into_iter().all(|frame| queue.try_send(frame).is_ok()) {
@@ -174,19 +177,21 @@ impl Hub {
 
     fn pass_on(&mut self, said: Vec<(u64, Said)>) {
         let (mut frames, is_heard) = (Frames::default(), !self.queues.is_empty());
+        let now = Instant::now();
         for (request, said) in said {
             match said {
                 Said::Sent(sent) => {
                     if is_heard {
                         frames.push(&sent);
                     }
-                    self.in_flight.insert(request, InFlight { sent, goes: false, begun: false });
+                    self.in_flight.insert(request, InFlight { sent, since: now, goes: false, begun: false });
                 }
                 Said::Word(word) => {
                     if is_heard {
-                        frames.push_word(request, word);
+                        let took = self.in_flight.get(&request).map(|known| now - known.since);
+                        frames.push_word(request, wire_word(word, took));
                     }
-                    self.remember(request, word);
+                    self.remember(request, word, now);
                 }
             }
         }
@@ -197,17 +202,20 @@ impl Hub {
     }
 
     /// Remembers what was said, as long as whoever comes later is to know it.
-    fn remember(&mut self, request: u64, word: Word) {
+    fn remember(&mut self, request: u64, word: Word, now: Instant) {
         if word == Word::Over {
             self.in_flight.remove(&request);
         } else if let Some(known) = self.in_flight.get_mut(&request) {
-            known.goes |= word == Word::Goes;
+            if word == Word::Goes {
+                (known.goes, known.since) = (true, now);
+            }
             known.begun |= matches!(word, Word::Begun(_));
         }
     }
 }
 
-fn wire_word(word: Word) -> wire::word::Word {
+/// As others are told; `took` is the time since the request was sent.
+fn wire_word(word: Word, took: Option<Duration>) -> wire::word::Word {
     use wire::word::Word as Wire;
     match word {
         Word::Goes => Wire::Goes(wire::Goes {}),
@@ -217,7 +225,8 @@ fn wire_word(word: Word) -> wire::word::Word {
                 Beginning::WholeAnswer => wire::Beginning::WholeAnswer,
                 Beginning::Other => wire::Beginning::Other,
             };
-            Wire::Begun(wire::Begun { with: with.into() })
+            let took_us = took.map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+            Wire::Begun(wire::Begun { with: with.into(), took_us })
         }
         Word::Failed => Wire::Failed(wire::Failed {}),
         Word::Found(Found { prompt_tokens, cached_tokens }) => {
@@ -239,6 +248,8 @@ pub(super) fn encoded(request: u64, word: wire::word::Word) -> Bytes {
 /// Words in frames, none of which is too long.
 #[derive(Default)]
 struct Frames {
+    /// Whether all that is in them was told before.
+    are_known: bool,
     done: Vec<Bytes>,
     /// With room for its length at the beginning.
     open: BytesMut,
@@ -250,8 +261,8 @@ impl Frames {
         self.close_if_long();
     }
 
-    fn push_word(&mut self, request: u64, word: Word) {
-        let word = wire::Word { request, word: Some(wire_word(word)) };
+    fn push_word(&mut self, request: u64, word: wire::word::Word) {
+        let word = wire::Word { request, word: Some(word) };
         message::encode(WORDS_TAG, &word, self.open());
         self.close_if_long();
     }
@@ -259,6 +270,9 @@ impl Frames {
     fn open(&mut self) -> &mut BytesMut {
         if self.open.is_empty() {
             self.open.put_u32_le(0);
+            if self.are_known {
+                encoding::bool::encode(ARE_KNOWN_TAG, &true, &mut self.open);
+            }
         }
         &mut self.open
     }
@@ -310,7 +324,7 @@ async fn tell(replicas: Arc<Replicas>, address: String, is_connected: Arc<Atomic
 
 /// Connects, and tells until that ends.
 async fn connected(
-    replicas: &Replicas,
+    replicas: &Arc<Replicas>,
     address: &str,
     joining: &Joining,
     begun: impl FnOnce(u64),
@@ -318,10 +332,11 @@ async fn connected(
     let beginning = async {
         let mut stream = TcpStream::connect(address).await?;
         liveness::configure(&stream, STALL);
-        let router = begin(&mut stream, &replicas.identity, Side::Connects).await?;
-        Ok::<_, ReplicaError>((stream, router))
+        let met =
+            begin(&mut stream, &replicas.identity, Side::Connects, |router| replicas.meet(router)).await?;
+        Ok::<_, ReplicaError>((stream, met))
     };
-    let (mut stream, router) =
+    let (mut stream, (router, _met)) =
         timeout(handshake::LIMIT, beginning).await.map_err(|_| ReplicaError::Late("its answer"))??;
     begun(router);
     let (queue, frames) = mpsc::channel(MOST_WAITING);
@@ -347,5 +362,36 @@ async fn write_all(
             Err(_) => nothing.clone(),
         };
         timeout(STALL, stream.write_all(&frame)).await.map_err(|_| ReplicaError::Slow)??;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(queue: &mut Receiver<Bytes>) -> wire::Words {
+        let frame = queue.try_recv().unwrap();
+        wire::Words::decode(&frame[LENGTH_BYTES..]).unwrap()
+    }
+
+    #[test]
+    fn who_joins_is_told_what_others_know_and_all_how_long_a_beginning_took() {
+        let (mut hub, (queue, mut first)) = (Hub::default(), mpsc::channel(8));
+        hub.join(queue);
+        let sent = |request| encoded(request, wire::word::Word::Sent(wire::Sent::default()));
+        hub.pass_on(vec![(7, Said::Sent(sent(7))), (8, Said::Sent(sent(8)))]);
+        assert_eq!((words(&mut first).words.len(), hub.in_flight.len()), (2, 2));
+        let (queue, mut second) = mpsc::channel(8);
+        hub.join(queue);
+        let joined = words(&mut second);
+        assert_eq!((joined.words.len(), joined.are_known), (2, true));
+        hub.pass_on(vec![(7, Said::Word(Word::Begun(Beginning::FirstToken))), (8, Said::Word(Word::Over))]);
+        for queue in [&mut first, &mut second] {
+            let told = words(queue);
+            assert!(!told.are_known && told.words[1].word == Some(wire::word::Word::Over(wire::Over {})));
+            let Some(wire::word::Word::Begun(begun)) = &told.words[0].word else { panic!("{told:?}") };
+            assert!(begun.took_us.is_some_and(|took_us| took_us < 60_000_000), "{begun:?}");
+        }
+        assert_eq!(hub.in_flight.len(), 1);
     }
 }

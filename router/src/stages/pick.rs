@@ -44,7 +44,7 @@ pub fn pick(app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) 
         }
         decided => decided?,
     };
-    tell_others(app, &mut decided, view, now);
+    tell_others(app, &mut decided, view, (now, false));
     let upstream = roster.upstream(&decided.worker);
     Ok(Picked { decided, upstream })
 }
@@ -78,10 +78,10 @@ fn awaits_any(app: &App) -> bool {
     app.fleet.roster().snapshot.workers().iter().any(|worker| worker.is_awaited())
 }
 
-/// Other routers are told of a decision, if there are any.
-fn tell_others(app: &App, decided: &mut Decided, view: &RequestView<'_>, now: Duration) {
+/// Other routers are told of a decision, if there are any; and whether it is one that was made before, and is made anew.
+fn tell_others(app: &App, decided: &mut Decided, view: &RequestView<'_>, (now, is_anew): (Duration, bool)) {
     if let Some(replicas) = &app.replicas {
-        replicas.picked(&decided.worker, &mut decided.lease, view, now);
+        replicas.picked(&decided.worker, &mut decided.lease, view, (now, is_anew));
     }
 }
 
@@ -127,7 +127,7 @@ pub async fn take_turn(
         let before = (picked.decided, among);
         let now = app.now();
         let mut decided = app.decider.decide_again(&roster.snapshot, view, before, now)?;
-        tell_others(app, &mut decided, view, now);
+        tell_others(app, &mut decided, view, (now, true));
         let upstream = roster.upstream(&decided.worker);
         picked = Picked { decided, upstream };
         match picked.decided.lease.turn() {

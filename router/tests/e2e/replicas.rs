@@ -174,6 +174,24 @@ async fn whoever_comes_later_is_told_what_is_in_flight_and_whoever_goes_takes_it
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_with_two_addresses_is_told_at_one_of_them() {
+    let (worker, goes_on) = holding().await;
+    let (seed, ports) = (Seed::new("twice", "a seed of sixteen bytes or more"), free_ports(2));
+    let one = replica(&[&worker], &seed, (ports[0], &ports), &[]).await;
+    let twice = format!("--replicas=127.0.0.1:{0},localhost:{0}", ports[0]);
+    let listen = format!("--replica-listen=127.0.0.1:{}", ports[1]);
+    let other = Router::start(&[&workers(&[&worker]), &listen, &twice, &seed.argument()]).await;
+    all_know_each_other(&[&one, &other]).await;
+    let from = state(&one).await["heard"][0]["from"].clone();
+    // Each would take the other's place several times in that time.
+    for _ in 0..20 {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        assert_eq!(state(&one).await["heard"][0]["from"], from);
+    }
+    goes_on.notify_one();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_failed_at_a_worker_is_not_expected_there_by_others() {
     let failing = MockWorker::answering(&["m"], json_reply(500, "{}")).await;
     let well = MockWorker::answering(&["m"], json_reply(200, r#"{"usage":{"prompt_tokens":200}}"#)).await;

@@ -9,7 +9,7 @@ use router_core::{Among, Leg, RequestView};
 
 use super::fleet::Router;
 use super::knowledge::Knowledge;
-use super::told::Word;
+use super::told::{Coming, Word};
 use super::{Placed, Setup, Simulation};
 use crate::simulate::args::Apart;
 use crate::simulate::contender::Splits;
@@ -77,7 +77,7 @@ impl<E: Engine> Simulation<'_, E> {
         let record = &mut self.records[number as usize];
         record.prefill_worker = Some(std::mem::replace(&mut record.worker, decided.worker.slot.0));
         self.placed[number as usize] = Some(Placed { decided, leg, turn });
-        self.tell(number, Word::Sent, now_ns);
+        self.tell(number, Word::Sent(Coming::New), now_ns);
         self.submit(number, now_ns);
     }
 }

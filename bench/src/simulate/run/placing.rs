@@ -8,7 +8,7 @@ use std::time::Duration;
 use router_core::{Among, Leg, RequestView};
 
 use super::fleet::Router;
-use super::told::Word;
+use super::told::{Coming, Word};
 use super::{BLOCK_TOKENS, Event, Placed, Simulation, as_ns};
 use crate::simulate::engine::{Engine, Part};
 
@@ -34,6 +34,7 @@ impl<E: Engine> Simulation<'_, E> {
         let replica = self.replicas[number as usize] as usize;
         self.knowledge.look_up::<E>(self.setup.workload, (number, replica), &self.engines, now_ns);
         let before = self.placed[number as usize].take();
+        let coming = if before.is_some() { Coming::Anew } else { Coming::New };
         if before.is_some() {
             self.tell(number, Word::Over, now_ns);
         }
@@ -60,10 +61,10 @@ impl<E: Engine> Simulation<'_, E> {
         self.records[number as usize].worker = decided.worker.slot.0;
         self.placed[number as usize] = Some(Placed { decided, leg, turn });
         if waits {
-            self.tell(number, Word::Waits, now_ns);
+            self.tell(number, Word::Waits(coming), now_ns);
             self.wait(number, now_ns);
         } else {
-            self.tell(number, Word::Sent, now_ns);
+            self.tell(number, Word::Sent(coming), now_ns);
             self.submit(number, now_ns);
         }
     }

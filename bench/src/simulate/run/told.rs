@@ -13,15 +13,24 @@ use crate::simulate::engine::Engine;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Word {
     /// It has sent it to a worker.
-    Sent,
+    Sent(Coming),
     /// It has it in line for a worker.
-    Waits,
+    Waits(Coming),
     /// It was in line, and is sent.
     Goes,
     /// Its first token has come.
     Begun,
     /// It is there no more.
     Over,
+}
+
+/// Whether a request has been placed before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Coming {
+    /// It has just come.
+    New,
+    /// It was in line, and has been decided anew.
+    Anew,
 }
 
 /// What one router has been told of, by number of the request.
@@ -38,7 +47,7 @@ impl<E: Engine> Simulation<'_, E> {
     /// The others have heard it.
     pub(super) fn hear(&mut self, number: u32, word: Word, now_ns: u64) {
         let (sender, now) = (self.replicas[number as usize] as usize, Duration::from_nanos(now_ns));
-        if matches!(word, Word::Sent | Word::Waits | Word::Goes) {
+        if matches!(word, Word::Sent(_) | Word::Waits(_) | Word::Goes) {
             self.read_path(number);
         }
         let mut heard = std::mem::take(&mut self.heard);
@@ -53,12 +62,16 @@ impl<E: Engine> Simulation<'_, E> {
         let Router { decider, fleet } = &self.routers[at];
         let leg = self.leg(number);
         match word {
-            Word::Sent | Word::Waits => {
+            Word::Sent(coming) | Word::Waits(coming) => {
                 let all = self.view(number);
-                let may_wait_since = all.may_wait_since.filter(|_| word == Word::Waits);
+                let may_wait_since = all.may_wait_since.filter(|_| matches!(word, Word::Waits(_)));
                 let view = RequestView { leg, may_wait_since, ..all };
                 let worker = &fleet.workers()[self.records[number as usize].worker as usize];
-                heard.extend(decider.book(worker, &view, now).map(|booked| (number, booked)));
+                let booked = match coming {
+                    Coming::New => decider.book(worker, &view, now),
+                    Coming::Anew => decider.book_again(worker, &view, now),
+                };
+                heard.extend(booked.map(|booked| (number, booked)));
             }
             Word::Over => drop(heard.remove(&number)),
             Word::Goes | Word::Begun => {

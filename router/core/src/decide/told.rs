@@ -62,6 +62,28 @@ impl Decider {
     /// returned is dropped. What is sent is entered as held there. `None` if the worker has left.
     #[must_use]
     pub fn book(&self, worker: &Arc<Worker>, request: &RequestView<'_>, now: Duration) -> Option<Booked> {
+        self.book_there(worker, request, now, true)
+    }
+
+    /// The same of one that has come before, and is told of once more: it was in line and has been decided anew, or whoever hears of it now has not
+    /// heard it all.
+    #[must_use]
+    pub fn book_again(
+        &self,
+        worker: &Arc<Worker>,
+        request: &RequestView<'_>,
+        now: Duration,
+    ) -> Option<Booked> {
+        self.book_there(worker, request, now, false)
+    }
+
+    fn book_there(
+        &self,
+        worker: &Arc<Worker>,
+        request: &RequestView<'_>,
+        now: Duration,
+        is_new: bool,
+    ) -> Option<Booked> {
         let mut state = self.lock_for(worker)?;
         let State { index, recomputed, follow_ups, pools, others, picks, .. } = &mut *state;
         index.catch_up();
@@ -70,7 +92,7 @@ impl Decider {
         let speed = pools.speed(pool);
         let mut there = Candidate::new(worker.slot);
         there.hit(request, hits.blocks(worker.slot), &speed);
-        if request.leg != Leg::Decode {
+        if is_new && request.leg != Leg::Decode {
             pools.arrival(now, std::iter::once(Part { pool, of_candidates: 1.0, of_pool: 1.0 }));
             pools.unseen(pool).told(now, others.late, request.blocks.last().copied());
             follow_ups.see(request.model, self.whole(request), hits.deepest());
@@ -91,7 +113,8 @@ impl Decider {
         };
         let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();
-        if self.reads_prefixes() && !lease.waits() {
+        // What is in line there is held nowhere yet, even if it would be sent at once from here.
+        if self.reads_prefixes() && request.may_wait_since.is_none() {
             let new = (request.blocks_after(there.hit_blocks as usize), there.new_tokens(request));
             (basis, lease.in_flight) = self.enter((index, recomputed), worker, (request, &hits), new);
         }

@@ -5,6 +5,8 @@ use std::sync::Mutex as StdMutex;
 use super::line::{long, may_wait, tells_first_tokens};
 use super::*;
 use crate::decide::Booked;
+use crate::models::PoolNumber;
+use crate::pools::Part;
 use crate::request::Leg;
 use crate::telling::{Beginning, Found, Listener, Told, Word};
 
@@ -236,4 +238,35 @@ fn who_goes_elsewhere_goes_whatever_was_expected_here() {
     assert!(worker.load.sent().tokens > before.tokens);
     drop((sent, third, fourth));
     assert_eq!((worker.load.in_line(), worker.load.read().prefill_tokens), (0, 0));
+}
+
+#[test]
+fn who_is_in_line_elsewhere_is_held_nowhere_until_it_goes_though_it_would_go_from_here() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware"));
+    let (worker, prompt) = (&fleet.workers()[0], long("one"));
+    let mut booked = decider.book(worker, &may_wait(&prompt), NOW).unwrap();
+    assert_eq!((worker.load.in_line(), decider.tree_blocks()), (0, 0), "no first tokens have been seen here");
+    decider.goes_elsewhere(&mut booked, &may_wait(&prompt), LATER);
+    assert!(decider.tree_blocks() > 0);
+    assert_eq!((booked.hit_tokens, booked.basis), (0, Basis::default()), "it expects nothing of itself");
+    let found = Found { prompt_tokens: 40_000, cached_tokens: 0 };
+    let comparison = found.beside(booked.hit_tokens, may_wait(&prompt).prompt_tokens);
+    assert_eq!(decider.compare(worker, booked.basis, comparison), 0, "as expected");
+}
+
+#[test]
+fn who_is_decided_anew_elsewhere_comes_once() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let prompt = long("one");
+    let arrivals_per_s = || {
+        let parts = [0].map(|_| Part { pool: PoolNumber::default(), of_candidates: 1.0, of_pool: 1.0 });
+        decider.lock().pools.arrivals_per_s(parts.into_iter())
+    };
+    drop(decider.book(&fleet.workers()[0], &may_wait(&prompt), NOW).unwrap());
+    let once = arrivals_per_s();
+    assert!(once > 0.0);
+    for number in 0..20 {
+        drop(decider.book_again(&fleet.workers()[number % 2], &may_wait(&prompt), NOW).unwrap());
+    }
+    assert_eq!(arrivals_per_s(), once);
 }
