@@ -148,7 +148,11 @@ pub(super) async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBod
         let free = || (0..).map(|n| format!("{letter}{n}")).find(is_free);
         let id = new.id.clone().or_else(free).unwrap_or_default();
         let specs: Vec<_> = parse(&format!("{id}={}", new.url), &id).map_err(ChangeError::Address)?;
-        if let Some(spec) = specs.iter().find(|spec| known.iter().any(|known| known.id == spec.id)) {
+        // Also of ranks, which are meant all by what their names begin with.
+        let clashes = |spec: &WorkerSpec, known: &WorkerSpec| {
+            is_meant(known, spec.id.as_str()) || is_meant(spec, known.id.as_str())
+        };
+        if let Some(spec) = specs.iter().find(|spec| known.iter().any(|known| clashes(spec, known))) {
             return Err(ChangeError::Known(spec.id.clone()));
         }
         let added = specs.iter().map(|spec| json!({ "id": spec.id.as_str(), "address": spec.address }));

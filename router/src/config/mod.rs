@@ -54,7 +54,7 @@ pub struct Settings {
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub replicas: Vec<String>,
 
-    /// Where this router listens for --replicas, and nobody else: what they say is neither text nor encrypted
+    /// Where this router listens for --replicas: what they say is no text, and sealed, but not encrypted. A name with several addresses is for dns://
     #[arg(long, value_name = "ADDRESS")]
     pub replica_listen: Option<SocketAddr>,
 

@@ -1,7 +1,6 @@
 //! How a connection between two routers begins: each shows that it knows what is in the common seed file, without saying it.
 //!
-//! Nothing after that is signed or encrypted, and no prompt is in it: what is said are lengths, hashes under a secret seed, and times. Knows no
-//! requests. `proto/replica.proto` says what is on the wire.
+//! What follows is sealed and not encrypted, and no prompt is in it: what is said are lengths, hashes under a secret seed, and times. Knows no requests. `proto/replica.proto` says what is on the wire.
 
 use std::io;
 use std::time::Duration;
@@ -11,6 +10,8 @@ use prost::Message;
 use ring::hmac::{self, HMAC_SHA256};
 use roundhouse_wire::replica::{Hello, Proof};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use super::seal::Seals;
 
 /// The protocol's.
 const VERSION: u32 = 1;
@@ -45,6 +46,12 @@ pub enum ReplicaError {
     /// It has hung up where it should have shown that.
     #[error("it has refused: most likely its --prefix-seed-file is another one")]
     Refused,
+    /// What came is not what the other router says next.
+    #[error("somebody has changed what it says")]
+    Forged,
+    /// What it has drawn is none of the protocol.
+    #[error("what listens there is no router of this kind: its nonce has {0} bytes")]
+    Nonce(usize),
     /// It is told by another way.
     #[error("the router there is told already, at another of its addresses")]
     Twice,
@@ -91,8 +98,18 @@ pub(super) enum Side {
     Accepts,
 }
 
-/// Begins a connection on either side. Returns the other router's number, and what `meets` says of it, which is asked before that one can know that it is
-/// to be connected.
+/// A connection that has begun.
+#[derive(Debug)]
+pub(super) struct Begun<T> {
+    /// The other router's number.
+    pub(super) router: u64,
+    /// What `meets` says of it.
+    pub(super) met: T,
+    /// Of what is said from now on.
+    pub(super) seals: Seals,
+}
+
+/// Begins a connection on either side. `meets` is asked for the other router before that one can know that it is to be connected.
 ///
 /// # Errors
 /// When the other one is none that may know what is told, or `meets` says so.
@@ -101,7 +118,7 @@ pub(super) async fn begin<S, T>(
     identity: &Identity,
     side: Side,
     meets: impl FnOnce(u64) -> Result<T, ReplicaError>,
-) -> Result<(u64, T), ReplicaError>
+) -> Result<Begun<T>, ReplicaError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -114,6 +131,9 @@ where
     }
     if hello.router == identity.router {
         return Err(ReplicaError::Itself);
+    }
+    if hello.nonce.len() != NONCE_BYTES {
+        return Err(ReplicaError::Nonce(hello.nonce.len()));
     }
     let met = meets(hello.router)?;
     let signed = hmac::sign(&identity.key, &Identity::text(identity.router, &own, &hello.nonce));
@@ -133,7 +153,11 @@ where
     if side == Side::Accepts {
         write(stream, &proof).await?;
     }
-    Ok((hello.router, met))
+    let seals = match side {
+        Side::Connects => Seals::new(&identity.key, &own, &hello.nonce),
+        Side::Accepts => Seals::new(&identity.key, &hello.nonce, &own),
+    };
+    Ok(Begun { router: hello.router, met, seals })
 }
 
 /// A message with its length before it.
@@ -155,10 +179,22 @@ async fn write(stream: &mut (impl AsyncWrite + Unpin), message: &impl Message) -
 ///
 /// # Errors
 /// When it breaks off, or is no such message.
-pub(super) async fn read<M: Message + Default>(
+async fn read<M: Message + Default>(
     stream: &mut (impl AsyncRead + Unpin),
     most_bytes: usize,
 ) -> Result<Option<M>, ReplicaError> {
+    let message = read_message(stream, most_bytes).await?;
+    Ok(message.map(|message| M::decode(&message[..])).transpose()?)
+}
+
+/// The same as it came.
+///
+/// # Errors
+/// When it breaks off, or is longer.
+pub(super) async fn read_message(
+    stream: &mut (impl AsyncRead + Unpin),
+    most_bytes: usize,
+) -> Result<Option<Vec<u8>>, ReplicaError> {
     let mut length = [0; LENGTH_BYTES];
     match stream.read_exact(&mut length).await {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -168,7 +204,7 @@ pub(super) async fn read<M: Message + Default>(
     let count = usize::try_from(bytes).ok().filter(|count| *count <= most_bytes);
     let mut message = vec![0; count.ok_or(ReplicaError::TooLong(bytes))?];
     stream.read_exact(&mut message).await?;
-    Ok(Some(M::decode(&message[..])?))
+    Ok(Some(message))
 }
 
 #[cfg(test)]
@@ -186,12 +222,12 @@ mod tests {
         let connecting = async {
             let begun = begin(&mut one, connects, Side::Connects, |_| Ok(())).await;
             drop(one);
-            begun.map(|(router, ())| router)
+            begun.map(|begun| begun.router)
         };
         let accepting = async {
             let begun = begin(&mut other, accepts, Side::Accepts, |_| Ok(())).await;
             drop(other);
-            begun.map(|(router, ())| router)
+            begun.map(|begun| begun.router)
         };
         tokio::join!(connecting, accepting)
     }

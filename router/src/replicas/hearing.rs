@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
-use super::handshake::{self, MOST_BYTES, ReplicaError, Side, begin, read};
+use super::handshake::{self, Begun, ReplicaError, Side, begin};
 use super::numbers::ByNumber;
 use super::{MOST_HASHES, Replicas, key_of};
 use crate::app::App;
@@ -29,6 +29,8 @@ use crate::liveness;
 
 /// Connections at once; there are not that many routers.
 const MOST_CONNECTIONS: usize = 1_024;
+/// Of a prompt: more than any engine takes, and so few that those of many requests together can be counted.
+const MOST_TOKENS: usize = 1 << 22;
 /// Requests of one router that are booked at once.
 const MOST_REQUESTS: usize = 1 << 18;
 /// A router that says nothing for so long is gone: it would say at least that.
@@ -84,7 +86,7 @@ async fn hear(
 ) -> Result<std::convert::Infallible, ReplicaError> {
     liveness::configure(&stream, SILENCE);
     let beginning = begin(&mut stream, &replicas.identity, Side::Accepts, |_| Ok(()));
-    let (router, ()) =
+    let Begun { router, mut seals, .. } =
         timeout(handshake::LIMIT, beginning).await.map_err(|_| ReplicaError::Late("its proof"))??;
     tracing::info!(from, router = format!("{router:016x}"), "another router tells of its requests");
     let (heard, mut is_over) = replicas.joins(&app.decider, router, from);
@@ -100,7 +102,7 @@ async fn hear(
         let words = tokio::select! {
             // Dropped with its entry: it has come back.
             _ = &mut is_over => break ReplicaError::Ended,
-            words = timeout(SILENCE, read::<wire::Words>(&mut stream, MOST_BYTES)) => words,
+            words = timeout(SILENCE, seals.read(&mut stream)) => words,
         };
         match words {
             Ok(Ok(Some(words))) => book.take_all(words).await,
@@ -179,7 +181,7 @@ impl From<wire::Sent> for Read {
                 system: Stretch { blocks: sent.system_blocks as usize, bytes: size(sent.system_bytes) },
             },
             prompt_bytes: size(sent.prompt_bytes),
-            prompt_tokens: size(sent.prompt_tokens),
+            prompt_tokens: size(sent.prompt_tokens).min(MOST_TOKENS),
             answer: if sent.whole_answer { Answer::Whole } else { Answer::Streamed },
             leg,
         }

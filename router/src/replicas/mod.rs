@@ -5,12 +5,13 @@
 //! they may be engines that nobody here wrote. Late or lost, a word costs a prediction: no request ever waits for another router.
 //!
 //! A request's lease says by itself what becomes of it ([`telling`](router_core::telling)); [`telling`] passes that on, [`hearing`] books what comes from
-//! others, [`handshake`] is how a connection begins.
+//! others, [`handshake`] is how a connection begins, and [`seal`] what shows that its words are the other's.
 
 mod handshake;
 mod hearing;
 pub mod metrics;
 mod numbers;
+mod seal;
 mod telling;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 use prost::encoding::{self, message};
 use roundhouse_wire::replica as wire;
@@ -20,8 +20,9 @@ use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSend
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use super::handshake::{self, LENGTH_BYTES, MOST_BYTES, ReplicaError, Side, begin, framed};
+use super::handshake::{self, Begun, LENGTH_BYTES, MOST_BYTES, ReplicaError, Side, begin, framed};
 use super::numbers::ByNumber;
+use super::seal::Seals;
 use super::{Replicas, Said, locked};
 use crate::back_off::BackOff;
 use crate::liveness;
@@ -336,7 +337,7 @@ async fn connected(
             begin(&mut stream, &replicas.identity, Side::Connects, |router| replicas.meet(router)).await?;
         Ok::<_, ReplicaError>((stream, met))
     };
-    let (mut stream, (router, _met)) =
+    let (mut stream, Begun { router, met: _met, mut seals }) =
         timeout(handshake::LIMIT, beginning).await.map_err(|_| ReplicaError::Late("its answer"))??;
     begun(router);
     let (queue, frames) = mpsc::channel(MOST_WAITING);
@@ -344,7 +345,7 @@ async fn connected(
     let (mut reading, mut writing) = stream.split();
     let mut nothing = [0];
     tokio::select! {
-        end = write_all(&mut writing, frames) => end,
+        end = write_all(&mut writing, frames, &mut seals) => end,
         // It says nothing more, so this is its end.
         read = reading.read(&mut nothing) => { read?; Err(ReplicaError::Ended) }
     }
@@ -353,6 +354,7 @@ async fn connected(
 async fn write_all(
     stream: &mut (impl tokio::io::AsyncWrite + Unpin),
     mut frames: Receiver<Bytes>,
+    seals: &mut Seals,
 ) -> Result<std::convert::Infallible, ReplicaError> {
     let nothing = framed(&wire::Words::default());
     loop {
@@ -361,7 +363,9 @@ async fn write_all(
             Ok(None) => return Err(ReplicaError::Slow),
             Err(_) => nothing.clone(),
         };
-        timeout(STALL, stream.write_all(&frame)).await.map_err(|_| ReplicaError::Slow)??;
+        let seal = seals.next(&frame[LENGTH_BYTES..]);
+        let mut sealed = frame.chain(&seal[..]);
+        timeout(STALL, stream.write_all_buf(&mut sealed)).await.map_err(|_| ReplicaError::Slow)??;
     }
 }
 

@@ -181,6 +181,8 @@ async fn operators_add_drain_and_remove_all_ranks_of_an_address_or_one() {
     let added = router.admin("POST", "/workers", &new).await;
     assert_eq!((added.status, &added.json()["ranks"][1]["id"]), (201, &json!("a-dp1")));
     assert_eq!(router.admin("POST", "/workers", &new).await.status, 409);
+    let one = json!({"url": "http://127.0.0.1:1", "id": "a"}).to_string();
+    assert_eq!(router.admin("POST", "/workers", &one).await.status, 409, "it would be meant with the ranks");
     until_usable(&router, &["w0", "a-dp0", "a-dp1"]).await;
     let drained = router.admin("POST", "/workers/a/drain", "").await;
     assert_eq!((drained.status, drained.json()["ranks"].as_array().unwrap().len()), (200, 2));
