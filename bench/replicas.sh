@@ -2,7 +2,7 @@
 # One router, several that share nothing, and several that tell each other what they do (--replicas), behind haproxy, which gives each
 # request to any of them; before workers that play a recorded engine. The ways in turn, ROUNDS times; a line for each run.
 #
-#   bench/replicas.sh [ROUTERS] [ROUNDS]        # 4 and 2
+#   cargo build --release --workspace && bench/replicas.sh [ROUTERS] [ROUNDS]        # 4 and 2; needs haproxy
 #
 # Environment: WORKERS (4), KV_BLOCKS of 16 tokens of each (2500), SERVE: what `bench serve` sends (shared prefixes).
 set -euo pipefail

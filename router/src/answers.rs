@@ -131,7 +131,7 @@ fn worker_info(worker: &router_core::Worker) -> Value {
         "id": worker.id().as_str(),
         "usable": worker.is_usable(),
         "models": worker.models().unwrap_or_default().to_vec(),
-        "requests_in_flight": worker.load.read().requests,
+        "requests_in_flight": worker.load.own(),
     })
 }
 

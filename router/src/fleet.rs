@@ -345,6 +345,16 @@ mod tests {
     use crate::config::Cli;
     use crate::keys::WorkerKeys;
 
+    fn fleet_of(workers: &str) -> (FleetService, Arc<Decider>) {
+        let config = Cli::configure(&[workers.to_owned()], None).unwrap();
+        let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
+        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
+        let policy = by_name("prefix_aware").unwrap();
+        let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
+        fleet.set(&config.workers, &decider).unwrap();
+        (fleet, decider)
+    }
+
     /// Whether a worker that holds a prompt may still be picked, and what the tree still knows, once a connection has failed so.
     /// No prober gets its turn meanwhile.
     fn after(error: &TransportError) -> (bool, usize) {
@@ -352,12 +362,7 @@ mod tests {
     }
 
     fn after_with(error: &TransportError, prepare: fn(&Worker)) -> (bool, usize) {
-        let config = Cli::configure(&["--workers=127.0.0.1:9".to_owned()], None).unwrap();
-        let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
-        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
-        let policy = by_name("prefix_aware").unwrap();
-        let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
-        fleet.set(&config.workers, &decider).unwrap();
+        let (fleet, decider) = fleet_of("--workers=127.0.0.1:9");
         let snapshot = Arc::clone(&fleet.roster().snapshot);
         let worker = &snapshot.workers()[0];
         worker.mark_up();
@@ -373,13 +378,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_refuses_takes_all_ranks_of_its_address_out_and_nobody_else() {
-        let workers = ["--workers=a=127.0.0.1:9?dp=3,b=127.0.0.1:8?dp=1,c=127.0.0.1:9".to_owned()];
-        let config = Cli::configure(&workers, None).unwrap();
-        let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
-        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
-        let policy = by_name("prefix_aware").unwrap();
-        let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
-        fleet.set(&config.workers, &decider).unwrap();
+        let (fleet, decider) = fleet_of("--workers=a=127.0.0.1:9?dp=3,b=127.0.0.1:8?dp=1,c=127.0.0.1:9");
         let snapshot = Arc::clone(&fleet.roster().snapshot);
         let up =
             || snapshot.workers().iter().filter(|worker| worker.is_up()).map(|worker| worker.id().as_str());

@@ -437,8 +437,7 @@ impl Metrics {
         for worker in roster.snapshot.workers() {
             worker.load.lapse(app.now());
             let (id, load) = ([worker.id().as_str()], worker.load.read());
-            let own = (load.requests as usize).saturating_sub(worker.load.others());
-            self.worker_in_flight.with_label_values(&id).set(gauge(own));
+            self.worker_in_flight.with_label_values(&id).set(gauge(worker.load.own()));
             self.worker_recomputed.with_label_values(&id).set(app.decider.recomputed_share(worker.slot));
             self.worker_in_line.with_label_values(&id).set(gauge(worker.load.in_line()));
             self.worker_prefill_tokens.with_label_values(&id).set(gauge(load.prefill_tokens as usize));

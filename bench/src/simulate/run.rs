@@ -155,8 +155,8 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let router = |rank: u32| {
             let seed = seed.wrapping_add(rank.into());
             let router = Router::new(contender.policy(), (engines.len(), apart), blocks, seed);
-            if let Some(late) = routers.told_after_ms.map(Duration::from_millis) {
-                router.is_told(RouterPlace { rank, count: places }, late, blocks);
+            if routers.told_after_ms.is_some() {
+                router.is_told(RouterPlace { rank, count: places }, blocks);
             }
             router
         };

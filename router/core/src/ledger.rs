@@ -112,10 +112,18 @@ impl WorkerLoad {
         self.others.load(Ordering::Relaxed) as usize
     }
 
-    /// Requests of whose answers nothing has come yet, as far as the ledger is told of beginnings: they would be lost with the worker.
+    /// This router's requests, at most, of whose answers nothing has come yet, as far as the ledger is told of beginnings: they would be lost with the
+    /// worker.
     #[must_use]
     pub fn unanswered(&self) -> usize {
-        self.row.prefilling.load(Ordering::Relaxed) as usize + self.look(PrefillQueue::computed)
+        let all = self.row.prefilling.load(Ordering::Relaxed) as usize + self.look(PrefillQueue::computed);
+        all.min(self.own())
+    }
+
+    /// This router's own requests in flight.
+    #[must_use]
+    pub fn own(&self) -> usize {
+        (self.row.requests.load(Ordering::Relaxed) as usize).saturating_sub(self.others())
     }
 
     /// All that was ever sent there.

@@ -52,7 +52,7 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
         "cooling_s": worker.health.cooling(now).unwrap_or_default().as_secs_f64(),
         "warming_share": worker.health.warming_share(now).unwrap_or(1.0),
         "models": worker.models().map(|models| models.to_vec()),
-        "requests_in_flight": (load.requests as usize).saturating_sub(worker.load.others()),
+        "requests_in_flight": worker.load.own(),
         "replica_requests_in_flight": worker.load.others(),
         "prefilling": load.prefilling,
         "prefill_tokens": load.prefill_tokens,

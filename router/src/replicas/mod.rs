@@ -2,7 +2,7 @@
 //!
 //! Each is connected to every other one and tells it of its requests: to which worker one goes, or is in line for it, with which blocks, when its first
 //! token has come, that it is over. The others book it in their own ledger and tree ([`Decider::book`](router_core::Decider::book)). Workers have no part in it, so
-//! they may be engines that nobody here wrote. Late or lost, a word costs a prediction: no request ever waits for another router.
+//! they may be engines that nobody here wrote. Late or lost, a word costs a prediction: no request waits for an answer of another router.
 //!
 //! A request's lease says by itself what becomes of it ([`telling`](router_core::telling)); [`telling`] passes that on, [`hearing`] books what comes from
 //! others, [`handshake`] is how a connection begins, and [`seal`] what shows that its words are the other's.
@@ -39,8 +39,6 @@ use crate::discovery::state::SourceState;
 
 /// Blocks of a prompt that others are told of: some 8 MB of it.
 const MOST_HASHES: usize = 4_096;
-/// How long it takes until others know what this router has done: what is collected, a way through a network, and a moment to book it.
-const LATE: Duration = Duration::from_millis(5);
 
 /// What is to be told of a request.
 enum Said {
@@ -192,8 +190,7 @@ impl Replicas {
     }
 
     fn take_places(&self, decider: &Decider, others: &BTreeMap<u64, Other>) {
-        let place = self.place_among(others);
-        decider.is_told(place, if place.count > 1 { LATE } else { Duration::ZERO });
+        decider.is_told(self.place_among(others));
     }
 
     fn place_among(&self, others: &BTreeMap<u64, Other>) -> RouterPlace {

@@ -1,7 +1,6 @@
 //! A router of a simulation: the real decider with a fleet of its own, so that replicas share nothing.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use roundhouse_types::RouterPlace;
 use router_core::policy::IndexBound;
@@ -48,9 +47,9 @@ impl Router {
         Self { decider, fleet }
     }
 
-    /// Others tell this one what they do, after that time. What they tell says nothing of the size of a worker's cache, which is known beforehand.
-    pub(super) fn is_told(&self, place: RouterPlace, late: Duration, blocks: usize) {
-        self.decider.is_told(place, late);
+    /// Others tell this one what they do. What they tell says nothing of the size of a worker's cache, which is known beforehand.
+    pub(super) fn is_told(&self, place: RouterPlace, blocks: usize) {
+        self.decider.is_told(place);
         for worker in self.fleet.workers() {
             worker.reports.set_kv_capacity(Some(blocks * BLOCK_TOKENS));
         }

@@ -30,13 +30,14 @@ pub struct Booked {
     pub basis: Basis,
 }
 
+/// How long it is taken to take until one router knows what another has done: what is collected, a way through a network, and a moment to book it.
+const LATE: Duration = Duration::from_millis(5);
+
 /// The routers that tell each other.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Others {
     /// This one's place among all of them.
     pub(super) place: RouterPlace,
-    /// How long it takes until one knows what another has done.
-    late: Duration,
 }
 
 impl Others {
@@ -47,15 +48,15 @@ impl Others {
 
     /// For how long nothing is known of what others decide; `None` where there are none.
     pub(super) fn unseen_for(&self) -> Option<Duration> {
-        (self.count() > 0).then_some(self.late)
+        (self.count() > 0).then_some(LATE)
     }
 }
 
 impl Decider {
-    /// From now on so many other routers tell this one what they do, of which one knows after `late`. In that time several may decide the same of
-    /// the same: each has a `place` of its own.
-    pub fn is_told(&self, place: RouterPlace, late: Duration) {
-        self.lock().others = Others { place, late };
+    /// From now on so many other routers tell this one what they do. While a word is on its way several may decide the same of the same: each has a
+    /// `place` of its own.
+    pub fn is_told(&self, place: RouterPlace) {
+        self.lock().others = Others { place };
     }
 
     /// Another router has sent a request to `worker`, or has it in line for it, if it may wait: from `now` on it is in flight there, until what is
@@ -85,7 +86,7 @@ impl Decider {
         is_new: bool,
     ) -> Option<Booked> {
         let mut state = self.lock_for(worker)?;
-        let State { index, recomputed, follow_ups, pools, others, picks, .. } = &mut *state;
+        let State { index, recomputed, follow_ups, pools, picks, .. } = &mut *state;
         index.catch_up();
         let hits = self.look_up(index, request);
         let pool = worker.pool();
@@ -94,7 +95,7 @@ impl Decider {
         there.hit(request, hits.blocks(worker.slot), &speed);
         if is_new && request.leg != Leg::Decode {
             pools.arrival(now, std::iter::once(Part { pool, of_candidates: 1.0, of_pool: 1.0 }));
-            pools.unseen(pool).told(now, others.late, request.blocks.last().copied());
+            pools.unseen(pool).told(now, LATE, request.blocks.last().copied());
             follow_ups.see(request.model, self.whole(request), hits.deepest());
         }
         *picks += 1;

@@ -40,6 +40,9 @@ fn what_another_has_sent_costs_and_holds_as_if_it_were_its_own() {
     for prompt in &prompts {
         assert_eq!(costs(&one, &fleet, prompt), costs(&other, &other_fleet, prompt));
     }
+    let unanswered =
+        |fleet: &FleetSnapshot| fleet.workers().iter().map(|worker| worker.load.unanswered()).sum::<usize>();
+    assert_eq!((unanswered(&fleet), unanswered(&other_fleet)), (6, 0), "whose retries they would be");
     for (own, theirs) in decided.iter_mut().zip(&mut booked) {
         one.first_token(&mut own.lease, LATER);
         other.first_token(&mut theirs.lease, LATER);
@@ -47,6 +50,7 @@ fn what_another_has_sent_costs_and_holds_as_if_it_were_its_own() {
     let worker = &other_fleet.workers()[0];
     assert_eq!(one.prefill_speed(&fleet.workers()[0]), other.prefill_speed(worker));
     assert_eq!(other_fleet.workers().iter().map(|worker| worker.load.others()).sum::<usize>(), 6);
+    assert!(other_fleet.workers().iter().all(|worker| worker.load.own() == 0), "it has none of its own");
     drop((decided, booked));
     for worker in other_fleet.workers() {
         let LoadReading { requests, prefilling, prefill_tokens, context_tokens, held_tokens, .. } =
@@ -98,7 +102,7 @@ fn routers_that_decide_at_once_do_not_all_choose_the_same_worker() {
         let routers: Vec<_> = (0..3).map(|_| (fleet(9), decider("prefix_aware"))).collect();
         if is_told {
             for (rank, (_, decider)) in (0..3).zip(&routers) {
-                decider.is_told(RouterPlace { rank, count: 3 }, Duration::from_millis(5));
+                decider.is_told(RouterPlace { rank, count: 3 });
             }
         }
         let mut busiest = 0;
@@ -124,7 +128,7 @@ fn chosen_at_once(is_same: bool) -> [usize; 2] {
     let late = Duration::from_millis(5);
     let routers: Vec<_> = (0..3).map(|_| (fleet(9), decider("prefix_aware"))).collect();
     for (rank, (_, decider)) in (0..3).zip(&routers) {
-        decider.is_told(RouterPlace { rank, count: 3 }, late);
+        decider.is_told(RouterPlace { rank, count: 3 });
     }
     let mut chosen = Vec::new();
     for instant in 0..200 {
