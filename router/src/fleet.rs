@@ -11,10 +11,10 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::config::Settings;
+use crate::config::{Settings, Switch};
 use crate::desired::{Desired, Found, NewRequests, Wanted};
 use crate::file_limit;
-use crate::kv_events::Follower;
+use crate::kv_events::{Follower, Others};
 use crate::probes::{Overlaps, Prober};
 use crate::transport::{AddressError, Connector, Transport, TransportError};
 
@@ -28,7 +28,7 @@ pub struct Upstream {
     pub model_entries: RwLock<Arc<[Value]>>,
     /// Wakes its prober before its time.
     pub probe_now: Notify,
-    /// Who follows what it says of itself, if it is a worker of ours.
+    /// Who follows what it says of itself, if it may.
     pub follower: Option<Follower>,
 }
 
@@ -100,6 +100,8 @@ pub struct FleetService {
     started: Instant,
     /// By which workers tell routers apart, and these each other.
     listener: Listener,
+    /// Who else sends requests to the workers.
+    others: Others,
     /// For probes of all workers.
     overlaps: Overlaps,
     roster: ArcSwap<Roster>,
@@ -118,12 +120,18 @@ struct Change {
 impl FleetService {
     /// A fleet without workers, whose health goes by the time since `started`.
     #[must_use]
-    pub fn new(settings: &Settings, connector: Connector, listener: Listener, started: Instant) -> Self {
+    pub fn new(
+        settings: &Settings,
+        connector: Connector,
+        (listener, others): (Listener, Others),
+        started: Instant,
+    ) -> Self {
         Self {
             settings: settings.clone(),
             connector,
             started,
             listener,
+            others,
             overlaps: Overlaps::of(file_limit::most()),
             roster: ArcSwap::default(),
             change: Mutex::default(),
@@ -236,13 +244,7 @@ impl FleetService {
         for worker in diff.added {
             let Some(transport) = transports.remove(worker.id()) else { continue };
             let mut tasks = Vec::new();
-            let follower = self.connector.grpc(&worker.spec).ok().flatten().map(|grpc| {
-                let (decider, worker) = (Arc::clone(decider), Arc::clone(&worker));
-                let (follower, following) =
-                    Follower::new(worker, (grpc, self.listener), decider, self.started);
-                tasks.push(tokio::spawn(following).abort_handle());
-                follower
-            });
+            let follower = self.follower(&worker, decider, &mut tasks);
             let upstream = Arc::new(Upstream {
                 worker: Arc::clone(&worker),
                 transport,
@@ -265,6 +267,30 @@ impl FleetService {
         // Once nobody finds them any more: else requests would find nobody while this lasts.
         diff.removed.iter().for_each(|worker| decider.retire(worker));
         Ok(())
+    }
+
+    /// Who follows what `worker` says of its cache, and the tasks of that; `None` for one that says nothing.
+    fn follower(
+        &self,
+        worker: &Arc<Worker>,
+        decider: &Arc<Decider>,
+        tasks: &mut Vec<AbortHandle>,
+    ) -> Option<Follower> {
+        let decider = (Arc::clone(decider), self.started);
+        match self.connector.grpc(&worker.spec).ok()? {
+            Some(grpc) => {
+                let (follower, following) =
+                    Follower::of_ours(Arc::clone(worker), (grpc, self.listener), decider);
+                tasks.push(tokio::spawn(following).abort_handle());
+                Some(follower)
+            }
+            None if self.settings.engine_events == Switch::On && decider.0.reads_prefixes() => {
+                let (follower, following) = Follower::of_engine(Arc::clone(worker), self.others, decider);
+                tasks.push(tokio::spawn(following).abort_handle());
+                Some(follower)
+            }
+            None => None,
+        }
     }
 
     /// A connection to `worker` could not be made, and so none to other ranks of its endpoint. If that says that it is not there, or is late where probes fail as well, it is out
@@ -348,7 +374,12 @@ mod tests {
     fn fleet_of(workers: &str) -> (FleetService, Arc<Decider>) {
         let config = Cli::configure(&[workers.to_owned()], None).unwrap();
         let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
-        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
+        let fleet = FleetService::new(
+            &config.settings,
+            connector,
+            (Listener::default(), Others::None),
+            Instant::now(),
+        );
         let policy = by_name("prefix_aware").unwrap();
         let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
         fleet.set(&config.workers, &decider).unwrap();

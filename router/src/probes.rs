@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::cache_size;
 use crate::config::Settings;
 use crate::fleet::Upstream;
+use crate::kv_events::{ENGINE_EVENTS_PATH, EngineEvents, Follower};
 use crate::transport::{Transport, TransportError, WorkerRequest};
 
 /// Probes that must fail, one after the other, to take out a worker that was up.
@@ -87,6 +88,8 @@ pub struct Prober {
     passed: usize,
     /// How often the worker is yet to be asked how much its cache holds.
     cache_asks: usize,
+    /// It has come up, and has not been asked where it publishes its cache events.
+    has_come: bool,
     /// What is known of what the worker holds, since the last probe that passed.
     knowledge: Knowledge,
 }
@@ -134,6 +137,7 @@ impl Prober {
             failures: 0,
             passed: 0,
             cache_asks: 0,
+            has_come: false,
             knowledge: Knowledge::Kept,
         }
     }
@@ -142,6 +146,7 @@ impl Prober {
     pub async fn run(mut self) {
         let upstream = Arc::clone(&self.upstream);
         let (mut running, mut asking) = (FuturesUnordered::new(), FuturesUnordered::new());
+        let mut looking = FuturesUnordered::new();
         let mut last = Instant::now();
         let mut next = last;
         loop {
@@ -158,6 +163,9 @@ impl Prober {
                     if asking.is_empty() && self.asks_cache_size() {
                         asking.push(timeout(CACHE_SIZE_LIMIT, cache_size(&upstream)));
                     }
+                    if looking.is_empty() && self.asks_events() {
+                        looking.push(timeout(CACHE_SIZE_LIMIT, engine_events(&upstream)));
+                    }
                     next = next.min(last + self.pause());
                 }
                 Some(told) = asking.next() => {
@@ -165,6 +173,13 @@ impl Prober {
                         tracing::info!(worker = %upstream.worker.id(), tokens, "KV cache");
                         upstream.worker.reports.set_kv_capacity(Some(tokens));
                         self.cache_asks = 0;
+                    }
+                }
+                Some(told) = looking.next() => {
+                    match (told, &upstream.follower) {
+                        (Ok(Some(events)), Some(follower)) => follower.offer(events),
+                        // With the next probe that passes.
+                        _ => self.has_come = true,
                     }
                 }
                 // Somebody could not connect. That counts like a probe, and others look at once, but no more often than at a worker that
@@ -179,12 +194,20 @@ impl Prober {
 
     /// Whether the worker is to be asked now; one of ours that is followed tells by itself.
     fn asks_cache_size(&mut self) -> bool {
-        let asks = self.upstream.follower.is_none()
+        let follower = self.upstream.follower.as_ref();
+        let asks = follower.is_none_or(Follower::is_of_engine)
             && self.cache_asks > 0
             && self.upstream.worker.is_up()
             && self.passed % PROBES_PER_MODEL_LIST == 1;
         self.cache_asks -= usize::from(asks);
         asks
+    }
+
+    /// Whether the worker, which has just come up, is to be asked where it publishes its cache events.
+    fn asks_events(&mut self) -> bool {
+        let is_up = self.upstream.worker.is_up();
+        let follower = self.upstream.follower.as_ref().filter(|_| is_up);
+        follower.is_some_and(Follower::is_of_engine) && std::mem::take(&mut self.has_come)
     }
 
     fn pause(&self) -> Duration {
@@ -228,7 +251,7 @@ impl Prober {
             worker.health.come_back(self.started.elapsed(), self.slow_start);
         }
         if arrival.is_some() {
-            (self.cache_asks, self.passed) = (MOST_CACHE_ASKS, 1);
+            (self.cache_asks, self.passed, self.has_come) = (MOST_CACHE_ASKS, 1, true);
             tracing::info!(worker = %worker.id(), models = ?worker.models(), "worker is up");
         }
     }
@@ -298,6 +321,13 @@ async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Re
         }
     }
     Ok(())
+}
+
+/// Where an engine publishes its cache events; `None` if it could not be asked, and within that, if it does not publish any.
+async fn engine_events(upstream: &Upstream) -> Option<Option<EngineEvents>> {
+    let path = PathAndQuery::from_static(ENGINE_EVENTS_PATH);
+    let (status, body) = get(&*upstream.transport, path).await.ok()?;
+    Some(EngineEvents::read(&body, &upstream.worker.spec).filter(|_| status.is_success()))
 }
 
 /// `None` if the worker does not say.

@@ -8,11 +8,22 @@ const RULE: &[(&str, &[&str])] = &[
     ("proto/types", &[]),
     ("proto/text", &["roundhouse-types"]),
     ("proto/wire", &["roundhouse-types"]),
+    ("proto/zmtp", &[]),
     ("router/core", &["roundhouse-types"]),
-    ("router", &["roundhouse-types", "roundhouse-wire", "router-core", "worker"]),
+    ("router", &["roundhouse-types", "roundhouse-wire", "roundhouse-zmtp", "router-core", "worker"]),
     ("worker/core", &["roundhouse-types"]),
     ("worker/kernels", &[]),
-    ("worker", &["roundhouse-types", "roundhouse-text", "roundhouse-wire", "worker-core", "worker-kernels"]),
+    (
+        "worker",
+        &[
+            "roundhouse-types",
+            "roundhouse-text",
+            "roundhouse-wire",
+            "roundhouse-zmtp",
+            "worker-core",
+            "worker-kernels",
+        ],
+    ),
     ("bench", &["roundhouse-types", "roundhouse-text", "router-core", "worker-core"]),
 ];
 

@@ -7,6 +7,7 @@ mod text_limit;
 mod tokenizing;
 mod tokens;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -27,6 +28,8 @@ pub use self::text_limit::TextLimit;
 pub use self::tokenizing::Tokenizing;
 
 const REQUEST_ID: &str = "x-request-id";
+/// vLLM's name of what its cache events say whose blocks are.
+const SESSION_ID: &str = "x-session-id";
 
 /// A served model: all that requests share.
 pub struct Api {
@@ -65,9 +68,11 @@ pub struct Api {
 }
 
 impl Api {
-    /// Answers one request, which is known by its header `x-request-id`, if it has one.
+    /// Answers one request, which cache events call as its header `x-session-id` says, as vLLM's do, or else `x-request-id`.
     pub async fn handle(self: &Arc<Self>, request: Request<Bytes>) -> Response<WorkerBody> {
-        let caller = Caller { request_id: request_id(request.headers()), ..Caller::default() };
+        let headers = request.headers();
+        let request_id = named_by(headers, SESSION_ID).or_else(|| request_id(headers));
+        let caller = Caller { request_id, ..Caller::default() };
         self.handle_for(caller, request).await
     }
 
@@ -103,7 +108,7 @@ impl Api {
                 "POST"
             }
             "/health" | "/livez" | "/readyz" | "/v1/models" | "/server_info" | "/get_server_info"
-            | "/get_model_info" | "/metrics" => "GET",
+            | "/get_model_info" | "/metrics" | "/kv_event_sources" => "GET",
             _ => return Err(RequestError::NotFound { path }),
         };
         takes(request.method(), allowed)?;
@@ -122,6 +127,7 @@ impl Api {
                 metrics += &self.simulation.as_ref().map(Simulation::metrics).unwrap_or_default();
                 Ok(text_response("text/plain; version=0.0.4", metrics))
             }
+            "/kv_event_sources" => Ok(json_response(&self.kv_event_sources())),
             "/flush_cache" => {
                 let blocks = self.engine.flush_cache().await;
                 let blocks = blocks.ok_or_else(|| RequestError::Engine("it has stopped".to_owned()))?;
@@ -142,6 +148,19 @@ impl Api {
             "max_model_len": self.context_tokens,
             "simulated": self.simulation.is_some(),
         })
+    }
+
+    /// Where cache events are published over ZeroMQ, as vLLM says it: by data-parallel rank, of which there is one here.
+    fn kv_event_sources(&self) -> Value {
+        let Some(published) = self.kv_log.as_ref().and_then(|log| log.published()) else { return json!({}) };
+        let endpoint = |address: SocketAddr| format!("tcp://{address}");
+        json!({ "0": {
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            "endpoint": endpoint(published.publish),
+            "replay_endpoint": published.replay.map(endpoint),
+            "topic": published.topic,
+        } })
     }
 
     fn server_info(&self) -> Value {
@@ -171,7 +190,11 @@ impl Api {
 
 /// How the client names its request.
 pub(crate) fn request_id(headers: &HeaderMap) -> RequestId {
-    headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| !id.is_empty()).map(Arc::from)
+    named_by(headers, REQUEST_ID)
+}
+
+fn named_by(headers: &HeaderMap, name: &str) -> RequestId {
+    headers.get(name).and_then(|id| id.to_str().ok()).filter(|id| !id.is_empty()).map(Arc::from)
 }
 
 fn seconds(time: SystemTime) -> u64 {

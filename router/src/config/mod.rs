@@ -254,6 +254,11 @@ pub struct Settings {
     #[arg(long, default_value = "0", value_parser = parse_ratio, value_name = "TIMES")]
     pub kv_host_ratio: f64,
 
+    /// Whether to follow the cache events of engines that publish them (vLLM from 0.32 on, with --kv-events-config): on or off. Requests to
+    /// these get the header x-session-id if they have none, by which the engine's events say whose blocks are stored
+    #[arg(long, default_value = "on", value_name = "on|off")]
+    pub engine_events: Switch,
+
     /// Write what passes to this file as a trace for `bench simulate`: times, lengths and which blocks prompts share, no text; an older file
     /// is kept as FILE.old. Off unless given, since hashing all of every prompt costs the policies that read less of it
     #[arg(long, value_name = "FILE")]

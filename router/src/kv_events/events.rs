@@ -1,78 +1,143 @@
 //! One worker's cache events → the decider's tree.
 //!
 //! A stream that breaks or has a gap is asked for again from where it broke; the worker replays what it has kept, or sends a
-//! snapshot. Until that has come the worker's entries are stale: they are used, and nothing is concluded from what is missing.
+//! snapshot. Until that has come the worker's entries are stale: they are used, and nothing is concluded from what is missing. How the
+//! events come is the stream's business: [`over_grpc`](super::over_grpc) of our own workers, [`over_zmq`](super::over_zmq) of engines.
 
 use std::convert::Infallible;
+use std::future::Future;
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use roundhouse_types::KvEventBatch;
-use roundhouse_wire::{INFO_PATH, KV_EVENTS_PATH, KvEventError, v1};
-use router_core::prefix::feed::{CacheChange, CacheFeed, FeedBatch, FeedError, Listener, SnapshotPart};
+use roundhouse_wire::KvEventError;
+use router_core::prefix::feed::{CacheChange, CacheFeed, FeedBatch, FeedError};
 use router_core::{CacheTrust, Decider, Worker};
 use tokio::time::MissedTickBehavior;
 
 use super::{Hearing, Told, UNOFFERED_PAUSE, back_off, is_not_offered};
 use crate::back_off::BackOff;
-use crate::transport::{GrpcTransport, TransportError};
+use crate::transport::TransportError;
 
 /// How often ended requests are looked at.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(250);
 /// After this long without a stream what is known of the cache is no better than what was learned.
 const STALE_LIMIT: Duration = Duration::from_secs(30);
 
+/// What a stream says.
+pub(super) enum Said {
+    /// What happened next.
+    Batch(FeedBatch),
+    /// An engine's batches come from this number on.
+    Joined(u64),
+    /// An engine is another process now.
+    Restarted,
+}
+
+/// One worker's events, as they come.
+pub(super) trait EventStream: Send {
+    /// Whether there is one, as far as is known.
+    fn is_offered(&self) -> bool {
+        true
+    }
+
+    /// Waits until there is one.
+    fn offered(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
+    /// It is of no use: there is none, until another process is there.
+    fn decline(&mut self) {}
+
+    /// Nothing is known any more of what has been said.
+    fn begin_anew(&mut self) {}
+
+    /// Opens it, or opens it again; `resume` says where to go on, if it is known.
+    fn open(&mut self, resume: Option<(u64, u64)>) -> impl Future<Output = Result<(), StreamEnd>> + Send;
+
+    /// What comes next. May be dropped half way: nothing is lost.
+    fn next(&mut self) -> impl Future<Output = Result<Said, StreamEnd>> + Send;
+}
+
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
-enum StreamEnd {
+pub(super) enum StreamEnd {
     #[error(transparent)]
     Transport(#[from] TransportError),
     #[error(transparent)]
     Event(#[from] KvEventError),
     #[error(transparent)]
     Feed(#[from] FeedError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
     #[error("the worker ended its stream of cache events")]
     Over,
+    #[error("the worker does not say whose blocks its cache events are of")]
+    Mute,
+}
+
+/// Whether what the tree knows of a worker may be called exact, once all of the worker's events are known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum MostTrust {
+    Exact,
+    /// Other routers send there what this one enters and does not follow.
+    Stale,
 }
 
 /// Follows one worker's events.
-pub(super) struct EventFollower {
+pub(super) struct EventFollower<S> {
     worker: Arc<Worker>,
-    listener: Listener,
-    grpc: Arc<GrpcTransport>,
+    events: S,
     decider: Arc<Decider>,
     started: Instant,
     feed: CacheFeed,
+    most_trust: MostTrust,
+    /// Whether requests are to be told of.
+    listens: Arc<AtomicBool>,
     /// When the last stream was there.
     seen: Instant,
     back_off: BackOff,
 }
 
-impl EventFollower {
+impl<S: EventStream> EventFollower<S> {
     pub(super) fn new(
-        (worker, listener): (Arc<Worker>, Listener),
-        grpc: Arc<GrpcTransport>,
-        decider: Arc<Decider>,
-        started: Instant,
+        worker: Arc<Worker>,
+        (events, feed, most_trust): (S, CacheFeed, MostTrust),
+        listens: Arc<AtomicBool>,
+        (decider, started): (Arc<Decider>, Instant),
     ) -> Self {
-        let (feed, back_off) = (CacheFeed::new(listener), back_off());
-        Self { worker, listener, grpc, decider, started, feed, seen: Instant::now(), back_off }
+        let (seen, back_off) = (Instant::now(), back_off());
+        Self { worker, events, decider, started, feed, most_trust, listens, seen, back_off }
     }
 
     /// Follows for ever.
     pub(super) async fn run(mut self, mut hearing: Hearing) {
         loop {
+            if !self.events.is_offered() {
+                self.give_up();
+                self.events.offered().await;
+            }
             let Err(end) = self.stream(&mut hearing).await;
             let wait = match &end {
                 StreamEnd::Transport(error) if is_not_offered(error) => {
                     self.give_up();
                     UNOFFERED_PAUSE
                 }
+                StreamEnd::Mute => {
+                    tracing::warn!(
+                        worker = %self.worker.id(),
+                        "its cache events do not say whose blocks they are of (session_id, vLLM from 0.32 on); they are not followed"
+                    );
+                    self.events.decline();
+                    Duration::ZERO
+                }
                 _ => self.back_off.pause(),
             };
             tracing::debug!(worker = %self.worker.id(), reason = %end, "cache events are not followed now");
             if matches!(end, StreamEnd::Event(_) | StreamEnd::Feed(FeedError::NoSnapshot(_))) {
                 self.feed.distrust();
+                self.events.begin_anew();
             }
             self.pause(wait, &mut hearing).await;
         }
@@ -101,19 +166,15 @@ impl EventFollower {
 
     /// Nothing is known by events any more.
     fn give_up(&mut self) {
+        self.listens.store(false, Ordering::Relaxed);
         self.worker.reports.set_trust(CacheTrust::Learned);
-        self.feed = CacheFeed::new(self.listener);
+        self.feed.begin_anew();
+        self.events.begin_anew();
     }
 
     async fn stream(&mut self, hearing: &mut Hearing) -> Result<Infallible, StreamEnd> {
-        let info = self.grpc.call::<v1::InfoReply>(INFO_PATH, &v1::InfoRequest {}).await?.next().await?;
-        let info = info.ok_or(StreamEnd::Over)?;
-        let capacity = info.kv_blocks.saturating_mul(info.block_tokens.into());
-        let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
-        self.worker.reports.set_kv_capacity(Some(capacity).filter(|tokens| *tokens > 0));
-        let (from_sequence, instance) = self.feed.resume().unzip();
-        let request = v1::KvEventsRequest { from_sequence, instance };
-        let mut batches = self.grpc.call::<v1::KvEventBatch>(KV_EVENTS_PATH, &request).await?;
+        self.events.open(self.feed.resume()).await?;
+        self.listens.store(true, Ordering::Relaxed);
         self.show_trust();
         let mut settling = tokio::time::interval(SETTLING_INTERVAL);
         settling.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -121,12 +182,12 @@ impl EventFollower {
         let replayed_at = Instant::now() + 2 * SETTLING_INTERVAL;
         loop {
             tokio::select! {
-                batch = batches.next() => {
+                said = self.events.next() => {
                     // Whatever the events name was told of before it was sent.
                     while let Some(told) = hearing.try_next() {
                         self.hear(told);
                     }
-                    self.take(batch?.ok_or(StreamEnd::Over)?)?;
+                    self.take(said?)?;
                 }
                 Some(told) = hearing.next() => self.hear(told),
                 _ = settling.tick() => {
@@ -134,6 +195,9 @@ impl EventFollower {
                     if self.seen > replayed_at {
                         let changes = self.feed.settle(self.started.elapsed());
                         self.apply(&changes);
+                        if self.feed.is_mute() {
+                            return Err(StreamEnd::Mute);
+                        }
                     }
                 }
             }
@@ -147,11 +211,15 @@ impl EventFollower {
         }
     }
 
-    fn take(&mut self, batch: v1::KvEventBatch) -> Result<(), StreamEnd> {
-        let part = |snapshot: v1::Snapshot| SnapshotPart { first: snapshot.first, last: snapshot.last };
-        let (snapshot, instance) = (batch.snapshot.map(part), batch.instance);
-        let batch = FeedBatch { batch: KvEventBatch::try_from(batch)?, snapshot, instance };
-        let changes = self.feed.take(batch)?;
+    fn take(&mut self, said: Said) -> Result<(), StreamEnd> {
+        let changes = match said {
+            Said::Batch(batch) => self.feed.take(batch)?,
+            Said::Joined(sequence) => {
+                self.feed.join(sequence);
+                Vec::new()
+            }
+            Said::Restarted => vec![self.feed.restarted()],
+        };
         self.back_off.begin_anew();
         self.apply(&changes);
         self.show_trust();
@@ -165,7 +233,10 @@ impl EventFollower {
     }
 
     fn show_trust(&self) {
-        let trust = if self.feed.is_exact() { CacheTrust::Exact } else { CacheTrust::Stale };
+        let trust = match (self.feed.is_exact(), self.most_trust) {
+            (true, MostTrust::Exact) => CacheTrust::Exact,
+            _ => CacheTrust::Stale,
+        };
         self.worker.reports.set_trust(trust);
     }
 }

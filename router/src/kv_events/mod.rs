@@ -1,25 +1,33 @@
-//! Follows what our own workers say of themselves: cache events, load, and the size of their caches.
+//! Follows what workers say of themselves: our own over gRPC, cache events, load, and the size of their caches; engines that publish their cache
+//! events over ZeroMQ, these.
 //!
-//! A task for each worker that speaks gRPC; others are never asked. What requests go to the worker is told to it beforehand, since
-//! events name requests by their id ([`CacheFeed`](router_core::prefix::feed::CacheFeed) says what for). Knows no policies. Next:
-//! the worker's [`Reports`](router_core::Reports) and the decider's tree.
+//! A task for each of these workers. What requests go to the worker is told to it beforehand, since events name requests
+//! ([`CacheFeed`](router_core::prefix::feed::CacheFeed) says what for): our own worker's by their id, an engine's by what the request's header
+//! `x-session-id` says, which is the client's, or else the id again. Knows no policies. Next: the worker's
+//! [`Reports`](router_core::Reports) and the decider's tree.
 
 mod events;
 mod load;
+mod over_grpc;
+mod over_zmq;
 mod tell;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use router_core::prefix::Cut;
-use router_core::prefix::feed::{FollowedPath, Listener, PromptUsage};
-use router_core::{CacheTrust, Decider, Worker};
+use router_core::prefix::feed::{CacheFeed, FollowedPath, Listener, PromptUsage};
+use router_core::{Decider, Worker};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 
-use self::events::EventFollower;
+use self::events::{EventFollower, MostTrust};
+use self::over_grpc::GrpcEvents;
+use self::over_zmq::ZmqEvents;
+pub use self::over_zmq::{PATH as ENGINE_EVENTS_PATH, Source as EngineEvents};
 use self::tell::Teller;
 use crate::back_off::BackOff;
 use crate::stages::parse::Reading;
@@ -34,6 +42,9 @@ const UNOFFERED_PAUSE: Duration = Duration::from_secs(60);
 /// Requests told of that the task has not heard of yet. Beyond, requests are not followed: their entries stay as they were made.
 const MAX_UNHEARD: usize = 16_384;
 
+/// What vLLM's cache events repeat of a request.
+pub const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
+
 /// What is told of requests.
 enum Told {
     Dispatched(Arc<str>, FollowedPath),
@@ -43,17 +54,28 @@ enum Told {
 /// Where requests are told of; clones are the same.
 #[derive(Clone)]
 pub struct Follower {
-    worker: Arc<Worker>,
     sender: UnboundedSender<Told>,
     unheard: Arc<AtomicUsize>,
+    listens: Arc<AtomicBool>,
+    /// Of an engine: where to say where it publishes.
+    engine: Option<watch::Sender<Option<EngineEvents>>>,
+}
+
+/// Whether other routers send requests to the same workers, and say so to each other and not to the workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Others {
+    /// None that is known of.
+    None,
+    /// Those of `--replicas`.
+    Replicas,
 }
 
 /// What the task hears.
 struct Hearing {
     receiver: UnboundedReceiver<Told>,
     unheard: Arc<AtomicUsize>,
-    /// Who tells other routers of it.
-    teller: Teller,
+    /// Who tells other routers of it, by way of the worker.
+    teller: Option<Teller>,
 }
 
 impl Hearing {
@@ -71,7 +93,9 @@ impl Hearing {
         if matches!(told, Told::Dispatched(..)) {
             self.unheard.fetch_sub(1, Ordering::Relaxed);
         }
-        self.teller.tell(&told);
+        if let Some(teller) = &self.teller {
+            teller.tell(&told);
+        }
         told
     }
 }
@@ -81,9 +105,16 @@ pub struct Followed {
     sender: UnboundedSender<Told>,
     id: Arc<str>,
     usage: Option<PromptUsage>,
+    to_say: Option<HeaderValue>,
 }
 
 impl Followed {
+    /// What the request's header [`SESSION_ID`] is to say, if it says nothing yet.
+    #[must_use]
+    pub fn to_say(&self) -> Option<&HeaderValue> {
+        self.to_say.as_ref()
+    }
+
     /// The reply has said this of its prompt.
     pub fn used(&mut self, usage: PromptUsage) {
         self.usage = Some(usage);
@@ -99,21 +130,20 @@ impl Drop for Followed {
 
 impl Follower {
     /// Follows `worker` by way of `grpc` as `listener`, and tells `decider`, whose clock began at `started`. The future never ends.
-    pub fn new(
+    pub fn of_ours(
         worker: Arc<Worker>,
         (grpc, listener): (GrpcTransport, Listener),
-        decider: Arc<Decider>,
-        started: Instant,
+        decider: (Arc<Decider>, Instant),
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let (sender, receiver) = unbounded_channel();
-        let unheard = Arc::new(AtomicUsize::new(0));
-        let follower = Self { worker: Arc::clone(&worker), sender, unheard: Arc::clone(&unheard) };
-        let grpc = Arc::new(grpc);
+        let (follower, receiver) = Self::new(None);
+        let (unheard, listens) = (Arc::clone(&follower.unheard), Arc::clone(&follower.listens));
+        let (grpc, started) = (Arc::new(grpc), decider.1);
         let following = async move {
             let (teller, told) = Teller::new(Arc::clone(&worker), listener);
-            let hearing = Hearing { receiver, unheard, teller };
-            let events =
-                EventFollower::new((Arc::clone(&worker), listener), Arc::clone(&grpc), decider, started);
+            let hearing = Hearing { receiver, unheard, teller: Some(teller) };
+            let events = GrpcEvents::new(Arc::clone(&worker), Arc::clone(&grpc));
+            let events = (events, CacheFeed::new(listener), MostTrust::Exact);
+            let events = EventFollower::new(Arc::clone(&worker), events, listens, decider);
             tokio::join!(
                 events.run(hearing),
                 load::run(&worker, &grpc, started, listener.router),
@@ -123,13 +153,53 @@ impl Follower {
         (follower, following)
     }
 
-    /// A request with that id and prompt is about to be sent to the worker. `None` if nothing would come of following it.
+    /// Follows an engine once it has [said](Self::offer) where it publishes, and tells `decider`, whose clock began at `started`. The future never
+    /// ends.
+    pub fn of_engine(
+        worker: Arc<Worker>,
+        others: Others,
+        decider: (Arc<Decider>, Instant),
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
+        let (engine, sources) = watch::channel(None);
+        let (follower, receiver) = Self::new(Some(engine));
+        let (unheard, listens) = (Arc::clone(&follower.unheard), Arc::clone(&follower.listens));
+        let most_trust = match others {
+            Others::None => MostTrust::Exact,
+            Others::Replicas => MostTrust::Stale,
+        };
+        let events = (ZmqEvents::new(sources), CacheFeed::of_engine(), most_trust);
+        let events = EventFollower::new(worker, events, listens, decider);
+        (follower, events.run(Hearing { receiver, unheard, teller: None }))
+    }
+
+    fn new(engine: Option<watch::Sender<Option<EngineEvents>>>) -> (Self, UnboundedReceiver<Told>) {
+        let (sender, receiver) = unbounded_channel();
+        let (unheard, listens) = (Arc::default(), Arc::default());
+        (Self { sender, unheard, listens, engine }, receiver)
+    }
+
+    /// Whether the worker is an engine that nobody here wrote.
     #[must_use]
-    pub fn follow(&self, id: &HeaderValue, reading: &Reading) -> Option<Followed> {
-        if reading.blocks.is_empty() || self.worker.reports.trust() == CacheTrust::Learned {
+    pub fn is_of_engine(&self) -> bool {
+        self.engine.is_some()
+    }
+
+    /// The engine has come up, and says that it publishes its cache events there, or not at all.
+    pub fn offer(&self, events: Option<EngineEvents>) {
+        if let Some(engine) = &self.engine {
+            engine.send_replace(events);
+        }
+    }
+
+    /// A request with that id, prompt and headers is about to be sent to the worker. `None` if nothing would come of following it.
+    #[must_use]
+    pub fn follow(&self, id: &HeaderValue, headers: &HeaderMap, reading: &Reading) -> Option<Followed> {
+        if reading.blocks.is_empty() || !self.listens.load(Ordering::Relaxed) {
             return None;
         }
-        let id: Arc<str> = id.to_str().ok()?.into();
+        let session = headers.get(SESSION_ID).filter(|_| self.is_of_engine());
+        let to_say = (self.is_of_engine() && session.is_none()).then(|| id.clone());
+        let id: Arc<str> = session.unwrap_or(id).to_str().ok()?.into();
         if self.unheard.fetch_add(1, Ordering::Relaxed) >= MAX_UNHEARD {
             self.unheard.fetch_sub(1, Ordering::Relaxed);
             return None;
@@ -141,7 +211,7 @@ impl Follower {
             tokens: reading.prompt_tokens,
         };
         self.sender.send(Told::Dispatched(Arc::clone(&id), path)).ok()?;
-        Some(Followed { sender: self.sender.clone(), id, usage: None })
+        Some(Followed { sender: self.sender.clone(), id, usage: None, to_say })
     }
 }
 

@@ -182,9 +182,9 @@ pub(super) async fn attempt(
 ) -> Result<Begun, Box<Failed>> {
     let Picked { decided, upstream } = picked;
     recorder.attempt(&decided, leg);
-    if let Some(follower) = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref()) {
-        recorder.follow(follower, reading);
-    }
+    let follower = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref());
+    let named = follower.and_then(|follower| recorder.follow(follower, (request, reading)));
+    let request = named.as_ref().unwrap_or(request);
     match exchange(upstream.as_deref(), request, (limits, deadline)).await {
         Ok(answer) => answered(app, reading, (decided, leg), answer, recorder),
         Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),

@@ -15,12 +15,12 @@ use router_core::{Decided, Leg, Trial, Worker};
 use super::parse::Reading;
 use crate::app::App;
 use crate::error::{Blame, RequestError};
-use crate::kv_events::{Followed, Follower};
+use crate::kv_events::{Followed, Follower, SESSION_ID};
 use crate::metrics::AttemptOutcome;
 use crate::openai::usage::{ReplyTail, ReportedUsage};
 use crate::recording::Passed;
 use crate::routes::Endpoint;
-use crate::transport::TransportError;
+use crate::transport::{TransportError, WorkerRequest};
 
 /// How a relayed reply ended.
 #[derive(Clone, Copy, Debug)]
@@ -119,9 +119,17 @@ impl Recorder {
         (self.told, self.followed) = (decided.lease.told(), None);
     }
 
-    /// The attempt goes to a worker that tells of its cache.
-    pub fn follow(&mut self, follower: &Follower, reading: &Reading) {
-        self.followed = follower.follow(&self.request_id, reading);
+    /// The attempt goes to a worker that may tell of its cache; `None`, or the request as that worker is to get it.
+    pub fn follow(
+        &mut self,
+        follower: &Follower,
+        (request, reading): (&WorkerRequest, &Reading),
+    ) -> Option<WorkerRequest> {
+        self.followed = follower.follow(&self.request_id, &request.headers, reading);
+        let name = self.followed.as_ref()?.to_say()?;
+        let mut named = request.clone();
+        named.headers.insert(SESSION_ID, name.clone());
+        Some(named)
     }
 
     /// An attempt came to nothing.

@@ -8,7 +8,8 @@ mod held;
 pub mod zmq;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use roundhouse_types::{KvEvent, KvEventBatch, StoredBlocks};
@@ -29,6 +30,18 @@ pub struct KvLog {
     log: Mutex<Log>,
     /// The sequence number of the next batch.
     next: watch::Sender<u64>,
+    published: OnceLock<Published>,
+}
+
+/// Where it can be followed over ZeroMQ.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Published {
+    /// The PUB socket.
+    pub publish: SocketAddr,
+    /// The ROUTER socket, if there is one.
+    pub replay: Option<SocketAddr>,
+    /// First frame of every batch.
+    pub topic: String,
 }
 
 #[derive(Debug, Default)]
@@ -66,13 +79,24 @@ impl KvLog {
     /// An empty log of the process `instance`.
     #[must_use]
     pub fn new(instance: u64) -> Self {
-        Self { instance, log: Mutex::default(), next: watch::Sender::new(0) }
+        Self { instance, log: Mutex::default(), next: watch::Sender::new(0), published: OnceLock::new() }
     }
 
     /// Tells this process from others.
     #[must_use]
     pub fn instance(&self) -> u64 {
         self.instance
+    }
+
+    /// Where it is published, once that is known.
+    #[must_use]
+    pub fn published(&self) -> Option<&Published> {
+        self.published.get()
+    }
+
+    /// It is published there; the first to say so counts.
+    pub fn set_published(&self, published: Published) {
+        let _ = self.published.set(published);
     }
 
     /// Adds what happened in one step; nothing if nothing did.

@@ -8,6 +8,10 @@
 //! A request's path is settled a moment after its end: what of it no event has told of is taken back from the tree, unless the
 //! worker found it cached. Knows no streams, no clock and no tree: readings come in, changes go out. Fed by the router's
 //! `kv_events`; next: [`Decider::apply`](crate::Decider::apply).
+//!
+//! Our own worker begins with a snapshot. Engines that nobody here wrote tell from some batch on ([`CacheFeed::join`]), and of what was
+//! there before nothing. A block that hangs on one of those has its place in a sequence once a request says how much it found cached; what is
+//! above it in the tree stays as it was entered.
 
 mod blocks;
 
@@ -27,6 +31,9 @@ const MAX_REQUESTS: usize = 65_536;
 
 /// Of these, those that other routers sent. The oldest goes first: a router may vanish, and never say that its requests are over.
 const MAX_OTHERS: usize = 16_384;
+
+/// An engine that has named none of so many requests names none.
+const MOST_UNNAMED: usize = 64;
 
 /// No prompt is longer; what others say is multiplied by each other.
 pub const MOST_SIZE: usize = 1 << 30;
@@ -131,20 +138,45 @@ pub struct Listener {
     pub seed_digest: Option<u64>,
 }
 
+/// The blocks that were told of as filled by a request.
+#[derive(Clone, Copy)]
+struct Filled {
+    first: BlockHash,
+    last: BlockHash,
+}
+
 struct Request {
     path: FollowedPath,
-    /// The last block that was told of as filled by it.
-    last: Option<BlockHash>,
+    filled: Option<Filled>,
+    /// Another request has had the same id while this one ran: whose blocks are told of nobody knows.
+    is_shared: bool,
     /// Set at its end.
     usage: Option<PromptUsage>,
     /// The other router that sent it; two may use one id, and what the one says is not of the other's.
     sender: Option<u64>,
 }
 
+/// How much of what a worker does its events tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Teller {
+    /// All there is, from a snapshot on.
+    #[default]
+    Snapshots,
+    /// What happens from some batch on; and a request that none of it names may have been told of under another name.
+    Happenings,
+}
+
 /// What is known of one worker's cache from its events.
 #[derive(Default)]
 pub struct CacheFeed {
     listener: Listener,
+    teller: Teller,
+    /// Of an engine: everything since its cache was empty has been taken in.
+    is_whole: bool,
+    /// Of an engine: it has named a request that was followed.
+    names: bool,
+    /// Requests that were over before it had named any.
+    unnamed: usize,
     /// The process that speaks.
     instance: Option<u64>,
     /// Number of the next batch; `None` before the first snapshot is whole.
@@ -168,6 +200,31 @@ impl CacheFeed {
         Self { listener, ..Self::default() }
     }
 
+    /// One of an engine whose events begin with some batch.
+    #[must_use]
+    pub fn of_engine() -> Self {
+        Self { teller: Teller::Happenings, ..Self::default() }
+    }
+
+    /// An engine's batches come from this number on; those before it are lost. Of what the worker holds, what they said is not known any more.
+    pub fn join(&mut self, sequence: u64) {
+        self.next = Some(sequence);
+        self.is_whole = sequence == 0;
+        self.blocks = TokenBlocks::default();
+    }
+
+    /// Forgets all that is known, of the worker and of requests.
+    pub fn begin_anew(&mut self) {
+        *self = Self { listener: self.listener, teller: self.teller, ..Self::default() };
+    }
+
+    /// An engine is another process now.
+    #[must_use]
+    pub fn restarted(&mut self) -> CacheChange {
+        self.begin_anew();
+        CacheChange::Restarted
+    }
+
     /// Where to go on: number of the next batch, and the process that it is of. `None`: a snapshot is needed.
     #[must_use]
     pub fn resume(&self) -> Option<(u64, u64)> {
@@ -179,9 +236,24 @@ impl CacheFeed {
         (self.next, self.coming) = (None, None);
     }
 
-    /// Whether everything that the worker has said is taken in.
+    /// Whether everything that the worker has in its cache is known.
     #[must_use]
     pub fn is_exact(&self) -> bool {
+        let all = match self.teller {
+            Teller::Snapshots => true,
+            Teller::Happenings => self.is_whole && self.names,
+        };
+        all && self.is_followed()
+    }
+
+    /// Whether nothing will come of following this engine: it has told of blocks, and of none whose it was.
+    #[must_use]
+    pub fn is_mute(&self) -> bool {
+        !self.names && self.unnamed >= MOST_UNNAMED && self.blocks.len() > 0
+    }
+
+    /// Whether everything that the worker says is taken in.
+    fn is_followed(&self) -> bool {
         self.next.is_some() && self.coming.is_none()
     }
 
@@ -197,8 +269,10 @@ impl CacheFeed {
     }
 
     fn follow(&mut self, id: Arc<str>, path: FollowedPath, sender: Option<u64>) {
-        if self.requests.len() < MAX_REQUESTS || self.requests.contains_key(&id) {
-            self.requests.insert(id, Request { path, last: None, usage: None, sender });
+        let before = self.requests.get(&id);
+        let is_shared = before.is_some_and(|before| before.is_shared || before.usage.is_none());
+        if self.requests.len() < MAX_REQUESTS || before.is_some() {
+            self.requests.insert(id, Request { path, filled: None, is_shared, usage: None, sender });
         }
     }
 
@@ -257,20 +331,30 @@ impl CacheFeed {
             if self.requests.get(&id).is_none_or(|request| request.usage.is_none()) {
                 continue;
             }
-            let Some(Request { mut path, last, usage, .. }) = self.requests.remove(&id) else { continue };
-            let PromptUsage { prompt_tokens, cached_tokens } = usage.unwrap_or_default();
-            if prompt_tokens > 0 {
-                path.tokens = prompt_tokens;
-            }
-            let told = last.map_or(0, |last| self.blocks.cover(&path, last));
-            let held = told.max(self.blocks.covered(&path.hashes));
-            let is_cached = |index: &usize| path.last_token(*index) <= cached_tokens.unwrap_or(0);
-            let cached = (0..path.hashes.len()).take_while(is_cached).count();
-            if self.is_exact() {
-                changes.push(CacheChange::Settled { path: path.hashes, held: held.max(cached) });
-            }
+            let Some(request) = self.requests.remove(&id) else { continue };
+            changes.extend(self.settled(request));
         }
         changes
+    }
+
+    fn settled(&mut self, request: Request) -> Option<CacheChange> {
+        let Request { mut path, filled, usage, is_shared, .. } = request;
+        if self.teller == Teller::Happenings && (is_shared || filled.is_none()) {
+            self.unnamed += usize::from(!self.names);
+            return None;
+        }
+        let PromptUsage { prompt_tokens, cached_tokens } = usage.unwrap_or_default();
+        if prompt_tokens > 0 {
+            path.tokens = prompt_tokens;
+        }
+        if let (Some(Filled { first, last }), Some(cached)) = (filled, cached_tokens) {
+            self.blocks.place(first, last, cached);
+        }
+        let told = filled.map_or(0, |filled| self.blocks.cover(&path, filled.last));
+        let held = told.max(self.blocks.covered(&path.hashes));
+        let is_cached = |index: &usize| path.last_token(*index) <= cached_tokens.unwrap_or(0);
+        let cached = (0..path.hashes.len()).take_while(is_cached).count();
+        self.is_followed().then(|| CacheChange::Settled { path: path.hashes, held: held.max(cached) })
     }
 
     fn take_snapshot(&mut self, part: SnapshotPart, batch: KvEventBatch, changes: &mut Vec<CacheChange>) {
@@ -300,8 +384,10 @@ impl CacheFeed {
             KvEvent::Stored(stored) => {
                 self.blocks.store(&stored);
                 let request = stored.request_id.as_deref().and_then(|id| self.requests.get_mut(id));
-                if let (Some(request), Some(last)) = (request, stored.hashes.last()) {
-                    request.last = Some(*last);
+                if let (Some(request), [.., last]) = (request, &stored.hashes[..]) {
+                    let first = request.filled.map_or(stored.hashes[0], |filled| filled.first);
+                    request.filled = Some(Filled { first, last: *last });
+                    self.names = true;
                 }
             }
             KvEvent::Removed { hashes } => {
@@ -312,6 +398,7 @@ impl CacheFeed {
             }
             KvEvent::Cleared => {
                 self.blocks = TokenBlocks::default();
+                self.is_whole = true;
                 changes.push(CacheChange::Cleared);
             }
             KvEvent::Routed(prompt) => changes.extend(self.routed_elsewhere(prompt)),

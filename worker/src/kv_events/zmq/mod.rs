@@ -3,14 +3,13 @@
 //!
 //! Three frames make a batch: topic, sequence number (8 bytes, big-endian), msgpack. Sequence numbers begin at 0 with the
 //! process. A subscriber that falls behind the buffer misses batches and sees it by their numbers. We always bind, whatever
-//! the host in the endpoint; vLLM connects to a concrete one. ZMTP is spoken by [`zmtp`] itself: no library in C. Knows no
+//! the host in the endpoint; vLLM connects to a concrete one. ZMTP is spoken by a crate of our own: no library in C. Knows no
 //! engine. Next: [`publish`], [`replay`].
 
 mod endpoint;
 mod payload;
 mod publish;
 mod replay;
-mod zmtp;
 
 use std::future::Future;
 use std::io;
@@ -21,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 pub use self::endpoint::{Endpoint, EndpointError};
-use super::KvLog;
+use super::{KvLog, Published};
 
 /// Subscribers at once, and as many who ask for a replay; one more is turned away. A router has one of each.
 const MAX_PEERS: usize = 64;
@@ -46,7 +45,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Binds the sockets.
+    /// Binds the sockets, and has the log say where.
     ///
     /// # Errors
     /// When an endpoint cannot be bound; names it.
@@ -56,7 +55,10 @@ impl Publisher {
             None => None,
         };
         let publish = config.publish.bind().await?;
-        Ok(Self { log, topic: config.topic.as_bytes().into(), publish, replay })
+        let bound = Self { log, topic: config.topic.as_bytes().into(), publish, replay };
+        let ((publish, replay), topic) = (bound.addresses()?, config.topic.clone());
+        bound.log.set_published(Published { publish, replay, topic });
+        Ok(bound)
     }
 
     /// Where it publishes, and where it replays.

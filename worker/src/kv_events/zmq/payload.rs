@@ -42,7 +42,7 @@ impl Msgpack {
     }
 
     fn stored(&mut self, stored: &StoredBlocks) {
-        self.map(7);
+        self.map(7 + u8::from(stored.request_id.is_some()));
         self.pair("type", |out| out.text("BlockStored"));
         self.pair("block_hashes", |out| out.hashes(&stored.hashes));
         self.pair("parent_block_hash", |out| match stored.parent {
@@ -56,6 +56,10 @@ impl Msgpack {
         self.pair("block_size", |out| out.whole(stored.block_tokens as u64));
         self.pair("lora_id", Self::nil);
         self.pair("medium", |out| out.text(MEDIUM));
+        if let Some(id) = &stored.request_id {
+            // What vLLM has got in `X-Session-ID`, by which routers find their requests.
+            self.pair("session_id", |out| out.long_text(id));
+        }
     }
 
     fn pair(&mut self, key: &str, value: impl FnOnce(&mut Self)) {
@@ -96,7 +100,22 @@ impl Msgpack {
         }
     }
 
-    /// Our maps have up to 7 entries, and our texts up to 31 bytes.
+    /// A text of any length.
+    fn long_text(&mut self, text: &str) {
+        match text.len() {
+            0..=31 => self.text(text),
+            len @ 32..=0xff => {
+                self.sized(0xd9, &[len as u8]);
+                self.0.extend_from_slice(text.as_bytes());
+            }
+            len => {
+                self.sized(0xdb, &u32::try_from(len).unwrap_or(u32::MAX).to_be_bytes());
+                self.0.extend_from_slice(text.as_bytes());
+            }
+        }
+    }
+
+    /// Our maps have up to 8 entries, and our own texts up to 31 bytes.
     fn map(&mut self, len: u8) {
         debug_assert!(len < 16);
         self.0.push(0x80 | len);
@@ -135,7 +154,7 @@ mod tests {
             parent: Some(BlockHash(7)),
             tokens: vec![0, 127, 128, 300, 65_536, u32::MAX],
             block_tokens: 3,
-            request_id: Some("not for vLLM".into()),
+            request_id: None,
             first_position: 3,
         };
         let root = StoredBlocks { parent: None, ..stored.clone() };
@@ -161,6 +180,22 @@ mod tests {
         let cleared = json!({"type": "AllBlocksCleared"});
         let batch = KvEventBatch { sequence: 1, timestamp: 1.5, events };
         assert_eq!(read(&batch), json!([1.5, [block(json!(7)), block(Value::Null), removed, cleared], null]));
+    }
+
+    #[test]
+    fn requests_are_named_where_vllm_names_sessions() {
+        for id in ["r".to_owned(), "x".repeat(31), "x".repeat(32), "x".repeat(255), "x".repeat(300)] {
+            let stored = StoredBlocks {
+                hashes: vec![BlockHash(1)],
+                parent: None,
+                tokens: vec![1],
+                block_tokens: 1,
+                request_id: Some(id.as_str().into()),
+                first_position: 0,
+            };
+            let batch = KvEventBatch { sequence: 0, timestamp: 0.0, events: vec![KvEvent::Stored(stored)] };
+            assert_eq!(read(&batch)[1][0]["session_id"], id);
+        }
     }
 
     #[test]

@@ -3,15 +3,17 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use roundhouse_zmtp::{self as zmtp, Inbox, Socket, Traffic};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
 use super::payload::payload;
-use super::zmtp::{self, Socket, Traffic};
 use crate::kv_events::{KvLog, Since};
 
+/// What subscribers send is topics.
+const MOST_BYTES: usize = 64 << 10;
 /// Topics that one subscriber may name.
 const MAX_SUBSCRIPTIONS: usize = 64;
 /// PONGs that wait to be written.
@@ -45,20 +47,19 @@ impl Wishes {
 /// Serves a subscriber until it leaves.
 pub(super) async fn serve(mut stream: TcpStream, log: Arc<KvLog>, topic: Arc<[u8]>) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    zmtp::handshake(&mut stream, Socket::Pub).await?;
+    let inbox = zmtp::handshake(&mut stream, Socket::Pub).await?;
     let (reading, writing) = stream.into_split();
     let wishes = Wishes::default();
     tokio::select! {
-        ended = listen(reading, &wishes) => ended,
+        ended = listen((inbox, reading), &wishes) => ended,
         ended = tell(writing, &wishes, &log, &topic) => ended,
     }
 }
 
 /// Hears what the subscriber wants.
-async fn listen(reading: OwnedReadHalf, wishes: &Wishes) -> io::Result<()> {
-    let mut reading = tokio::io::BufReader::new(reading);
+async fn listen((mut inbox, mut reading): (Inbox, OwnedReadHalf), wishes: &Wishes) -> io::Result<()> {
     loop {
-        let (wanted, topic) = match zmtp::receive(&mut reading).await? {
+        let (wanted, topic) = match inbox.receive(&mut reading, MOST_BYTES).await? {
             Traffic::Command(name, topic) if name == b"SUBSCRIBE" => (true, topic),
             Traffic::Command(name, topic) if name == b"CANCEL" => (false, topic),
             Traffic::Command(name, data) if name == b"PING" => {

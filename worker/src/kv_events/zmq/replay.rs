@@ -3,24 +3,25 @@
 use std::io;
 use std::sync::Arc;
 
-use tokio::io::{AsyncWriteExt, BufReader};
+use roundhouse_zmtp::{self as zmtp, Socket, Traffic};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use super::payload::payload;
-use super::zmtp::{self, Socket, Traffic};
 use crate::kv_events::{KvLog, Since};
 
+/// What peers send is sequence numbers.
+const MOST_BYTES: usize = 64 << 10;
 /// In place of a sequence number: nothing comes after.
 const END: [u8; 8] = [0xff; 8];
 
 /// Serves a peer until it leaves.
 pub(super) async fn serve(mut stream: TcpStream, log: Arc<KvLog>, topic: Arc<[u8]>) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    zmtp::handshake(&mut stream, Socket::Router).await?;
-    let (reading, mut writing) = stream.into_split();
-    let mut reading = BufReader::new(reading);
+    let mut inbox = zmtp::handshake(&mut stream, Socket::Router).await?;
+    let (mut reading, mut writing) = stream.into_split();
     loop {
-        match zmtp::receive(&mut reading).await? {
+        match inbox.receive(&mut reading, MOST_BYTES).await? {
             Traffic::Command(name, data) if name == b"PING" => {
                 let pong = zmtp::command("PONG", data.get(2..).unwrap_or_default());
                 writing.write_all(&pong).await?;

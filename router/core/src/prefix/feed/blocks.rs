@@ -13,7 +13,16 @@ const MAX_COVERED: usize = 512;
 #[derive(Default)]
 struct TokenBlock {
     parent: Option<BlockHash>,
+    /// How many blocks of its sequence come before it; `None` if it hangs on a block that nothing is known of.
+    before: Option<usize>,
     covers: SmallVec<[BlockHash; 2]>,
+}
+
+/// The blocks of a sequence, as far as they are known: from some block on, or all of them.
+struct Chain {
+    /// How many come before the first of them.
+    before: Option<usize>,
+    blocks: Vec<BlockHash>,
 }
 
 /// All token blocks that the worker holds; as many as its cache has, at most.
@@ -34,9 +43,28 @@ impl TokenBlocks {
     pub(super) fn store(&mut self, stored: &StoredBlocks) {
         self.block_tokens = stored.block_tokens;
         let mut parent = stored.parent;
+        let mut before = match parent {
+            Some(parent) => self.blocks.get(&parent).and_then(|block| block.before).map(|count| count + 1),
+            None => Some(0),
+        };
         for hash in &stored.hashes {
-            self.blocks.entry(*hash).or_default().parent = parent;
-            parent = Some(*hash);
+            let block = self.blocks.entry(*hash).or_default();
+            block.parent = parent;
+            block.before = before.or(block.before);
+            (parent, before) = (Some(*hash), block.before.map(|count| count + 1));
+        }
+    }
+
+    /// Of a chain that ends with `last`, `first` comes after so many tokens.
+    pub(super) fn place(&mut self, first: BlockHash, last: BlockHash, tokens_before: usize) {
+        let before = tokens_before / self.block_tokens.max(1);
+        let Some(chain) = self.chain(last).filter(|chain| chain.before.is_none()) else { return };
+        let Some(at) = chain.blocks.iter().position(|hash| *hash == first) else { return };
+        for (index, hash) in chain.blocks.iter().enumerate() {
+            if let (Some(block), Some(before)) = (self.blocks.get_mut(hash), (before + index).checked_sub(at))
+            {
+                block.before = Some(before);
+            }
         }
     }
 
@@ -73,12 +101,17 @@ impl TokenBlocks {
     }
 
     /// Hangs the path's blocks on the token blocks up to `last`, which a request with that path has filled. Returns how many
-    /// of the path's blocks hang somewhere now, from the first on.
+    /// of the path's blocks the worker held then, from the first on; what comes before all blocks that are known hangs nowhere.
     pub(super) fn cover(&mut self, path: &FollowedPath, last: BlockHash) -> usize {
-        let chain = self.chain(last, path.tokens);
+        let block_tokens = self.block_tokens.max(1);
+        let Some(chain) = self.chain(last) else { return 0 };
+        let Some(before) = chain.before else { return path.hashes.len() };
+        // Without those of the answer, but for the one that is partly of it.
+        let of_prompt = path.tokens.div_ceil(block_tokens);
         for (index, byte_block) in path.hashes.iter().enumerate() {
-            let at = (path.last_token(index) - 1) / self.block_tokens.max(1);
-            let Some(hash) = chain.get(at) else { return index };
+            let at = (path.last_token(index) - 1) / block_tokens;
+            let Some(known) = at.checked_sub(before) else { continue };
+            let Some(hash) = chain.blocks.get(known).filter(|_| at < of_prompt) else { return index };
             let Some(block) = self.blocks.get_mut(hash) else { return index };
             if !block.covers.contains(byte_block) && block.covers.len() < MAX_COVERED {
                 block.covers.push(*byte_block);
@@ -93,22 +126,21 @@ impl TokenBlocks {
         path.iter().take_while(|byte_block| self.covered.contains_key(byte_block)).count()
     }
 
-    /// The blocks of the first `tokens` tokens of the sequence that `last` is of, the first one first; none if one is missing.
-    fn chain(&self, last: BlockHash, tokens: usize) -> Vec<BlockHash> {
-        let block_tokens = self.block_tokens.max(1);
-        let mut chain = Vec::new();
-        let mut at = Some(last);
+    /// The sequence that ends with `last`, as far back as its blocks are known. `None` if `last` is not.
+    fn chain(&self, last: BlockHash) -> Option<Chain> {
+        let mut blocks = Vec::new();
+        let (mut at, mut before) = (Some(last), None);
         while let Some(hash) = at {
+            let Some(block) = self.blocks.get(&hash) else { break };
             // A worker that names a block its own ancestor says nothing that could be followed.
-            let is_sane = chain.len() <= self.blocks.len();
-            let Some(block) = self.blocks.get(&hash).filter(|_| is_sane) else { return Vec::new() };
-            chain.push(hash);
-            at = block.parent;
+            if blocks.len() > self.blocks.len() {
+                return None;
+            }
+            blocks.push(hash);
+            (at, before) = (block.parent, block.before);
         }
-        chain.reverse();
-        // Without those of the answer, but for the one that is partly of it.
-        chain.truncate(tokens.div_ceil(block_tokens));
-        chain
+        blocks.reverse();
+        (!blocks.is_empty()).then_some(Chain { before, blocks })
     }
 
     /// One token block fewer has it. Returns whether that was the last.

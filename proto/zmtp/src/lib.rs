@@ -1,5 +1,5 @@
-//! ZMTP 3.0 (RFC 23 of ZeroMQ), as much of it as a PUB and a ROUTER socket need: the greeting, the NULL mechanism, messages
-//! in frames, and the commands that newer peers may send.
+//! ZMTP 3.0 (RFC 23 of ZeroMQ), as much of it as the sockets need by which engines publish what happens in their caches: the greeting, the
+//! NULL mechanism, messages in frames, and the commands that newer peers may send. Our worker is a PUB and a ROUTER, our router a SUB and a DEALER.
 
 use std::io;
 use std::time::Duration;
@@ -11,8 +11,10 @@ const GREETING_BYTES: usize = 64;
 const MECHANISM: [u8; 20] = *b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 /// A peer that has not introduced itself by then does not speak ZMTP.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// What peers send are subscriptions and sequence numbers.
-const MAX_FRAME_BYTES: u64 = 64 << 10;
+/// Room for a read, at least.
+const READ_BYTES: usize = 8 << 10;
+/// Properties of a peer are names of sockets.
+const MAX_READY_BYTES: usize = 64 << 10;
 /// Frames of one message that peers send.
 const MAX_FRAMES: usize = 16;
 
@@ -25,49 +27,90 @@ mod flag {
 
 /// What a socket is, and whom it talks to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Socket {
+pub enum Socket {
+    /// Publishes to whoever has subscribed.
     Pub,
+    /// Subscribes.
+    Sub,
+    /// Answers.
     Router,
+    /// Asks.
+    Dealer,
 }
 
 impl Socket {
     fn name(self) -> &'static str {
         match self {
             Self::Pub => "PUB",
+            Self::Sub => "SUB",
             Self::Router => "ROUTER",
+            Self::Dealer => "DEALER",
         }
     }
 
     fn peers(self) -> &'static [&'static str] {
         match self {
             Self::Pub => &["SUB", "XSUB"],
+            Self::Sub => &["PUB", "XPUB"],
             Self::Router => &["DEALER", "REQ", "ROUTER"],
+            Self::Dealer => &["ROUTER", "REP", "DEALER"],
         }
     }
 }
 
 /// What a peer sends.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Traffic {
+pub enum Traffic {
     /// A message's frames.
     Message(Vec<Vec<u8>>),
     /// A command's name and data.
     Command(Vec<u8>, Vec<u8>),
 }
 
+/// What has come over a connection and has not been taken yet.
+#[derive(Default)]
+pub struct Inbox(Vec<u8>);
+
+impl Inbox {
+    /// The next message or command, whose frames have no more than `most_bytes` together. May be dropped half way: nothing is lost.
+    ///
+    /// # Errors
+    /// When the connection ends, or the peer says what makes no sense or is too long.
+    pub async fn receive(
+        &mut self,
+        stream: &mut (impl AsyncRead + Unpin),
+        most_bytes: usize,
+    ) -> io::Result<Traffic> {
+        loop {
+            if let Some((traffic, len)) = parse(&self.0, most_bytes)? {
+                self.0.drain(..len);
+                return Ok(traffic);
+            }
+            self.0.reserve(READ_BYTES);
+            if stream.read_buf(&mut self.0).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
 /// Introduces ourselves as `socket`, and hears who is there.
-pub(super) async fn handshake(
+///
+/// # Errors
+/// When the peer is none that fits, or says nothing for ten seconds.
+pub async fn handshake(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     socket: Socket,
-) -> io::Result<()> {
+) -> io::Result<Inbox> {
     let introduce = async {
         stream.write_all(&greeting()).await?;
         let mut theirs = [0; GREETING_BYTES];
         stream.read_exact(&mut theirs).await?;
         check_greeting(&theirs)?;
         stream.write_all(&command("READY", &property("Socket-Type", socket.name()))).await?;
-        match receive(stream).await? {
-            Traffic::Command(name, data) if name == b"READY" => check_ready(&data, socket),
+        let mut inbox = Inbox::default();
+        match inbox.receive(stream, MAX_READY_BYTES).await? {
+            Traffic::Command(name, data) if name == b"READY" => check_ready(&data, socket).map(|()| inbox),
             other => Err(wrong(format!("sent {other:?} in place of READY"))),
         }
     };
@@ -114,38 +157,39 @@ fn check_ready(mut data: &[u8], socket: Socket) -> io::Result<()> {
     Err(wrong("does not say what it is"))
 }
 
-/// The next message or command.
-pub(super) async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Traffic> {
-    let mut frames = Vec::new();
+/// The first message or command of `bytes`, and how long it is; `None` if it is not all there.
+fn parse(bytes: &[u8], most_bytes: usize) -> io::Result<Option<(Traffic, usize)>> {
+    let (mut frames, mut room, mut rest) = (Vec::new(), most_bytes, bytes);
     loop {
-        let flags = stream.read_u8().await?;
-        let len = match flags & flag::LONG {
-            0 => u64::from(stream.read_u8().await?),
-            _ => stream.read_u64().await?,
+        let Some((flags, after)) = rest.split_first() else { return Ok(None) };
+        let head = match flags & flag::LONG {
+            0 => after.split_first().map(|(len, after)| (u64::from(*len), after)),
+            _ => after.split_first_chunk::<8>().map(|(len, after)| (u64::from_be_bytes(*len), after)),
         };
-        if len > MAX_FRAME_BYTES || frames.len() >= MAX_FRAMES {
-            return Err(wrong("sent a message that is too long"));
-        }
-        let mut body = vec![0; usize::try_from(len).map_err(|_| wrong("sent a frame that is too long"))?];
-        stream.read_exact(&mut body).await?;
+        let Some((len, after)) = head else { return Ok(None) };
+        let len = usize::try_from(len).ok().filter(|len| *len <= room && frames.len() < MAX_FRAMES);
+        let len = len.ok_or_else(|| wrong("sent a message that is too long"))?;
+        room -= len;
+        let Some((body, after)) = after.split_at_checked(len) else { return Ok(None) };
+        rest = after;
+        let taken = bytes.len() - rest.len();
         if flags & flag::COMMAND != 0 {
-            let name_bytes =
-                usize::from(*body.first().ok_or_else(|| wrong("sent a command without a name"))?);
-            if body.len() <= name_bytes {
-                return Err(wrong("sent a command that is cut off"));
-            }
-            let data = body.split_off(1 + name_bytes);
-            return Ok(Traffic::Command(body.split_off(1), data));
+            let (name_bytes, body) =
+                body.split_first().ok_or_else(|| wrong("sent a command without a name"))?;
+            let split = body.split_at_checked(usize::from(*name_bytes));
+            let (name, data) = split.ok_or_else(|| wrong("sent a command that is cut off"))?;
+            return Ok(Some((Traffic::Command(name.to_vec(), data.to_vec()), taken)));
         }
         frames.push(body);
         if flags & flag::MORE == 0 {
-            return Ok(Traffic::Message(frames));
+            return Ok(Some((Traffic::Message(frames.into_iter().map(<[u8]>::to_vec).collect()), taken)));
         }
     }
 }
 
 /// A message as it goes over the wire.
-pub(super) fn message(frames: &[&[u8]]) -> Vec<u8> {
+#[must_use]
+pub fn message(frames: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::with_capacity(frames.iter().map(|frame| frame.len() + 9).sum());
     for (at, body) in frames.iter().enumerate() {
         let more = if at + 1 < frames.len() { flag::MORE } else { 0 };
@@ -154,8 +198,9 @@ pub(super) fn message(frames: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// A command as it goes over the wire.
-pub(super) fn command(name: &str, data: &[u8]) -> Vec<u8> {
+/// A command as it goes over the wire; its name has up to 255 bytes.
+#[must_use]
+pub fn command(name: &str, data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     frame(flag::COMMAND, &[&[name.len() as u8][..], name.as_bytes(), data].concat(), &mut out);
     out
@@ -177,7 +222,8 @@ fn frame(flags: u8, body: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(body);
 }
 
-pub(super) fn wrong(what: impl Into<String>) -> io::Error {
+/// The error of a peer that does what it should not.
+pub fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the peer {}", what.into()))
 }
 
@@ -198,12 +244,22 @@ mod tests {
         ) {
             let parts: Vec<_> = frames.iter().map(Vec::as_slice).collect();
             let bytes = message(&parts);
-            prop_assert_eq!(run(receive(&mut &bytes[..])).unwrap(), Traffic::Message(frames));
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(parse(&bytes[..cut], 1 << 16).unwrap(), None);
+            }
+            let mut inbox = Inbox::default();
+            let twice = [&bytes[..], &bytes].concat();
+            let mut stream = &twice[..];
+            for _ in 0..2 {
+                let traffic = run(inbox.receive(&mut stream, 1 << 16)).unwrap();
+                prop_assert_eq!(traffic, Traffic::Message(frames.clone()));
+            }
+            prop_assert!(run(inbox.receive(&mut stream, 1 << 16)).is_err());
         }
 
         #[test]
         fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            let _ = run(receive(&mut &bytes[..]));
+            let _ = parse(&bytes, 1 << 16);
             let _ = check_ready(&bytes, Socket::Pub);
         }
     }
@@ -217,17 +273,31 @@ mod tests {
     }
 
     #[test]
+    fn long_messages_are_refused_before_there_is_memory_for_them() {
+        let mut huge = vec![2];
+        huge.extend(u64::MAX.to_be_bytes());
+        let bytes = message(&[&[7; 300], &[7; 300]]);
+        for (bytes, most) in [(&huge[..], 1 << 20), (&bytes[..], 599)] {
+            let error = parse(bytes, most).unwrap_err().to_string();
+            assert!(error.contains("too long"), "{error}");
+        }
+        assert!(parse(&bytes, 600).unwrap().is_some());
+    }
+
+    #[test]
     fn whoever_fits_may_stay_and_others_hear_why_not() {
         let meet = |ours: Socket, theirs: Vec<u8>| {
             run(async {
                 let (mut here, mut there) = tokio::io::duplex(1 << 10);
                 there.write_all(&theirs).await.unwrap();
-                handshake(&mut here, ours).await
+                handshake(&mut here, ours).await.map(drop)
             })
         };
         let peer = |kind: &str| [&greeting()[..], &command("READY", &property("Socket-Type", kind))].concat();
         meet(Socket::Pub, peer("SUB")).unwrap();
         meet(Socket::Router, peer("DEALER")).unwrap();
+        meet(Socket::Sub, peer("PUB")).unwrap();
+        meet(Socket::Dealer, peer("ROUTER")).unwrap();
         let mut curve = peer("SUB");
         curve[12..17].copy_from_slice(b"CURVE");
         let mut old = peer("SUB");
