@@ -21,7 +21,6 @@ use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::openai::scan::ScanConfig;
 use crate::recording::{Recording, RecordingError};
-use crate::kv_events::Others;
 use crate::replicas::Replicas;
 use crate::routes::Routes;
 use crate::stages::admit::Admission;
@@ -122,11 +121,9 @@ impl App {
             let failures = metrics.discovery_failures(&source.name);
             Arc::new(SourceState::new(Arc::clone(&source.name), failures))
         });
-        let replicas = Replicas::of(config, listener.router, |name| metrics.discovery_failures(name));
-        let others = if replicas.is_some() { Others::Replicas } else { Others::None };
         let app = Arc::new(Self {
             sources: sources.collect(),
-            replicas,
+            replicas: Replicas::of(config, listener.router, |name| metrics.discovery_failures(name)),
             fleet: FleetService::new(
                 &settings,
                 Connector::new(
@@ -134,7 +131,7 @@ impl App {
                     config.worker_authorities.clone(),
                     config.worker_keys.clone(),
                 ),
-                (listener, others),
+                listener,
                 started,
             ),
             decider,

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use crate::config::{Settings, Switch};
 use crate::desired::{Desired, Found, NewRequests, Wanted};
 use crate::file_limit;
-use crate::kv_events::{Follower, Others};
+use crate::kv_events::Follower;
 use crate::probes::{Overlaps, Prober};
 use crate::transport::{AddressError, Connector, Transport, TransportError};
 
@@ -100,8 +100,6 @@ pub struct FleetService {
     started: Instant,
     /// By which workers tell routers apart, and these each other.
     listener: Listener,
-    /// Who else sends requests to the workers.
-    others: Others,
     /// For probes of all workers.
     overlaps: Overlaps,
     roster: ArcSwap<Roster>,
@@ -120,18 +118,12 @@ struct Change {
 impl FleetService {
     /// A fleet without workers, whose health goes by the time since `started`.
     #[must_use]
-    pub fn new(
-        settings: &Settings,
-        connector: Connector,
-        (listener, others): (Listener, Others),
-        started: Instant,
-    ) -> Self {
+    pub fn new(settings: &Settings, connector: Connector, listener: Listener, started: Instant) -> Self {
         Self {
             settings: settings.clone(),
             connector,
             started,
             listener,
-            others,
             overlaps: Overlaps::of(file_limit::most()),
             roster: ArcSwap::default(),
             change: Mutex::default(),
@@ -285,7 +277,7 @@ impl FleetService {
                 Some(follower)
             }
             None if self.settings.engine_events == Switch::On && decider.0.reads_prefixes() => {
-                let (follower, following) = Follower::of_engine(Arc::clone(worker), self.others, decider);
+                let (follower, following) = Follower::of_engine(Arc::clone(worker), decider);
                 tasks.push(tokio::spawn(following).abort_handle());
                 Some(follower)
             }
@@ -374,12 +366,7 @@ mod tests {
     fn fleet_of(workers: &str) -> (FleetService, Arc<Decider>) {
         let config = Cli::configure(&[workers.to_owned()], None).unwrap();
         let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
-        let fleet = FleetService::new(
-            &config.settings,
-            connector,
-            (Listener::default(), Others::None),
-            Instant::now(),
-        );
+        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
         let policy = by_name("prefix_aware").unwrap();
         let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
         fleet.set(&config.workers, &decider).unwrap();

@@ -20,11 +20,13 @@ pub enum CacheTrust {
     Stale,
     /// Its cache events come in order.
     Exact,
+    /// So do those of an engine that nobody here wrote, and what they say is heeded; but not all that the tree knows hangs on blocks that they name.
+    Followed,
 }
 
 impl CacheTrust {
     /// In the order of their numbers.
-    const ALL: [Self; 3] = [Self::Learned, Self::Stale, Self::Exact];
+    const ALL: [Self; 4] = [Self::Learned, Self::Stale, Self::Exact, Self::Followed];
 
     /// For operators.
     #[must_use]
@@ -33,6 +35,7 @@ impl CacheTrust {
             Self::Learned => "learned",
             Self::Stale => "stale",
             Self::Exact => "exact",
+            Self::Followed => "followed",
         }
     }
 }
@@ -332,7 +335,7 @@ mod tests {
     #[test]
     fn trust_is_what_was_set_last() {
         let reports = Reports::default();
-        for trust in [CacheTrust::Learned, CacheTrust::Exact, CacheTrust::Stale] {
+        for trust in CacheTrust::ALL {
             reports.set_trust(trust);
             assert_eq!(reports.trust(), trust);
         }

@@ -47,6 +47,11 @@ pub(super) trait EventStream: Send {
         std::future::ready(())
     }
 
+    /// Waits until the worker says again that there is one, as when it comes back.
+    fn renewed(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
     /// It is of no use: there is none, until another process is there.
     fn decline(&mut self) {}
 
@@ -77,14 +82,6 @@ pub(super) enum StreamEnd {
     Mute,
 }
 
-/// Whether what the tree knows of a worker may be called exact, once all of the worker's events are known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum MostTrust {
-    Exact,
-    /// Other routers send there what this one enters and does not follow.
-    Stale,
-}
-
 /// Follows one worker's events.
 pub(super) struct EventFollower<S> {
     worker: Arc<Worker>,
@@ -92,7 +89,6 @@ pub(super) struct EventFollower<S> {
     decider: Arc<Decider>,
     started: Instant,
     feed: CacheFeed,
-    most_trust: MostTrust,
     /// Whether requests are to be told of.
     listens: Arc<AtomicBool>,
     /// When the last stream was there.
@@ -103,12 +99,12 @@ pub(super) struct EventFollower<S> {
 impl<S: EventStream> EventFollower<S> {
     pub(super) fn new(
         worker: Arc<Worker>,
-        (events, feed, most_trust): (S, CacheFeed, MostTrust),
+        (events, feed): (S, CacheFeed),
         listens: Arc<AtomicBool>,
         (decider, started): (Arc<Decider>, Instant),
     ) -> Self {
         let (seen, back_off) = (Instant::now(), back_off());
-        Self { worker, events, decider, started, feed, most_trust, listens, seen, back_off }
+        Self { worker, events, decider, started, feed, listens, seen, back_off }
     }
 
     /// Follows for ever.
@@ -147,12 +143,13 @@ impl<S: EventStream> EventFollower<S> {
     async fn pause(&mut self, wait: Duration, hearing: &mut Hearing) {
         let over = tokio::time::sleep(wait);
         tokio::pin!(over);
-        if self.worker.reports.trust() == CacheTrust::Exact {
+        if self.worker.reports.trust() != CacheTrust::Learned {
             self.worker.reports.set_trust(CacheTrust::Stale);
         }
         loop {
             tokio::select! {
                 () = &mut over => break,
+                () = self.events.renewed() => break,
                 told = hearing.next() => match told {
                     Some(told) => self.hear(told),
                     None => return over.await,
@@ -233,10 +230,10 @@ impl<S: EventStream> EventFollower<S> {
     }
 
     fn show_trust(&self) {
-        let trust = match (self.feed.is_exact(), self.most_trust) {
-            (true, MostTrust::Exact) => CacheTrust::Exact,
-            _ => CacheTrust::Stale,
-        };
+        let trust = self.feed.trust();
+        if trust != CacheTrust::Stale && self.worker.reports.trust() == CacheTrust::Stale {
+            tracing::info!(worker = %self.worker.id(), trust = trust.label(), "cache events are followed");
+        }
         self.worker.reports.set_trust(trust);
     }
 }

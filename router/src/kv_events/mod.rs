@@ -24,7 +24,7 @@ use router_core::{Decider, Worker};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
-use self::events::{EventFollower, MostTrust};
+use self::events::EventFollower;
 use self::over_grpc::GrpcEvents;
 use self::over_zmq::ZmqEvents;
 pub use self::over_zmq::{PATH as ENGINE_EVENTS_PATH, Source as EngineEvents};
@@ -59,15 +59,6 @@ pub struct Follower {
     listens: Arc<AtomicBool>,
     /// Of an engine: where to say where it publishes.
     engine: Option<watch::Sender<Option<EngineEvents>>>,
-}
-
-/// Whether other routers send requests to the same workers, and say so to each other and not to the workers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Others {
-    /// None that is known of.
-    None,
-    /// Those of `--replicas`.
-    Replicas,
 }
 
 /// What the task hears.
@@ -142,7 +133,7 @@ impl Follower {
             let (teller, told) = Teller::new(Arc::clone(&worker), listener);
             let hearing = Hearing { receiver, unheard, teller: Some(teller) };
             let events = GrpcEvents::new(Arc::clone(&worker), Arc::clone(&grpc));
-            let events = (events, CacheFeed::new(listener), MostTrust::Exact);
+            let events = (events, CacheFeed::new(listener));
             let events = EventFollower::new(Arc::clone(&worker), events, listens, decider);
             tokio::join!(
                 events.run(hearing),
@@ -157,17 +148,12 @@ impl Follower {
     /// ends.
     pub fn of_engine(
         worker: Arc<Worker>,
-        others: Others,
         decider: (Arc<Decider>, Instant),
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (engine, sources) = watch::channel(None);
         let (follower, receiver) = Self::new(Some(engine));
         let (unheard, listens) = (Arc::clone(&follower.unheard), Arc::clone(&follower.listens));
-        let most_trust = match others {
-            Others::None => MostTrust::Exact,
-            Others::Replicas => MostTrust::Stale,
-        };
-        let events = (ZmqEvents::new(sources), CacheFeed::of_engine(), most_trust);
+        let events = (ZmqEvents::new(sources), CacheFeed::of_engine());
         let events = EventFollower::new(worker, events, listens, decider);
         (follower, events.run(Hearing { receiver, unheard, teller: None }))
     }

@@ -49,10 +49,11 @@ impl Served {
 
     /// One that listens there, changed from the default by `change`.
     pub(crate) async fn start_with(address: SocketAddr, change: impl Fn(&mut WorkerConfig)) -> Self {
-        let mut config = WorkerConfig::new(ModelSource::Builtin);
-        config.threads = 1;
-        change(&mut config);
-        let worker = tokio::task::spawn_blocking(|| Worker::start(config).unwrap()).await.unwrap();
+        Self::listen(started(change).await, address).await
+    }
+
+    /// A worker that has started, and listens there from now on.
+    pub(crate) async fn listen(worker: Worker, address: SocketAddr) -> Self {
         let listener = bind(address).await;
         let address = listener.local_addr().unwrap();
         let serving = worker.clone();
@@ -67,6 +68,14 @@ impl Served {
         let body = self.worker.handle(request).await.into_body().collect().await.unwrap().to_bytes();
         serde_json::from_slice(&body).unwrap()
     }
+}
+
+/// A worker that does not listen yet, changed from the default by `change`.
+pub(crate) async fn started(change: impl Fn(&mut WorkerConfig)) -> Worker {
+    let mut config = WorkerConfig::new(ModelSource::Builtin);
+    config.threads = 1;
+    change(&mut config);
+    tokio::task::spawn_blocking(|| Worker::start(config).unwrap()).await.unwrap()
 }
 
 pub(crate) async fn router(workers: &[SocketAddr], arguments: &[&str]) -> Router {

@@ -6,6 +6,7 @@ mod bodies;
 mod canary;
 mod disaggregated;
 mod discovery;
+mod engine_events;
 mod fault_processes;
 mod fault_suite;
 mod faults;

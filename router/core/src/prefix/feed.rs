@@ -11,7 +11,8 @@
 //!
 //! Our own worker begins with a snapshot. Engines that nobody here wrote tell from some batch on ([`CacheFeed::join`]), and of what was
 //! there before nothing. A block that hangs on one of those has its place in a sequence once a request says how much it found cached; what is
-//! above it in the tree stays as it was entered.
+//! above it in the tree stays as it was entered. Nor is it known which blocks a prompt is in that was found cached as a whole, if no request of this
+//! router has filled them. So of engines the tree does not rely on events alone ([`CacheTrust::Followed`]).
 
 mod blocks;
 
@@ -23,6 +24,7 @@ use roundhouse_types::{BlockHash, EndedRequest, KvEvent, KvEventBatch, RoutedPro
 
 use self::blocks::TokenBlocks;
 use super::blocks::{Cut, Opening, Stretch};
+use crate::reports::CacheTrust;
 
 /// How long after a request's end its last events may still come: they are on their way on another stream.
 const SETTLING_TIME: Duration = Duration::from_secs(1);
@@ -171,8 +173,6 @@ enum Teller {
 pub struct CacheFeed {
     listener: Listener,
     teller: Teller,
-    /// Of an engine: everything since its cache was empty has been taken in.
-    is_whole: bool,
     /// Of an engine: it has named a request that was followed.
     names: bool,
     /// Requests that were over before it had named any.
@@ -187,6 +187,8 @@ pub struct CacheFeed {
     requests: HashMap<Arc<str>, Request>,
     /// Ended requests and when they settle, the first first.
     ending: VecDeque<(Duration, Arc<str>)>,
+    /// Ended requests whose id another one has now; they settle at once.
+    succeeded: Vec<Request>,
     /// Of the requests, those that other routers sent, and which, the oldest first.
     others: VecDeque<(Arc<str>, u64)>,
     /// Those of them that are over, and when that was is not known yet.
@@ -209,7 +211,6 @@ impl CacheFeed {
     /// An engine's batches come from this number on; those before it are lost. Of what the worker holds, what they said is not known any more.
     pub fn join(&mut self, sequence: u64) {
         self.next = Some(sequence);
-        self.is_whole = sequence == 0;
         self.blocks = TokenBlocks::default();
     }
 
@@ -236,14 +237,14 @@ impl CacheFeed {
         (self.next, self.coming) = (None, None);
     }
 
-    /// Whether everything that the worker has in its cache is known.
+    /// How far what is known of the worker can be trusted, while its events come.
     #[must_use]
-    pub fn is_exact(&self) -> bool {
-        let all = match self.teller {
-            Teller::Snapshots => true,
-            Teller::Happenings => self.is_whole && self.names,
-        };
-        all && self.is_followed()
+    pub fn trust(&self) -> CacheTrust {
+        match self.teller {
+            Teller::Snapshots if self.is_followed() => CacheTrust::Exact,
+            Teller::Happenings if self.is_followed() && self.names => CacheTrust::Followed,
+            _ => CacheTrust::Stale,
+        }
     }
 
     /// Whether nothing will come of following this engine: it has told of blocks, and of none whose it was.
@@ -269,9 +270,13 @@ impl CacheFeed {
     }
 
     fn follow(&mut self, id: Arc<str>, path: FollowedPath, sender: Option<u64>) {
-        let before = self.requests.get(&id);
-        let is_shared = before.is_some_and(|before| before.is_shared || before.usage.is_none());
-        if self.requests.len() < MAX_REQUESTS || before.is_some() {
+        let before = self.requests.remove(&id);
+        let is_shared = before.as_ref().is_some_and(|before| before.is_shared || before.usage.is_none());
+        if self.teller == Teller::Happenings {
+            // Turns of a session may follow each other, by whose name the engine calls them.
+            self.succeeded.extend(before.filter(|before| before.usage.is_some()));
+        }
+        if self.requests.len() < MAX_REQUESTS {
             self.requests.insert(id, Request { path, filled: None, is_shared, usage: None, sender });
         }
     }
@@ -324,6 +329,9 @@ impl CacheFeed {
         let mut changes = Vec::new();
         for (id, usage) in std::mem::take(&mut self.ended_elsewhere) {
             self.ended(&id, usage, now);
+        }
+        for request in std::mem::take(&mut self.succeeded) {
+            changes.extend(self.settled(request));
         }
         while self.ending.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, id)) = self.ending.pop_front() else { break };
@@ -398,7 +406,6 @@ impl CacheFeed {
             }
             KvEvent::Cleared => {
                 self.blocks = TokenBlocks::default();
-                self.is_whole = true;
                 changes.push(CacheChange::Cleared);
             }
             KvEvent::Routed(prompt) => changes.extend(self.routed_elsewhere(prompt)),

@@ -96,7 +96,9 @@ impl<'de> Deserialize<'de> for Event {
                     match key.as_str() {
                         "type" => event.kind = Kind::of(&members.next_value::<String>()?),
                         "block_hashes" => event.hashes = members.next_value::<Hashes>()?.0,
-                        "parent_block_hash" => event.parent = members.next_value::<Option<Hash>>()?.map(|hash| hash.0),
+                        "parent_block_hash" => {
+                            event.parent = members.next_value::<Option<Hash>>()?.map(|hash| hash.0);
+                        }
                         "block_size" => event.block_tokens = members.next_value()?,
                         "medium" => event.medium = members.next_value()?,
                         "group_idx" => event.group = members.next_value()?,
@@ -262,7 +264,8 @@ mod tests {
         let bare = Event { medium: None, group: None, attention: None, session: None, ..stored.clone() };
         let gone = Event { kind: Kind::Removed, hashes: vec![BlockHash(7)], ..Event::default() };
         assert_eq!(events(&short), [bare, gone]);
-        let more = json!([["BlockStored", [-1, 7], 5, [1], 2, null, "GPU", {"cache_salt": "s", "session_id": "r"}]]);
+        let more =
+            json!([["BlockStored", [-1, 7], 5, [1], 2, null, "GPU", {"cache_salt": "s", "session_id": "r"}]]);
         assert_eq!(events(&more), [Event { group: None, attention: None, ..stored }]);
     }
 
@@ -289,7 +292,9 @@ mod tests {
 
     #[test]
     fn what_is_no_batch_is_refused() {
-        for value in [json!(5), json!([]), json!([1.0]), json!([1.0, [5]]), json!([1.0, [["BlockStored", ["x"]]]])] {
+        for value in
+            [json!(5), json!([]), json!([1.0]), json!([1.0, [5]]), json!([1.0, [["BlockStored", ["x"]]]])]
+        {
             assert!(read(&packed(&value)).is_err(), "{value}");
         }
     }

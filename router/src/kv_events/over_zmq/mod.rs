@@ -151,6 +151,12 @@ impl EventStream for ZmqEvents {
         self.declined = false;
     }
 
+    async fn renewed(&mut self) {
+        if self.sources.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
     fn decline(&mut self) {
         self.line = None;
         self.declined = true;
@@ -198,4 +204,123 @@ fn again(why: &str) -> StreamEnd {
 
 fn digest(payload: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch of an engine whose clock says that time.
+    fn batch(number: u64, time: f64) -> socket::Numbered {
+        (number, rmp_serde::to_vec(&(time, [("AllBlocksCleared",)], 0)).unwrap())
+    }
+
+    fn following(source: &str) -> (ZmqEvents, watch::Sender<Option<Source>>) {
+        let worker = router_core::WorkerSpec::new(router_core::WorkerId::new("w"), "http://w:1".to_owned());
+        let (sender, sources) = watch::channel(Source::read(source.as_bytes(), &worker));
+        (ZmqEvents::new(sources), sender)
+    }
+
+    const REPLAYS: &str = r#"{"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:2"}}"#;
+    const REPLAYS_NOT: &str =
+        r#"{"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:1"}}"#;
+
+    /// What has been said, in short.
+    fn said(events: &mut ZmqEvents) -> Vec<String> {
+        let short = |said| match said {
+            Said::Batch(batch) => batch.batch.sequence.to_string(),
+            Said::Joined(number) => format!("from {number}"),
+            Said::Restarted => "restarted".to_owned(),
+        };
+        events.said.drain(..).map(short).collect()
+    }
+
+    #[test]
+    fn what_is_replayed_is_not_heard_twice() {
+        let (mut events, _sender) = following(REPLAYS);
+        let replayed: Vec<_> = (0..3).map(|number| batch(number, 1.0)).collect();
+        events.take_replay(&replayed);
+        assert_eq!(said(&mut events), ["from 0", "0", "1", "2"]);
+        for number in 1..4 {
+            let (number, payload) = batch(number, 1.0);
+            events.hear(number, &payload).unwrap();
+        }
+        assert_eq!(said(&mut events), ["3"]);
+        // With the next connection it is asked for again.
+        let again = [batch(3, 1.0), batch(4, 1.0)];
+        assert!(!events.is_another(&again));
+        events.take_replay(&again);
+        assert_eq!(said(&mut events), ["4"]);
+    }
+
+    #[test]
+    fn an_engine_without_events_yet_begins_with_the_first() {
+        let (mut events, _sender) = following(REPLAYS);
+        events.take_replay(&[]);
+        let (number, payload) = batch(0, 1.0);
+        events.hear(number, &payload).unwrap();
+        assert_eq!(said(&mut events), ["from 0", "from 0", "0"]);
+    }
+
+    #[test]
+    fn a_gap_is_asked_for_once() {
+        let (mut events, _sender) = following(REPLAYS);
+        events.take_replay(&[batch(0, 1.0)]);
+        let (number, payload) = batch(5, 1.0);
+        assert!(events.hear(number, &payload).is_err(), "the follower opens the stream again");
+        // The engine has not kept all of it.
+        events.take_replay(&[batch(3, 1.0), batch(4, 1.0)]);
+        events.hear(number, &payload).unwrap();
+        assert_eq!(said(&mut events), ["from 0", "0", "from 3", "3", "4", "5"]);
+        let (number, payload) = batch(9, 1.0);
+        assert!(events.hear(number, &payload).is_err());
+        events.hear(number, &payload).unwrap();
+        assert_eq!(said(&mut events), ["from 9", "9"], "it is still there");
+        let (mut deaf, _sender) = following(REPLAYS_NOT);
+        for number in [7, 9] {
+            let (number, payload) = batch(number, 1.0);
+            deaf.hear(number, &payload).unwrap();
+        }
+        assert_eq!(said(&mut deaf), ["from 7", "7", "from 9", "9"]);
+    }
+
+    #[test]
+    fn another_process_shows_by_its_last_batch_or_by_its_numbers() {
+        let (mut events, _sender) = following(REPLAYS);
+        events.take_replay(&[batch(0, 1.0), batch(1, 1.0)]);
+        assert!(!events.is_another(&[batch(1, 1.0)]));
+        assert!(events.is_another(&[batch(1, 2.0), batch(2, 2.0)]), "it has published at another time");
+        assert!(events.is_another(&[]), "it has published less");
+        assert!(!events.is_another(&[batch(9, 1.0)]), "it has not kept the last one");
+        let (number, payload) = batch(0, 2.0);
+        events.replayed = 0;
+        assert!(events.hear(number, &payload).is_err());
+        let (mut deaf, _sender) = following(REPLAYS_NOT);
+        for number in [7, 0] {
+            let (number, payload) = batch(number, 1.0);
+            deaf.hear(number, &payload).unwrap();
+        }
+        assert_eq!(said(&mut deaf), ["from 7", "7", "restarted", "from 0", "0"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_a_gap() {
+        let (mut events, _sender) = following(REPLAYS_NOT);
+        for (number, payload) in [batch(0, 1.0), (1, b"?".to_vec()), batch(2, 1.0)] {
+            events.hear(number, &payload).unwrap();
+        }
+        assert_eq!(said(&mut events), ["from 0", "0", "from 2", "2"]);
+    }
+
+    #[test]
+    fn what_was_of_no_use_is_followed_again_when_it_comes_back() {
+        let (mut events, sender) = following(REPLAYS);
+        assert!(events.is_offered());
+        events.sources.mark_unchanged();
+        events.decline();
+        assert!(!events.is_offered());
+        let same = sender.borrow().clone();
+        sender.send_replace(same);
+        assert!(events.is_offered());
+    }
 }

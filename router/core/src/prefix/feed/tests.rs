@@ -149,6 +149,19 @@ impl Followed {
         new
     }
 
+    /// One of an engine that has no snapshots, and whose events come from here on.
+    fn of_engine(engine: Engine) -> Self {
+        let mut new = Self { engine, feed: CacheFeed::of_engine(), ..Self::new() };
+        new.feed.join(new.engine.next);
+        new
+    }
+
+    /// A request that no router of ours has sent.
+    fn serve_strangers(&mut self, prompt: &[u8]) {
+        let batch = self.engine.compute(prompt, "nobody's").1;
+        batch.into_iter().for_each(|batch| self.take(batch));
+    }
+
     fn take(&mut self, batch: FeedBatch) {
         let changes = self.feed.take(batch).unwrap();
         self.apply(changes);
@@ -158,7 +171,7 @@ impl Followed {
         for part in self.engine.snapshot(instance) {
             self.take(part);
         }
-        assert!(self.feed.is_exact());
+        assert_eq!(self.feed.trust(), CacheTrust::Exact);
     }
 
     fn apply(&mut self, changes: Vec<CacheChange>) {
@@ -346,7 +359,7 @@ fn a_batch_of_nothing_that_is_known_here_is_no_gap() {
     assert_eq!(all.feed.take(nothing), Ok(vec![]));
     all.serve(&prompt(&[0, 1]), "s");
     assert_eq!(all.feed.resume(), Some((3, 5)));
-    assert!(all.feed.is_exact() && all.depth(&prompt(&[0, 1])) > all.depth(&prompt(&[0])));
+    assert!(all.feed.trust() == CacheTrust::Exact && all.depth(&prompt(&[0, 1])) > all.depth(&prompt(&[0])));
 }
 
 #[test]
@@ -356,10 +369,10 @@ fn a_part_of_a_snapshot_is_not_believed_before_the_last() {
     let before = all.depth(&prompt(&[0, 1]));
     let parts = all.engine.snapshot(5);
     all.take(parts[0].clone());
-    assert!(!all.feed.is_exact());
+    assert_ne!(all.feed.trust(), CacheTrust::Exact);
     assert_eq!((all.feed.resume(), all.depth(&prompt(&[0, 1]))), (None, before));
     all.take(parts[1].clone());
-    assert!(all.feed.is_exact());
+    assert_eq!(all.feed.trust(), CacheTrust::Exact);
     assert_eq!(all.depth(&prompt(&[0, 1])), before);
 }
 
@@ -419,4 +432,133 @@ fn two_requests_of_one_id_do_no_harm() {
     assert_eq!(all.depth(&prompt(&[1])), 0);
     all.feed.ended("never heard of", None, all.now);
     assert_eq!(all.feed.settle(all.now + SETTLING_TIME), []);
+}
+
+proptest! {
+    /// Of an engine whose events are followed from the first on, the tree knows no more than is cached, but for ends of prompts that fill no block;
+    /// and if others fill it as well, no less of what it is sent.
+    #[test]
+    fn of_an_engine_is_known_what_it_holds(
+        operations in prop::collection::vec(operation(), 0..40),
+        is_shared in any::<bool>(),
+    ) {
+        let mut all = Followed::of_engine(Engine::default());
+        let mut served: Vec<Vec<u8>> = Vec::new();
+        for (number, operation) in operations.into_iter().enumerate() {
+            match operation {
+                Operation::ServeElsewhere(parts) if is_shared => all.serve_strangers(&prompt(&parts)),
+                Operation::Serve(parts) | Operation::ServeElsewhere(parts) => {
+                    let text = prompt(&parts);
+                    all.serve(&text, &number.to_string());
+                    prop_assert!(all.depth(&text) >= all.engine.held(&text));
+                    served.push(text);
+                }
+                Operation::Evict(parts, at) => {
+                    let blocks = prompt(&parts).len() / BLOCK_BYTES;
+                    let block = (1 + at.index(blocks)) * BLOCK_BYTES;
+                    let batch = all.engine.evict(&prompt(&parts)[..block]);
+                    all.take(batch);
+                }
+                Operation::Clear => {
+                    all.engine.cache.clear();
+                    let batch = all.engine.batch(vec![KvEvent::Cleared]);
+                    all.take(batch);
+                }
+                Operation::Restart | Operation::Snapshot => {
+                    all.engine = Engine::default();
+                    let forgotten = all.feed.restarted();
+                    all.apply(vec![forgotten]);
+                    all.feed.join(0);
+                }
+            }
+            for text in served.iter().filter(|_| !is_shared) {
+                let (known, held) = (all.depth(text), all.engine.held(text));
+                let is_whole = all.engine.cache.contains(&text[..text.len() / BLOCK_BYTES * BLOCK_BYTES]);
+                prop_assert!(known <= held || is_whole, "{known} of {held}");
+            }
+        }
+    }
+}
+
+/// An engine that holds a prompt already.
+fn warm_engine(prompt: &[u8]) -> Engine {
+    let mut engine = Engine::default();
+    engine.compute(prompt, "before anybody listened");
+    engine
+}
+
+#[test]
+fn what_hangs_on_blocks_from_before_has_its_place_by_what_was_cached() {
+    let (system, text) = (prompt(&[0, 1]), prompt(&[0, 1, 2]));
+    let mut all = Followed::of_engine(warm_engine(&system));
+    all.serve(&text, "r");
+    assert_eq!(all.depth(&text), all.engine.held(&text), "its beginning was cached");
+    all.serve(&prompt(&[0, 1, 2, 2]), "s");
+    // The last block of what is not known goes, and with it all that hangs on it.
+    let end = system.len() / BLOCK_BYTES * BLOCK_BYTES;
+    let batch = all.engine.evict(&text[..end + BLOCK_BYTES]);
+    all.take(batch);
+    let left = all.depth(&text);
+    assert_eq!(left, all.engine.held(&text));
+    assert!(left > 0, "of what was there before nothing is said");
+    assert_eq!(all.depth(&prompt(&[0, 1, 2, 2])), left);
+}
+
+#[test]
+fn without_a_place_entries_stay_as_they_were_made() {
+    let text = prompt(&[0, 1, 2]);
+    let mut all = Followed::of_engine(warm_engine(&prompt(&[0, 1])));
+    all.dispatch(&text, "r");
+    let (_, batch) = all.engine.compute(&text, "r");
+    batch.into_iter().for_each(|batch| all.take(batch));
+    all.end(&text, "r", None);
+    assert_eq!(all.depth(&text), cut(&text).hashes.len());
+}
+
+#[test]
+fn of_requests_with_one_name_at_once_nothing_is_concluded() {
+    let mut all = Followed::of_engine(Engine::default());
+    let (one, two) = (prompt(&[0]), prompt(&[1]));
+    all.dispatch(&one, "session");
+    all.dispatch(&two, "session");
+    for text in [&one, &two] {
+        let batch = all.engine.compute(text, "session").1.unwrap();
+        all.take(batch);
+    }
+    all.end(&two, "session", Some(0));
+    assert_eq!(all.depth(&two), cut(&two).hashes.len());
+    // One after the other, each is known for itself.
+    all.serve(&prompt(&[2]), "session");
+    let text = prompt(&[2, 1]);
+    all.dispatch(&text, "session");
+    assert_eq!(all.depth(&prompt(&[2])), all.engine.held(&prompt(&[2])));
+}
+
+#[test]
+fn an_engine_that_names_nobody_is_mute() {
+    let mut all = Followed::of_engine(Engine::default());
+    for number in 0..MOST_UNNAMED {
+        assert!(!all.feed.is_mute());
+        let text = prompt(&[0, 1]);
+        all.dispatch(&text, &number.to_string());
+        all.serve_strangers(&text);
+        all.end(&text, &number.to_string(), None);
+        assert_eq!(all.depth(&text), cut(&text).hashes.len(), "nothing is taken back");
+    }
+    assert!(all.feed.is_mute());
+    assert_eq!(all.feed.trust(), CacheTrust::Stale);
+    all.serve(&prompt(&[2]), "named");
+    assert!(!all.feed.is_mute());
+    assert_eq!(all.feed.trust(), CacheTrust::Followed);
+}
+
+#[test]
+fn after_a_gap_what_was_said_before_is_not_known() {
+    let mut all = Followed::of_engine(Engine::default());
+    all.serve(&prompt(&[0]), "r");
+    all.engine.next += 5;
+    all.feed.join(all.engine.next);
+    assert_eq!(all.feed.token_blocks(), 0);
+    all.serve(&prompt(&[0, 1]), "s");
+    assert_eq!(all.depth(&prompt(&[0, 1])), all.engine.held(&prompt(&[0, 1])));
 }

@@ -1,0 +1,201 @@
+//! Cache events over ZeroMQ, as vLLM publishes them: real workers that speak HTTP and are not asked for anything of ours.
+#![cfg(feature = "embedded")]
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use worker::config::{KvBudget, KvEventRecording};
+use worker::kv_events::zmq::{Publisher, ZmqConfig};
+
+use crate::grpc::{Served, started};
+use crate::harness::*;
+
+const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+/// Whether an engine replays what was missed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Replay {
+    Yes,
+    No,
+}
+
+/// An engine whose cache events are published. Dropping it is killing it.
+struct Engine {
+    served: Served,
+    publishing: JoinHandle<()>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.publishing.abort();
+    }
+}
+
+impl Engine {
+    async fn start(address: SocketAddr, blocks: usize, replay: Replay) -> Self {
+        let worker = started(|config| {
+            config.kv_events = KvEventRecording::On;
+            config.kv = KvBudget::Blocks(blocks);
+            config.context_tokens = Some(512);
+        })
+        .await;
+        let any = || "tcp://127.0.0.1:0".parse().unwrap();
+        let replay = (replay == Replay::Yes).then(any);
+        let config = ZmqConfig { publish: any(), replay, topic: "kv".into() };
+        // Before it listens, as engines do.
+        let publisher = Publisher::bind(worker.kv_log().unwrap(), &config).await.unwrap();
+        let publishing = tokio::spawn(publisher.run());
+        Self { served: Served::listen(worker, address).await, publishing }
+    }
+
+    async fn router(&self, arguments: &[&str]) -> Router {
+        let list = format!("--workers=http://{}", self.served.address);
+        let router =
+            Router::start(&[&[list.as_str(), "--probe-interval-down=50ms"][..], arguments].concat()).await;
+        until("it is up", || async { worker(&router).await["up"] == true }).await;
+        router
+    }
+
+    /// What others than the router send.
+    async fn send(&self, path: &str, body: &str) -> Reply {
+        let reply = exchange(self.served.address, "POST", path, &[], body.as_bytes()).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply
+    }
+}
+
+fn prompt(number: u32) -> String {
+    json!({"model": "builtin", "prompt": format!("tale {number}. ").repeat(20), "max_tokens": 1}).to_string()
+}
+
+async fn worker(router: &Router) -> Value {
+    router.admin("GET", "/workers", "").await.json()["workers"][0].clone()
+}
+
+async fn trusts(router: &Router, trust: &str) {
+    until(trust, || async { worker(router).await["cache_trust"] == trust }).await;
+}
+
+async fn hit_tokens(router: &Router, number: u32) -> u64 {
+    let explained = router.admin("POST", "/explain", &prompt(number)).await.json();
+    explained["candidates"][0]["hit_tokens"].as_u64().unwrap()
+}
+
+async fn send(router: &Router, number: u32) {
+    let reply = router.post("/v1/completions", &prompt(number)).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_evict_from_an_engine_is_expected_there_no_more() {
+    let engine = Engine::start(ANYWHERE, 40, Replay::Yes).await;
+    let router = engine.router(&[]).await;
+    trusts(&router, "stale").await;
+    send(&router, 0).await;
+    // Its events say whose they are.
+    trusts(&router, "followed").await;
+    send(&router, 1).await;
+    assert!(hit_tokens(&router, 1).await > 0);
+    for number in 100..140 {
+        engine.send("/v1/completions", &prompt(number)).await;
+    }
+    until("both are gone", || async { hit_tokens(&router, 0).await + hit_tokens(&router, 1).await == 0 })
+        .await;
+    send(&router, 2).await;
+    until("the end of a prompt that fills no block is taken back", || async {
+        router.metric("router_prefix_tree_blocks").await < 12.0
+    })
+    .await;
+    assert!(hit_tokens(&router, 2).await > 0);
+    engine.send("/flush_cache", "").await;
+    until("nothing is there", || async { hit_tokens(&router, 2).await == 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_comes_back_is_another_one() {
+    let engine = Engine::start(ANYWHERE, 400, Replay::Yes).await;
+    let address = engine.served.address;
+    let router = engine.router(&[]).await;
+    trusts(&router, "stale").await;
+    send(&router, 0).await;
+    trusts(&router, "followed").await;
+    drop(engine);
+    until("it is down", || async { worker(&router).await["up"] == false }).await;
+    let _engine = Engine::start(address, 400, Replay::Yes).await;
+    until("it is up", || async { worker(&router).await["up"] == true }).await;
+    assert_eq!(hit_tokens(&router, 0).await, 0);
+    // Where it publishes now is not where it did.
+    let number = AtomicU32::new(1);
+    until("it is followed", || async {
+        send(&router, number.fetch_add(1, Ordering::Relaxed)).await;
+        worker(&router).await["cache_trust"] == "followed"
+    })
+    .await;
+    assert!(hit_tokens(&router, number.load(Ordering::Relaxed) - 1).await > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_an_engine_that_was_there_before_what_happens_is_known_and_its_size() {
+    let engine = Engine::start(ANYWHERE, 40, Replay::No).await;
+    for number in 0..3 {
+        engine.send("/v1/completions", &prompt(number)).await;
+    }
+    let router = engine.router(&[]).await;
+    trusts(&router, "stale").await;
+    // The first batch that it hears of is in the middle.
+    let number = AtomicU32::new(3);
+    until("it is heard", || async {
+        send(&router, 0).await;
+        send(&router, number.fetch_add(1, Ordering::Relaxed)).await;
+        worker(&router).await["cache_trust"] == "followed"
+    })
+    .await;
+    let last = number.load(Ordering::Relaxed) - 1;
+    assert!(hit_tokens(&router, last).await > 0);
+    for number in 100..140 {
+        engine.send("/v1/completions", &prompt(number)).await;
+    }
+    until("it is gone", || async { hit_tokens(&router, last).await == 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clients_own_name_of_its_session_is_the_one_that_counts() {
+    let engine = Engine::start(ANYWHERE, 40, Replay::Yes).await;
+    let router = engine.router(&[]).await;
+    trusts(&router, "stale").await;
+    for number in 0..2 {
+        let headers = [("content-type", "application/json"), ("x-session-id", "ann's")];
+        let (path, body) = ("/v1/completions", prompt(number));
+        let reply = exchange(router.address, "POST", path, &headers, body.as_bytes()).await;
+        assert_eq!(reply.status, 200);
+    }
+    trusts(&router, "followed").await;
+    for number in 100..140 {
+        engine.send("/v1/completions", &prompt(number)).await;
+    }
+    until("both are gone", || async { hit_tokens(&router, 0).await + hit_tokens(&router, 1).await == 0 })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_are_followed_only_if_that_is_wanted() {
+    let engine = Engine::start(ANYWHERE, 40, Replay::Yes).await;
+    let router = engine.router(&["--engine-events=off"]).await;
+    send(&router, 0).await;
+    assert!(hit_tokens(&router, 0).await > 0);
+    assert_eq!(worker(&router).await["cache_trust"], "learned");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_engines_that_are_followed_get_another_header() {
+    let mock = MockWorker::answering(&["m"], json_reply(200, "{}")).await;
+    let router = Router::start(&[&workers(&[&mock])]).await;
+    until("it is up", || async { worker(&router).await["up"] == true }).await;
+    let body = json!({"model": "m", "prompt": "x".repeat(500)}).to_string();
+    assert_eq!(router.post("/v1/completions", &body).await.status, 200);
+    let seen = mock.seen();
+    let request = seen.iter().find(|seen| seen.path == "/v1/completions").unwrap();
+    assert!(!request.headers.contains_key("x-session-id"), "{request:?}");
+}
