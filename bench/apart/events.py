@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What it is worth that a router follows the cache events of engines, before engines that nobody here wrote.
 
-    events.py OUT.json NAME=ROUTER_URL … --engines URL,URL [--sessions N] [--turns N] [--strangers SHARE] [--clients N] [--rounds N]
+    events.py OUT.json NAME=ROUTER_URL … --engines URL,URL [--sessions N] [--turns N] [--strangers SHARE] [--floods N] [--clients N] [--rounds N]
 
 Sessions of several turns go through each router in turn, `--rounds` times, with the engines' caches emptied before (`/reset_prefix_cache`, which vLLM has in
-its development mode); beside them strangers send prompts of their own to one engine after the other, so many for each request of ours. Counted are
+its development mode); beside them strangers send prompts of their own to the engines, so many for each request of ours; with `--floods N`, in N times of one engine alone. Counted are
 prompt tokens that the engines found cached, how far what the router had expected there was from that, and the times of whole answers of 4 tokens.
 """
 import argparse
@@ -45,6 +45,7 @@ def run(router, args, seed):
     index = {each: at for at, each in enumerate(order)}
     grown = [[words(rng, rng.randrange(20, 80)) for _ in range(args.turns)] for _ in sessions]
     strange = [words(rng, rng.randrange(100, 400)) for _ in range(int(len(order) * args.strangers))]
+    anyone = [rng.randrange(len(args.engines)) for _ in strange]
     results = [None] * len(order)
 
     def ask(at):
@@ -63,8 +64,9 @@ def run(router, args, seed):
             done[at].set()
 
     def bother(at):
-        # One engine after the other, a while each: what is cached there goes, and what is cached elsewhere stays.
-        engine = args.engines[at * 6 // max(len(strange), 1) % len(args.engines)]
+        # Any engine, or one after the other, a while each: what is cached there goes, and what is cached elsewhere stays.
+        turn = at * args.floods // len(strange) if args.floods else anyone[at]
+        engine = args.engines[turn % len(args.engines)]
         post(engine + "/v1/completions", {"model": "tiny", "prompt": strange[at], "max_tokens": 1})
 
     with concurrent.futures.ThreadPoolExecutor(args.clients) as ours, concurrent.futures.ThreadPoolExecutor(1) as theirs:
@@ -97,6 +99,7 @@ def main():
     parser.add_argument("--sessions", type=int, default=24)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--strangers", type=float, default=0.5)
+    parser.add_argument("--floods", type=int, default=0)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()

@@ -91,6 +91,8 @@ pub(super) struct EventFollower<S> {
     feed: CacheFeed,
     /// Whether requests are to be told of.
     listens: Arc<AtomicBool>,
+    /// Since the last stream was there.
+    has_warned: bool,
     /// When the last stream was there.
     seen: Instant,
     back_off: BackOff,
@@ -104,7 +106,7 @@ impl<S: EventStream> EventFollower<S> {
         (decider, started): (Arc<Decider>, Instant),
     ) -> Self {
         let (seen, back_off) = (Instant::now(), back_off());
-        Self { worker, events, decider, started, feed, listens, seen, back_off }
+        Self { worker, events, decider, started, feed, listens, has_warned: false, seen, back_off }
     }
 
     /// Follows for ever.
@@ -130,6 +132,10 @@ impl<S: EventStream> EventFollower<S> {
                 }
                 _ => self.back_off.pause(),
             };
+            if matches!(end, StreamEnd::Io(_)) && !std::mem::replace(&mut self.has_warned, true) {
+                // Once: what keeps an engine's events away, such as a port that is closed to the router, is seen nowhere else.
+                tracing::warn!(worker = %self.worker.id(), reason = %end, "its cache events cannot be followed now");
+            }
             tracing::debug!(worker = %self.worker.id(), reason = %end, "cache events are not followed now");
             if matches!(end, StreamEnd::Event(_) | StreamEnd::Feed(FeedError::NoSnapshot(_))) {
                 self.feed.distrust();
@@ -218,6 +224,7 @@ impl<S: EventStream> EventFollower<S> {
             Said::Restarted => vec![self.feed.restarted()],
         };
         self.back_off.begin_anew();
+        self.has_warned = false;
         self.apply(&changes);
         self.show_trust();
         Ok(())
