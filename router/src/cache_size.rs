@@ -18,13 +18,16 @@ pub enum Part {
 /// Of metrics in Prometheus' text format; `None` if they do not say.
 #[must_use]
 pub fn of_metrics(text: &str, part: Part) -> Option<usize> {
-    let ours = ["vllm:cache_config_info", "worker:cache_config_info"];
+    let by_blocks = ["vllm:cache_config_info", "worker:cache_config_info"];
     let mut parts: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+    let mut sums = 0;
     for line in text.lines() {
         let Some((name, rest)) = line.split_once('{') else { continue };
         let Some((labels, value)) = rest.rsplit_once('}') else { continue };
-        let (rank, tokens) = if ours.contains(&name) {
-            (label(labels, "engine"), of_blocks(labels))
+        let (rank, tokens) = if by_blocks.contains(&name) {
+            let tokens = label(labels, "kv_cache_size_tokens").and_then(count);
+            sums += usize::from(tokens.is_none());
+            (label(labels, "engine"), tokens.or_else(|| of_blocks(labels)))
         } else if name == "sglang:max_total_num_tokens" {
             (label(labels, "dp_rank"), count(value))
         } else {
@@ -33,6 +36,10 @@ pub fn of_metrics(text: &str, part: Part) -> Option<usize> {
         // Ranks of one engine that hold parts of the same tokens all say how many these are.
         let known = parts.entry(rank.and_then(|rank| rank.parse().ok())).or_default();
         *known = tokens.unwrap_or(0).max(*known);
+    }
+    // vLLM's blocks are those of all its ranks together, and each rank says so.
+    if sums > 1 {
+        parts.values_mut().for_each(|tokens| *tokens /= sums);
     }
     let tokens = match part {
         Part::Whole => Some(parts.values().sum()),
@@ -93,13 +100,20 @@ mod tests {
         let one = head.to_owned() + &line("0", "573");
         assert_eq!(of_metrics(&one, Part::Whole), Some(573 * 16));
         assert_eq!(of_metrics(&one, Part::Rank(1)), Some(573 * 16), "what each has");
-        let two = line("0", "573") + &line("1", "100") + "vllm:num_requests_running{engine=\"0\"} 3\n";
-        assert_eq!(of_metrics(&two, Part::Whole), Some(673 * 16));
+        let two = line("0", "1146") + &line("1", "1146") + "vllm:num_requests_running{engine=\"0\"} 3\n";
+        assert_eq!(of_metrics(&two, Part::Whole), Some(1_146 * 16), "each says what all have together");
         let ranks = [0, 1, 2].map(|number| of_metrics(&two, Part::Rank(number)));
-        assert_eq!(ranks, [Some(573 * 16), Some(100 * 16), None]);
-        let elsewhere = line("10", "3") + &line("9", "2") + &line("8", "1");
+        assert_eq!(ranks, [Some(573 * 16), Some(573 * 16), None]);
+        // Newer releases tell the tokens of each; of models with several kinds of attention these are fewer than blocks have places.
+        let told = |engine: &str, tokens: &str| {
+            let more = format!(",kv_cache_size_tokens=\"{tokens}\",num_gpu_blocks_override");
+            line(engine, "512").replace(",num_gpu_blocks_override", &more)
+        };
+        let elsewhere = told("10", "48") + &told("9", "32") + &told("8", "16");
         let ranks = [0, 1, 2].map(|number| of_metrics(&elsewhere, Part::Rank(number)));
         assert_eq!(ranks, [Some(16), Some(32), Some(48)], "8 of 16 ranks begin at the eighth");
+        assert_eq!(of_metrics(&elsewhere, Part::Whole), Some(96));
+        assert_eq!(of_metrics(&told("0", "None"), Part::Whole), Some(512 * 16));
         assert_eq!(of_metrics(&line("0", "None"), Part::Whole), None);
         let ours = "worker:cache_config_info{block_size=\"32\",num_gpu_blocks=\"10\"} 1\n";
         assert_eq!(of_metrics(ours, Part::Whole), Some(320));
