@@ -1,5 +1,6 @@
 //! Wires everything, once. What requests share is in [`App`].
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::discovery::{self, state::SourceState};
 use crate::failure_logs::FailureLogs;
 use crate::fleet::{FleetError, FleetService};
 use crate::keys::Keys;
+use crate::legacy::{self, Legacy};
 use crate::metrics::Metrics;
 use crate::openai::scan::ScanConfig;
 use crate::recording::{Recording, RecordingError};
@@ -64,6 +66,8 @@ pub struct App {
     pub recording: Option<Recording>,
     /// When the process began to serve.
     pub started: Instant,
+    /// Where to leave what is known of prefixes, and the seed of their hashes.
+    prefix_state: Option<(PathBuf, u64)>,
     draining: AtomicBool,
     cuts_off: AtomicBool,
 }
@@ -100,7 +104,10 @@ impl App {
             policy::by_name(&settings.policy).ok_or_else(|| AppError::Policy(settings.policy.clone()))?;
         let recording = settings.record.as_deref().map(Recording::begin).transpose()?;
         let prompt_use = if recording.is_some() { PromptUse::Whole } else { policy.prompt_use() };
-        let scan = ScanConfig { seed: config.prefix_seed.unwrap_or_else(rand::random), prompt_use };
+        let state_file = settings.prefix_state_file.clone();
+        let legacy = state_file.as_deref().and_then(|file| Legacy::take(file, config.prefix_seed));
+        let seed = config.prefix_seed.or(legacy.as_ref().map(Legacy::seed)).unwrap_or_else(rand::random);
+        let scan = ScanConfig { seed, prompt_use };
         // So that routers can tell whether they share it. No secret from those who may listen to workers.
         let seed_digest = config.prefix_seed.map(|seed| xxh3_64_with_seed(b"prefix seed", seed));
         let listener = Listener { router: rand::random(), seed_digest };
@@ -131,7 +138,7 @@ impl App {
                     config.worker_authorities.clone(),
                     config.worker_keys.clone(),
                 ),
-                listener,
+                (listener, legacy),
                 started,
             ),
             decider,
@@ -147,6 +154,7 @@ impl App {
             failure_logs: FailureLogs::default(),
             recording,
             started,
+            prefix_state: state_file.map(|file| (file, seed)),
             draining: AtomicBool::new(false),
             cuts_off: AtomicBool::new(false),
             settings,
@@ -187,6 +195,13 @@ impl App {
     /// From now on probes say that it is on its way out.
     pub fn begin_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Nobody is served any more: what is known of prefixes is left to the next router, if that is wanted.
+    pub fn leave_prefixes(&self) {
+        if let Some((file, seed)) = &self.prefix_state {
+            legacy::leave(file, *seed, self.fleet.roster().snapshot.workers(), &self.decider);
+        }
     }
 
     /// Whether the time that answers had after that is over.

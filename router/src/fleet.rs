@@ -15,6 +15,7 @@ use crate::config::{Settings, Switch};
 use crate::desired::{Desired, Found, NewRequests, Wanted};
 use crate::file_limit;
 use crate::kv_events::Follower;
+use crate::legacy::Legacy;
 use crate::probes::{Overlaps, Prober};
 use crate::transport::{AddressError, Connector, Transport, TransportError};
 
@@ -100,6 +101,8 @@ pub struct FleetService {
     started: Instant,
     /// By which workers tell routers apart, and these each other.
     listener: Listener,
+    /// What the router before this one knew.
+    legacy: Option<Legacy>,
     /// For probes of all workers.
     overlaps: Overlaps,
     roster: ArcSwap<Roster>,
@@ -118,12 +121,18 @@ struct Change {
 impl FleetService {
     /// A fleet without workers, whose health goes by the time since `started`.
     #[must_use]
-    pub fn new(settings: &Settings, connector: Connector, listener: Listener, started: Instant) -> Self {
+    pub fn new(
+        settings: &Settings,
+        connector: Connector,
+        (listener, legacy): (Listener, Option<Legacy>),
+        started: Instant,
+    ) -> Self {
         Self {
             settings: settings.clone(),
             connector,
             started,
             listener,
+            legacy,
             overlaps: Overlaps::of(file_limit::most()),
             roster: ArcSwap::default(),
             change: Mutex::default(),
@@ -235,6 +244,9 @@ impl FleetService {
         }
         for worker in diff.added {
             let Some(transport) = transports.remove(worker.id()) else { continue };
+            if let Some(legacy) = &self.legacy {
+                legacy.give(&worker, decider);
+            }
             let mut tasks = Vec::new();
             let follower = self.follower(&worker, decider, &mut tasks);
             let upstream = Arc::new(Upstream {
@@ -366,7 +378,8 @@ mod tests {
     fn fleet_of(workers: &str) -> (FleetService, Arc<Decider>) {
         let config = Cli::configure(&[workers.to_owned()], None).unwrap();
         let connector = Connector::new(config.settings.connect_timeout, Vec::new(), WorkerKeys::default());
-        let fleet = FleetService::new(&config.settings, connector, Listener::default(), Instant::now());
+        let fleet =
+            FleetService::new(&config.settings, connector, (Listener::default(), None), Instant::now());
         let policy = by_name("prefix_aware").unwrap();
         let decider = Arc::new(Decider::new(policy, TreeLimits::within_bytes(1 << 20), 1));
         fleet.set(&config.workers, &decider).unwrap();

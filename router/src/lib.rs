@@ -22,6 +22,7 @@ pub mod hop_by_hop;
 pub mod http1;
 pub mod keys;
 pub mod kv_events;
+pub mod legacy;
 pub mod listener;
 pub mod liveness;
 pub mod logs;

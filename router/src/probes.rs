@@ -160,11 +160,13 @@ impl Prober {
                 }
                 Some((begun, outcome)) = running.next() => {
                     self.judge(begun, outcome);
-                    if asking.is_empty() && self.asks_cache_size() {
-                        asking.push(timeout(CACHE_SIZE_LIMIT, cache_size(&upstream)));
-                    }
-                    if looking.is_empty() && self.asks_events() {
-                        looking.push(timeout(CACHE_SIZE_LIMIT, engine_events(&upstream)));
+                    // One question after the other: an engine has other things to do.
+                    if looking.is_empty() && asking.is_empty() {
+                        if self.asks_events() {
+                            looking.push(timeout(CACHE_SIZE_LIMIT, engine_events(&upstream)));
+                        } else if self.asks_cache_size() {
+                            asking.push(timeout(CACHE_SIZE_LIMIT, cache_size(&upstream)));
+                        }
                     }
                     next = next.min(last + self.pause());
                 }
@@ -180,6 +182,9 @@ impl Prober {
                         (Ok(Some(events)), Some(follower)) => follower.offer(events),
                         // With the next probe that passes.
                         _ => self.has_come = true,
+                    }
+                    if asking.is_empty() && self.asks_cache_size() {
+                        asking.push(timeout(CACHE_SIZE_LIMIT, cache_size(&upstream)));
                     }
                 }
                 // Somebody could not connect. That counts like a probe, and others look at once, but no more often than at a worker that

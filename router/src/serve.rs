@@ -95,6 +95,7 @@ pub async fn serve(
     if let Some(recording) = &app.recording {
         recording.flush();
     }
+    app.leave_prefixes();
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "grace period over, connections cut off");
     }

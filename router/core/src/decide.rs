@@ -24,7 +24,7 @@ use crate::prefix::feed::CacheChange;
 use crate::prefix::follow_ups::FollowUps;
 use crate::prefix::index::{Basis, Comparison, InFlight};
 use crate::prefix::recomputed::Recomputed;
-use crate::prefix::tree::{TreeLimits, WorkerTells};
+use crate::prefix::tree::{KeptBlocks, TreeLimits, WorkerTells};
 use crate::prefix::{Path, PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{Leg, PromptUse, RequestView};
@@ -35,6 +35,8 @@ use candidates::{Candidates, Eligible, Learned, Moment, Sought};
 
 /// Blocks that are forgotten at a time: some 200 µs in which nobody else can pick.
 const FORGET_BLOCKS: usize = 512;
+/// Paths that are put back at a time.
+const PUT_BACK_PATHS: usize = 16;
 
 /// Makes decisions. Pick, reservation and the entry in the tree happen together, so that of two requests at once the
 /// second sees the first.
@@ -436,6 +438,23 @@ impl Decider {
         }
     }
 
+    /// Adds to `kept` what `worker` is taken to hold. Returns the ends of its paths, the one that was used longest ago first.
+    #[must_use]
+    pub fn keep(&self, worker: &Worker, kept: &mut KeptBlocks) -> Vec<u32> {
+        self.lock_for(worker).map(|state| state.index.keep(worker.slot, kept)).unwrap_or_default()
+    }
+
+    /// A router before this one has left what `worker` held: its paths, the one that was used longest ago first. Others pick in between.
+    pub fn put_back(&self, worker: &Worker, kept: &KeptBlocks, ends: &[u32]) {
+        if !self.reads_prefixes() {
+            return;
+        }
+        for few in ends.chunks(PUT_BACK_PATHS) {
+            let Some(mut state) = self.lock_for(worker) else { return };
+            state.index.put_back(worker.slot, kept, few);
+        }
+    }
+
     /// A worker's own events say what they say of its cache.
     pub fn apply(&self, worker: &Worker, change: &CacheChange) {
         let (slot, Some(mut state)) = (worker.slot, self.lock_for(worker)) else { return };
@@ -446,7 +465,7 @@ impl Decider {
                 let hits = index.hits(path);
                 // No capacity: its events tell what it holds.
                 let tells = WorkerTells { capacity: None, blocks: true };
-                index.enter(slot, (Path { hashes: path, cut: *cut }, &hits), tells);
+                index.enter(slot, (Path::new(path, *cut), &hits), tells);
             }
             CacheChange::Gone(blocks) => index.withdraw(slot, blocks),
             CacheChange::Settled { path, held } => index.take_back(None, slot, path, *held),

@@ -97,7 +97,11 @@ impl<'a> RequestView<'a> {
     /// The prompt as the prefix tree knows it.
     #[must_use]
     pub fn path(&self) -> Path<'a> {
-        Path { hashes: self.blocks, cut: self.block_tokens.map_or(Cut::Bytes(self.opening), Cut::Tokens) }
+        Path::new(self.blocks, self.cut())
+    }
+
+    fn cut(&self) -> Cut {
+        self.block_tokens.map_or(Cut::Bytes(self.opening), Cut::Tokens)
     }
 
     /// What `tokens` are in the unit of the path's sizes: bytes, at the most that this prompt can have for each of its tokens, whose
@@ -137,7 +141,7 @@ impl<'a> RequestView<'a> {
     /// Estimated tokens in the first `blocks` blocks of the prompt.
     #[must_use]
     pub fn covered_tokens(&self, blocks: usize) -> usize {
-        let covered = self.path().cut.covered(blocks);
+        let covered = self.cut().covered(blocks);
         if self.block_tokens.is_some() {
             return covered.min(self.prompt_tokens);
         }

@@ -77,6 +77,15 @@ impl Settings {
         if http::HeaderName::try_from(&self.session_header).is_err() {
             errors.push(format!("session-header: {:?} is no header name", self.session_header));
         }
+        if let Some(file) = &self.prefix_state_file {
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if folder.is_some_and(|folder| !folder.is_dir()) || file.is_dir() {
+                errors.push(format!(
+                    "prefix-state-file: {} is no file in a folder that is there",
+                    file.display()
+                ));
+            }
+        }
         if !self.log_level_is_known() {
             errors.push(format!(
                 "log-level: {:?} is no filter; write {} or a filter such as router=debug",

@@ -249,6 +249,11 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub prefix_seed_file: Option<PathBuf>,
 
+    /// File in which this router leaves what it knows of the workers' caches when it is told to end, for the next one that is started with it: within
+    /// ten minutes, and with the same --prefix-seed-file, if there is one. Hashes and their seed, no text; only its owner may read it
+    #[arg(long, value_name = "FILE")]
+    pub prefix_state_file: Option<PathBuf>,
+
     /// What workers keep in their hosts' memory of what their KV caches evict (SGLang's hicache-ratio, LMCache, vLLM's KV offloading), in times
     /// what the caches hold. Engines tell the router the size of their caches, and it takes prompts beyond that for forgotten
     #[arg(long, default_value = "0", value_parser = parse_ratio, value_name = "TIMES")]

@@ -351,11 +351,10 @@ async fn failure(address: SocketAddr) -> TransportError {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_does_not_speak_our_grpc_is_told_apart() {
-    let nobody = {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        listener.local_addr().unwrap()
-    };
-    let error = failure(nobody).await;
+    // Bound, so that nobody else listens there meanwhile.
+    let nobody = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    nobody.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let error = failure(nobody.local_addr().unwrap().as_socket().unwrap()).await;
     assert!(error.is_unreachable(), "{error}");
     let http1 = MockWorker::answering(&["m"], json_reply(200, "{}")).await;
     let error = failure(http1.address).await;

@@ -391,8 +391,8 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
             "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"500\"} 1.0\n"
         }
         "/metrics" if models.contains(&"tells-ranks") => {
-            "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"500\"} 1.0\n\
-             vllm:cache_config_info{block_size=\"16\",engine=\"1\",num_gpu_blocks=\"600\"} 1.0\n"
+            "vllm:cache_config_info{block_size=\"16\",engine=\"0\",kv_cache_size_tokens=\"8000\",num_gpu_blocks=\"1100\"} 1.0\n\
+             vllm:cache_config_info{block_size=\"16\",engine=\"1\",kv_cache_size_tokens=\"9600\",num_gpu_blocks=\"1100\"} 1.0\n"
         }
         "/server_info" if models.contains(&"tells-tokens") => {
             r#"{"max_total_num_tokens": 9000, "dp_size": 1}"#

@@ -17,6 +17,7 @@ mod harness;
 mod http2;
 mod keys;
 mod kubernetes;
+mod legacy;
 mod line;
 mod listener;
 mod predictions;

@@ -48,7 +48,7 @@ impl Contestant for Ours {
     fn serve(&mut self, prompt: &str, worker: u32) -> usize {
         let blocks = hashed(prompt);
         let hits = self.0.hits(&blocks.hashes);
-        let path = Path { hashes: &blocks.hashes, cut: Cut::Bytes(blocks.opening) };
+        let path = Path::new(&blocks.hashes, Cut::Bytes(blocks.opening));
         self.0.insert(WorkerSlot(worker), path, &hits);
         hits.iter().map(|(_, depth)| depth).sum()
     }

@@ -33,7 +33,7 @@ fn shares(kilobytes: usize) -> (f64, f64) {
         let shared = (bytes as f64 * share) as usize;
         let prompt = beginning[..shared].to_owned() + &text(100 + number, bytes - shared);
         let blocks = hashed(&prompt);
-        let path = Path { hashes: &blocks.hashes, cut: Cut::Bytes(blocks.opening) };
+        let path = Path::new(&blocks.hashes, Cut::Bytes(blocks.opening));
         let hits = tree.hits(&blocks.hashes);
         let depth = hits.deepest();
         tree.insert(WorkerSlot(0), path, &hits);

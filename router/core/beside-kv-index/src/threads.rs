@@ -68,7 +68,7 @@ impl Default for Tree {
 impl Served for Tree {
     fn serve(&self, prompt: &str, number: u64) {
         let blocks = hashed(prompt);
-        let path = Path { hashes: &blocks.hashes, cut: Cut::Bytes(blocks.opening) };
+        let path = Path::new(&blocks.hashes, Cut::Bytes(blocks.opening));
         let mut tree = loop {
             match self.0.try_lock() {
                 Ok(tree) => break tree,

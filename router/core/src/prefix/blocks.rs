@@ -136,8 +136,41 @@ impl Cut {
 pub struct Path<'a> {
     /// First block first.
     pub hashes: &'a [BlockHash],
-    /// How large they are.
-    pub cut: Cut,
+    sizes: Sizes<'a>,
+}
+
+/// How large each block of a path is.
+#[derive(Clone, Copy, Debug)]
+enum Sizes<'a> {
+    Cut(Cut),
+    /// As it was kept.
+    Each(&'a [u32]),
+}
+
+impl<'a> Path<'a> {
+    /// One whose blocks are cut so.
+    #[must_use]
+    pub fn new(hashes: &'a [BlockHash], cut: Cut) -> Self {
+        Self { hashes, sizes: Sizes::Cut(cut) }
+    }
+
+    /// One that was kept, with the size of each block.
+    pub(super) fn kept(hashes: &'a [BlockHash], sizes: &'a [u32]) -> Self {
+        Self { hashes, sizes: Sizes::Each(sizes) }
+    }
+
+    /// Its first `most` blocks, or all if they are fewer.
+    pub(super) fn first(self, most: usize) -> Self {
+        Self { hashes: &self.hashes[..self.hashes.len().min(most)], ..self }
+    }
+
+    /// Size of block number `index`.
+    pub(super) fn size(&self, index: usize) -> u32 {
+        match self.sizes {
+            Sizes::Cut(cut) => cut.size(index),
+            Sizes::Each(sizes) => sizes[index],
+        }
+    }
 }
 
 /// Hashes a prompt whose segments come in pieces, in any order, into the chained hashes of its full blocks.

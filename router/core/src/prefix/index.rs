@@ -11,7 +11,7 @@ use std::sync::Arc;
 use roundhouse_types::BlockHash;
 
 use super::blocks::Path;
-use super::tree::{Inserted, Pin, PrefixHits, PrefixTree, TreeLimits, WorkerTells};
+use super::tree::{Inserted, KeptBlocks, Pin, PrefixHits, PrefixTree, TreeLimits, WorkerTells};
 use crate::sync::{Mutex, PoisonError};
 use crate::worker::WorkerSlot;
 
@@ -252,6 +252,20 @@ impl PrefixIndex {
         self.take_notices();
         self.tree.forget(worker);
         self.notes(worker).accuracy = Accuracy::default();
+    }
+
+    /// Adds to `kept` what `worker` is taken to hold. Returns the ends of its paths, the one that was used longest ago first.
+    #[must_use]
+    pub fn keep(&self, worker: WorkerSlot, kept: &mut KeptBlocks) -> Vec<u32> {
+        self.tree.keep(worker, kept)
+    }
+
+    /// Enters paths of `kept` as held by `worker`, the first as the oldest.
+    pub fn put_back(&mut self, worker: WorkerSlot, kept: &KeptBlocks, ends: &[u32]) {
+        self.take_notices();
+        for end in ends {
+            self.tree.put_back(worker, kept, *end);
+        }
     }
 
     /// Forgets the `most` blocks that `worker` has not used for longest, but nothing that is pinned. Returns how many there were.

@@ -6,6 +6,7 @@
 //! it was: so a prompt that comes again costs one move, however long it is. `nodes` has the blocks, `tail` those that need no node of
 //! their own yet, `order` the order of use and eviction, `removal` what is taken from a worker for other reasons.
 
+mod kept;
 mod nodes;
 mod order;
 mod removal;
@@ -16,6 +17,7 @@ use std::ops::Range;
 use roundhouse_types::BlockHash;
 use smallvec::SmallVec;
 
+pub use self::kept::{KeptBlock, KeptBlocks, OutOfOrder};
 use self::nodes::Nodes;
 use self::order::WorkerList;
 pub use self::order::WorkerTells;
@@ -249,8 +251,8 @@ impl PrefixTree {
 
     /// Enters a path as the newest of `worker`, and says under which number its last block is held.
     fn enter(&mut self, worker: WorkerSlot, path: Path<'_>, hits: &PrefixHits) -> (Inserted, Option<u32>) {
-        let hashes = &path.hashes[..path.hashes.len().min(self.limits.worker_blocks)];
-        let path = Path { hashes, ..path };
+        let path = path.first(self.limits.worker_blocks);
+        let hashes = path.hashes;
         self.clock = self.clock.wrapping_add(1);
         let names_blocks = self.list(worker).names_blocks;
         let known = hits.blocks(worker).min(hashes.len());
@@ -302,7 +304,7 @@ impl PrefixTree {
                 parent => self.nodes.find_below(parent, *hash),
             };
             parent = found.unwrap_or_else(|| self.nodes.make(*hash, parent));
-            above = self.add_holding((parent, worker), above, path.cut.size(at));
+            above = self.add_holding((parent, worker), above, path.size(at));
             if is_new && !names_blocks {
                 self.begin_tail(above, path, at + 1);
                 break;

@@ -179,7 +179,7 @@ impl Followed {
             match change {
                 CacheChange::Routed { path, cut } => {
                     let hits = self.tree.hits(&path);
-                    self.tree.insert(WORKER, Path { hashes: &path, cut }, &hits);
+                    self.tree.insert(WORKER, Path::new(&path, cut), &hits);
                 }
                 CacheChange::Gone(blocks) => blocks.iter().for_each(|hash| self.tree.withdraw(WORKER, *hash)),
                 CacheChange::Settled { path, held } => self.tree.take_back(WORKER, &path, held),
@@ -220,7 +220,7 @@ impl Followed {
     fn dispatch(&mut self, prompt: &[u8], id: &str) {
         let path = followed(prompt);
         let hits = self.tree.hits(&path.hashes);
-        self.tree.insert(WORKER, Path { hashes: &path.hashes, cut: path.cut }, &hits);
+        self.tree.insert(WORKER, Path::new(&path.hashes, path.cut), &hits);
         self.feed.dispatched(id.into(), path);
     }
 

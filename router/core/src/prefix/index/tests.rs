@@ -18,7 +18,7 @@ fn hashes(number: u32) -> Vec<BlockHash> {
 }
 
 fn path(hashes: &[BlockHash]) -> Path<'_> {
-    Path { hashes, cut: Cut::Tokens(100) }
+    Path::new(hashes, Cut::Tokens(100))
 }
 
 fn enter(index: &mut PrefixIndex, number: u32) -> (Basis, Option<InFlight>) {

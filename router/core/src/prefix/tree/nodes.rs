@@ -139,6 +139,10 @@ impl Nodes {
         }
     }
 
+    pub(super) fn hash(&self, node: u32) -> BlockHash {
+        self.nodes[node].hash
+    }
+
     pub(super) fn parent(&self, node: u32) -> u32 {
         self.nodes[node].parent
     }

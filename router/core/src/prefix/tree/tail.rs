@@ -53,6 +53,11 @@ impl PrefixTree {
         }
     }
 
+    /// The same, as hashes and sizes.
+    pub(super) fn tail_of(&self, holding: u32) -> impl Iterator<Item = (BlockHash, u32)> + '_ {
+        self.tail(holding).iter().map(|block| (block.hash, block.size))
+    }
+
     /// Blocks and size of a holding, its tail included.
     pub(super) fn weight(&self, holding: u32) -> (usize, u64) {
         let tail = self.tail(holding);
@@ -147,7 +152,5 @@ fn size_of(blocks: &[TailBlock]) -> u64 {
 
 /// The blocks of a path from depth `depth` on.
 fn blocks_of(path: Path<'_>, depth: usize) -> impl Iterator<Item = TailBlock> + '_ {
-    (depth..)
-        .zip(&path.hashes[depth..])
-        .map(move |(at, hash)| TailBlock { hash: *hash, size: path.cut.size(at) })
+    (depth..).zip(&path.hashes[depth..]).map(move |(at, hash)| TailBlock { hash: *hash, size: path.size(at) })
 }

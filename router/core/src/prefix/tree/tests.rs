@@ -158,7 +158,7 @@ fn path(steps: &[u8]) -> Vec<BlockHash> {
 
 /// A path of blocks of one token each.
 fn of(hashes: &[BlockHash]) -> Path<'_> {
-    Path { hashes, cut: Cut::Tokens(1) }
+    Path::new(hashes, Cut::Tokens(1))
 }
 
 /// Enters a path of which nothing was looked up.
@@ -184,6 +184,8 @@ enum Operation {
     /// The worker says that it has lost the last of these, and it may not be a leaf.
     Withdraw(u32, Vec<u8>),
     Capacity(u32, usize),
+    /// Another tree takes its place.
+    Succeed,
 }
 
 fn steps() -> impl Strategy<Value = Vec<u8>> {
@@ -201,6 +203,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => (worker(), steps()).prop_map(|(worker, steps)| Operation::TakeBack(worker, steps)),
         4 => (3u32..5, steps()).prop_map(|(worker, steps)| Operation::Withdraw(worker, steps)),
         1 => (worker(), 1usize..20).prop_map(|(worker, capacity)| Operation::Capacity(worker, capacity)),
+        1 => Just(Operation::Succeed),
     ]
 }
 
@@ -276,11 +279,36 @@ impl Both {
                     self.naive[worker as usize].withdraw(&steps);
                 }
             }
+            Operation::Succeed => {
+                for (pin, worker, _) in self.pins.drain(..) {
+                    let naive = &mut self.naive[worker as usize];
+                    naive.pins.clear();
+                    pin.into_iter().for_each(|pin| self.tree.unpin(pin));
+                }
+                self.naive.iter_mut().for_each(Naive::evict);
+                self.tree = self.successor();
+            }
             Operation::Capacity(worker, capacity) => {
                 self.tree.set_capacity(WorkerSlot(worker), capacity);
                 self.naive[worker as usize].capacity = capacity;
             }
         }
+    }
+
+    /// Another tree that is given all that this one knows.
+    fn successor(&self) -> PrefixTree {
+        let mut kept = KeptBlocks::default();
+        let slots = || (0..5).map(WorkerSlot);
+        let ends: Vec<_> = slots().map(|slot| self.tree.keep(slot, &mut kept)).collect();
+        let kept = KeptBlocks::of(kept.blocks().to_vec()).unwrap();
+        let mut new = PrefixTree::new(limits(10_000));
+        for (slot, naive) in slots().zip(&self.naive) {
+            new.set_capacity(slot, naive.capacity);
+        }
+        for (slot, ends) in slots().zip(ends) {
+            ends.iter().for_each(|end| new.put_back(slot, &kept, *end));
+        }
+        new
     }
 
     fn check(&self, asked: &[u8]) {
@@ -371,9 +399,9 @@ fn capacity_is_in_the_unit_of_the_cut() {
     let worker = WorkerSlot(0);
     tree.set_capacity(worker, 1_000);
     let hashes = path(&[0; 40]);
-    insert(&mut tree, worker, Path { hashes: &hashes, cut: Cut::Bytes(Default::default()) });
+    insert(&mut tree, worker, Path::new(&hashes, Cut::Bytes(Default::default())));
     assert_eq!((tree.worker_blocks(worker), tree.worker_size(worker)), (15, 960), "64 bytes each");
-    insert(&mut tree, worker, Path { hashes: &path(&[1; 40]), cut: Cut::Tokens(100) });
+    insert(&mut tree, worker, Path::new(&path(&[1; 40]), Cut::Tokens(100)));
     assert_eq!((tree.worker_blocks(worker), tree.worker_size(worker)), (10, 1_000));
 }
 
