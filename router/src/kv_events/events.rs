@@ -29,6 +29,8 @@ const STALE_LIMIT: Duration = Duration::from_secs(30);
 pub(super) enum Said {
     /// What happened next.
     Batch(FeedBatch),
+    /// What happened before anybody listened: it says what is held, and nothing of what has been entered since.
+    Past(FeedBatch),
     /// An engine's batches come from this number on.
     Joined(u64),
     /// An engine is another process now.
@@ -217,6 +219,10 @@ impl<S: EventStream> EventFollower<S> {
     fn take(&mut self, said: Said) -> Result<(), StreamEnd> {
         let changes = match said {
             Said::Batch(batch) => self.feed.take(batch)?,
+            Said::Past(batch) => {
+                self.feed.take(batch)?;
+                Vec::new()
+            }
             Said::Joined(sequence) => {
                 self.feed.join(sequence);
                 Vec::new()

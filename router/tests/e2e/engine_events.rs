@@ -199,3 +199,26 @@ async fn only_engines_that_are_followed_get_another_header() {
     let request = seen.iter().find(|seen| seen.path == "/v1/completions").unwrap();
     assert!(!request.headers.contains_key("x-session-id"), "{request:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_engine_did_before_says_nothing_of_what_a_router_has_left() {
+    let engine = Engine::start(ANYWHERE, 400, Replay::Yes).await;
+    engine.send("/v1/completions", &prompt(0)).await;
+    engine.send("/flush_cache", "").await;
+    let file = std::env::temp_dir().join(format!("roundhouse-state-events-{}", std::process::id()));
+    let flag = format!("--prefix-state-file={}", file.display());
+    let router = engine.router(&[&flag]).await;
+    send(&router, 1).await;
+    router.stopped().await;
+    let router = engine.router(&[&flag]).await;
+    until("it is known", || async { hit_tokens(&router, 1).await > 0 }).await;
+    let number = AtomicU32::new(2);
+    until("the engine is followed", || async {
+        send(&router, number.fetch_add(1, Ordering::Relaxed)).await;
+        worker(&router).await["cache_trust"] == "followed"
+    })
+    .await;
+    assert!(hit_tokens(&router, 1).await > 0, "its cache was emptied before");
+    router.stopped().await;
+    std::fs::remove_file(&file).unwrap();
+}

@@ -31,6 +31,14 @@ struct Taken {
     digest: u64,
 }
 
+/// When something happened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Before anybody listened.
+    Before,
+    Since,
+}
+
 /// The stream of one engine.
 pub(super) struct ZmqEvents {
     /// Where it publishes, as it said when it came up last.
@@ -76,15 +84,16 @@ impl ZmqEvents {
             // Nothing has happened yet.
             None => self.joined(0),
         }
+        let when = if self.last.is_none() { When::Before } else { When::Since };
         for (number, payload) in batches {
             if self.last.is_none_or(|last| *number > last.number) {
-                self.take(*number, payload);
+                self.take(when, *number, payload);
             }
         }
     }
 
     /// A batch that comes next, or after a gap that cannot be filled.
-    fn take(&mut self, number: u64, payload: &[u8]) {
+    fn take(&mut self, when: When, number: u64, payload: &[u8]) {
         if self.due() != Some(number) {
             self.joined(number);
         }
@@ -96,7 +105,11 @@ impl ZmqEvents {
         };
         let events = events.into_iter().filter_map(|event| self.copies.take(event)).collect();
         let batch = KvEventBatch { sequence: number, timestamp, events };
-        self.said.push_back(Said::Batch(FeedBatch { batch, snapshot: None, instance: None }));
+        let batch = FeedBatch { batch, snapshot: None, instance: None };
+        self.said.push_back(match when {
+            When::Before => Said::Past(batch),
+            When::Since => Said::Batch(batch),
+        });
     }
 
     /// The number that is due; `None` before the first batch.
@@ -132,7 +145,7 @@ impl ZmqEvents {
             _ => {}
         }
         self.gap_remains = false;
-        self.take(number, payload);
+        self.take(When::Since, number, payload);
         Ok(())
     }
 }
@@ -229,6 +242,7 @@ mod tests {
     fn said(events: &mut ZmqEvents) -> Vec<String> {
         let short = |said| match said {
             Said::Batch(batch) => batch.batch.sequence.to_string(),
+            Said::Past(batch) => format!("past {}", batch.batch.sequence),
             Said::Joined(number) => format!("from {number}"),
             Said::Restarted => "restarted".to_owned(),
         };
@@ -240,7 +254,7 @@ mod tests {
         let (mut events, _sender) = following(REPLAYS);
         let replayed: Vec<_> = (0..3).map(|number| batch(number, 1.0)).collect();
         events.take_replay(&replayed);
-        assert_eq!(said(&mut events), ["from 0", "0", "1", "2"]);
+        assert_eq!(said(&mut events), ["from 0", "past 0", "past 1", "past 2"]);
         for number in 1..4 {
             let (number, payload) = batch(number, 1.0);
             events.hear(number, &payload).unwrap();
@@ -271,7 +285,7 @@ mod tests {
         // The engine has not kept all of it.
         events.take_replay(&[batch(3, 1.0), batch(4, 1.0)]);
         events.hear(number, &payload).unwrap();
-        assert_eq!(said(&mut events), ["from 0", "0", "from 3", "3", "4", "5"]);
+        assert_eq!(said(&mut events), ["from 0", "past 0", "from 3", "3", "4", "5"]);
         let (number, payload) = batch(9, 1.0);
         assert!(events.hear(number, &payload).is_err());
         events.hear(number, &payload).unwrap();
