@@ -24,16 +24,17 @@ def post(url, body, timeout=120):
         return reply.read(), reply.headers
 
 
-def words(rng, count):
+def words(rng, count, times=1):
+    count *= times
     return " ".join(f"{rng.choice('bcdfgklmnprstvz')}{rng.choice('aeiou')}{rng.randrange(1000)}" for _ in range(count))
 
 
 def run(router, args, seed):
     for engine in args.engines:
-        post(engine + "/reset_prefix_cache", None)
+        post(engine + args.reset, None)
     rng = random.Random(seed)
-    system = words(rng, 30)
-    sessions = [system + " " + words(rng, rng.randrange(20, 160)) for _ in range(args.sessions)]
+    system = words(rng, 30, args.words)
+    sessions = [system + " " + words(rng, rng.randrange(20, 160), args.words) for _ in range(args.sessions)]
     turns = [(session, turn) for turn in range(args.turns) for session in range(args.sessions)]
     # Sessions come back at times of their own.
     turns.sort(key=lambda each: each[1] + rng.random() * 1.8)
@@ -43,8 +44,8 @@ def run(router, args, seed):
         last[session] = last.get(session, 0) + 1
     done = [threading.Event() for _ in order]
     index = {each: at for at, each in enumerate(order)}
-    grown = [[words(rng, rng.randrange(20, 80)) for _ in range(args.turns)] for _ in sessions]
-    strange = [words(rng, rng.randrange(100, 400)) for _ in range(int(len(order) * args.strangers))]
+    grown = [[words(rng, rng.randrange(20, 80), args.words) for _ in range(args.turns)] for _ in sessions]
+    strange = [words(rng, rng.randrange(100, 400), args.words) for _ in range(int(len(order) * args.strangers))]
     anyone = [rng.randrange(len(args.engines)) for _ in strange]
     results = [None] * len(order)
 
@@ -56,7 +57,7 @@ def run(router, args, seed):
         began = time.monotonic()
         try:
             body, headers = post(router + "/v1/completions",
-                                 {"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True})
+                                 {"model": args.model, "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True})
             usage = json.loads(body)["usage"]
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             results[at] = (usage["prompt_tokens"], cached, int(headers["x-router-hit-tokens"]), time.monotonic() - began)
@@ -67,7 +68,7 @@ def run(router, args, seed):
         # Any engine, or one after the other, a while each: what is cached there goes, and what is cached elsewhere stays.
         turn = at * args.floods // len(strange) if args.floods else anyone[at]
         engine = args.engines[turn % len(args.engines)]
-        post(engine + "/v1/completions", {"model": "tiny", "prompt": strange[at], "max_tokens": 1})
+        post(engine + "/v1/completions", {"model": args.model, "prompt": strange[at], "max_tokens": 1})
 
     with concurrent.futures.ThreadPoolExecutor(args.clients) as ours, concurrent.futures.ThreadPoolExecutor(1) as theirs:
         waiting, strangers = [], 0
@@ -96,6 +97,9 @@ def main():
     parser.add_argument("out")
     parser.add_argument("routers", nargs="+")
     parser.add_argument("--engines", required=True, type=lambda text: text.split(","))
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--reset", default="/reset_prefix_cache")
+    parser.add_argument("--words", type=int, default=1, help="times as many words in every prompt")
     parser.add_argument("--sessions", type=int, default=24)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--strangers", type=float, default=0.5)
