@@ -16,6 +16,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const REPLAY_LIMIT: Duration = Duration::from_secs(10);
 /// A batch has some 5 bytes a token and 10 a block.
 const MOST_BYTES: usize = 64 << 20;
+/// vLLM keeps 10,000 batches, of some hundred bytes to some ten thousand.
+const MOST_REPLAY_BYTES: usize = 512 << 20;
 /// In place of a sequence number: nothing comes after.
 const END: [u8; 8] = [0xff; 8];
 
@@ -63,13 +65,17 @@ impl Line {
     pub(super) async fn replay(place: &(String, u16), start: u64) -> io::Result<Vec<Numbered>> {
         let mut line = Self::open(place, Socket::Dealer).await?;
         line.stream.write_all(&message(&[b"", &start.to_be_bytes()])).await?;
-        let mut batches = Vec::new();
+        let (mut batches, mut room) = (Vec::new(), MOST_REPLAY_BYTES);
         let late = || io::Error::new(io::ErrorKind::TimedOut, "a replay does not go on");
         loop {
             let next = timeout(REPLAY_LIMIT, line.receive()).await.unwrap_or_else(|_| Err(late()));
             match next? {
                 Traffic::Message(frames) if frames.iter().any(|frame| *frame == END) => return Ok(batches),
-                Traffic::Message(frames) => batches.push(numbered(frames)?),
+                Traffic::Message(frames) => {
+                    let batch = numbered(frames)?;
+                    room = room.checked_sub(batch.1.len()).ok_or_else(|| wrong("replays without an end"))?;
+                    batches.push(batch);
+                }
                 Traffic::Command(name, data) if name == b"PING" => line.answer_ping(&data).await?,
                 Traffic::Command(..) => {}
             }
@@ -90,5 +96,9 @@ impl Line {
 fn numbered(mut frames: Vec<Vec<u8>>) -> io::Result<Numbered> {
     let payload = frames.pop();
     let number = frames.pop().and_then(|frame| Some(u64::from_be_bytes(frame.try_into().ok()?)));
-    number.zip(payload).ok_or_else(|| wrong("published what is no numbered batch"))
+    // The last number that there is stands for the end, and none comes after it.
+    number
+        .filter(|number| *number < u64::MAX)
+        .zip(payload)
+        .ok_or_else(|| wrong("published what is no numbered batch"))
 }
