@@ -1,7 +1,7 @@
 //! How many tokens an engine's KV cache has room for, as it says of itself: vLLM, SGLang and our own worker in `/metrics`, SGLang without
 //! `--enable-metrics` in `/server_info`, which was `/get_server_info`. Asked once a worker is up, since it does not change while it runs. Used by [`probes`](crate::probes).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -20,14 +20,18 @@ pub enum Part {
 pub fn of_metrics(text: &str, part: Part) -> Option<usize> {
     let by_blocks = ["vllm:cache_config_info", "worker:cache_config_info"];
     let mut parts: BTreeMap<Option<u32>, usize> = BTreeMap::new();
-    let mut sums = 0;
+    // Ranks that tell blocks alone.
+    let mut by_blocks_alone = BTreeSet::new();
     for line in text.lines() {
         let Some((name, rest)) = line.split_once('{') else { continue };
         let Some((labels, value)) = rest.rsplit_once('}') else { continue };
         let (rank, tokens) = if by_blocks.contains(&name) {
             let tokens = label(labels, "kv_cache_size_tokens").and_then(count);
-            sums += usize::from(tokens.is_none());
-            (label(labels, "engine"), tokens.or_else(|| of_blocks(labels)))
+            let engine = label(labels, "engine");
+            if tokens.is_none() {
+                by_blocks_alone.insert(engine.and_then(|rank| rank.parse().ok()));
+            }
+            (engine, tokens.or_else(|| of_blocks(labels)))
         } else if name == "sglang:max_total_num_tokens" {
             (label(labels, "dp_rank"), count(value))
         } else {
@@ -38,8 +42,10 @@ pub fn of_metrics(text: &str, part: Part) -> Option<usize> {
         *known = tokens.unwrap_or(0).max(*known);
     }
     // vLLM's blocks are those of all its ranks together, and each rank says so.
-    if sums > 1 {
-        parts.values_mut().for_each(|tokens| *tokens /= sums);
+    for rank in &by_blocks_alone {
+        if let Some(tokens) = parts.get_mut(rank) {
+            *tokens /= by_blocks_alone.len();
+        }
     }
     let tokens = match part {
         Part::Whole => Some(parts.values().sum()),

@@ -10,7 +10,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use roundhouse_types::BlockHash;
@@ -60,10 +60,16 @@ enum Unusable {
 /// What the router before this one knew.
 pub struct Legacy {
     seed: u64,
-    blocks: Arc<KeptBlocks>,
     since: Instant,
+    /// Until all workers have joined, or it is too late for that.
+    estate: Mutex<Option<Estate>>,
+}
+
+/// What there is to give.
+struct Estate {
+    blocks: Arc<KeptBlocks>,
     /// Of workers that have not joined yet.
-    workers: Mutex<HashMap<String, Vec<u32>>>,
+    workers: HashMap<String, Vec<u32>>,
 }
 
 impl Legacy {
@@ -72,8 +78,10 @@ impl Legacy {
     pub fn take(path: &Path, seed: Option<u64>) -> Option<Self> {
         match Self::read(path, seed) {
             Ok(legacy) => {
-                let workers = legacy.workers.lock().unwrap_or_else(PoisonError::into_inner).len();
-                tracing::info!(workers, blocks = legacy.blocks.blocks().len(), "prefixes taken over");
+                if let Some(Estate { blocks, workers }) = &*legacy.estate() {
+                    let (workers, blocks) = (workers.len(), blocks.blocks().len());
+                    tracing::info!(workers, blocks, "prefixes taken over");
+                }
                 Some(legacy)
             }
             Err(Unusable::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -105,7 +113,12 @@ impl Legacy {
             size,
         };
         let blocks = Arc::new(KeptBlocks::of(blocks.into_iter().map(block).collect())?);
-        Ok(Self { seed: theirs, blocks, since: Instant::now(), workers: Mutex::new(workers) })
+        let estate = Mutex::new(Some(Estate { blocks, workers }));
+        Ok(Self { seed: theirs, since: Instant::now(), estate })
+    }
+
+    fn estate(&self) -> MutexGuard<'_, Option<Estate>> {
+        self.estate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Of the hashes.
@@ -116,13 +129,15 @@ impl Legacy {
 
     /// `worker` has joined: what it held is entered, by a thread that serves nobody.
     pub fn give(&self, worker: &Arc<Worker>, decider: &Arc<Decider>) {
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.since.elapsed() > JOIN_WITHIN {
-            workers.clear();
-            return;
+        let mut estate = self.estate();
+        let Some(Estate { blocks, workers }) = &mut *estate else { return };
+        let ends = name(&worker.spec).and_then(|name| workers.remove(&name));
+        let blocks = Arc::clone(blocks);
+        if workers.is_empty() || self.since.elapsed() > JOIN_WITHIN {
+            *estate = None;
         }
-        let Some(ends) = name(&worker.spec).and_then(|name| workers.remove(&name)) else { return };
-        let (worker, decider, blocks) = (Arc::clone(worker), Arc::clone(decider), Arc::clone(&self.blocks));
+        let Some(ends) = ends.filter(|_| self.since.elapsed() <= JOIN_WITHIN) else { return };
+        let (worker, decider) = (Arc::clone(worker), Arc::clone(decider));
         tokio::task::spawn_blocking(move || decider.put_back(&worker, &blocks, &ends));
     }
 }
@@ -213,7 +228,7 @@ mod tests {
         }
         let (other, stranger) = decider("http://w:2", &[]);
         legacy.give(&stranger, &other);
-        assert!(legacy.workers.lock().unwrap().is_empty());
+        assert!(legacy.estate().is_none(), "all has been given");
         assert_eq!(other.tree_blocks(), 0);
     }
 

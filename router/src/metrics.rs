@@ -279,7 +279,7 @@ impl Default for Metrics {
             worker_cache_trust: maker.gauges(
                 "router_worker_cache_trust",
                 "What the router's knowledge of the worker's cache rests on. 0: its own routes, 1: cache events that are being \
-                 caught up with, 2: cache events in order, 3: those of an engine that is not Roundhouse's.",
+                 caught up with, or have not named a request yet, 2: cache events in order, 3: those of an engine that is not Roundhouse's.",
                 &["worker"],
             ),
             tree_blocks: maker

@@ -43,6 +43,8 @@ const MOST_OVERLAPS: usize = 4_096;
 const CACHE_SIZE_LIMIT: Duration = Duration::from_secs(5);
 /// So often it is asked, with models, while it has not told.
 const MOST_CACHE_ASKS: usize = 3;
+/// So often it is asked where it publishes its cache events, while it cannot be asked.
+const MOST_EVENT_ASKS: usize = 5;
 
 /// Room for probes that go out beside another of the same worker; of all workers together.
 #[derive(Clone, Debug)]
@@ -88,8 +90,8 @@ pub struct Prober {
     passed: usize,
     /// How often the worker is yet to be asked how much its cache holds.
     cache_asks: usize,
-    /// It has come up, and has not been asked where it publishes its cache events.
-    has_come: bool,
+    /// How often it is yet to be asked where it publishes its cache events.
+    event_asks: usize,
     /// What is known of what the worker holds, since the last probe that passed.
     knowledge: Knowledge,
 }
@@ -137,7 +139,7 @@ impl Prober {
             failures: 0,
             passed: 0,
             cache_asks: 0,
-            has_come: false,
+            event_asks: 0,
             knowledge: Knowledge::Kept,
         }
     }
@@ -178,10 +180,10 @@ impl Prober {
                     }
                 }
                 Some(told) = looking.next() => {
-                    match (told, &upstream.follower) {
-                        (Ok(Some(events)), Some(follower)) => follower.offer(events),
-                        // With the next probe that passes.
-                        _ => self.has_come = true,
+                    // Who has not told is asked with the next probe that passes.
+                    if let (Ok(Some(events)), Some(follower)) = (told, &upstream.follower) {
+                        follower.offer(events);
+                        self.event_asks = 0;
                     }
                     if asking.is_empty() && self.asks_cache_size() {
                         asking.push(timeout(CACHE_SIZE_LIMIT, cache_size(&upstream)));
@@ -212,7 +214,9 @@ impl Prober {
     fn asks_events(&mut self) -> bool {
         let is_up = self.upstream.worker.is_up();
         let follower = self.upstream.follower.as_ref().filter(|_| is_up);
-        follower.is_some_and(Follower::is_of_engine) && std::mem::take(&mut self.has_come)
+        let asks = self.event_asks > 0 && follower.is_some_and(Follower::is_of_engine);
+        self.event_asks -= usize::from(asks);
+        asks
     }
 
     fn pause(&self) -> Duration {
@@ -256,7 +260,7 @@ impl Prober {
             worker.health.come_back(self.started.elapsed(), self.slow_start);
         }
         if arrival.is_some() {
-            (self.cache_asks, self.passed, self.has_come) = (MOST_CACHE_ASKS, 1, true);
+            (self.cache_asks, self.event_asks, self.passed) = (MOST_CACHE_ASKS, MOST_EVENT_ASKS, 1);
             tracing::info!(worker = %worker.id(), models = ?worker.models(), "worker is up");
         }
     }
@@ -332,7 +336,11 @@ async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Re
 async fn engine_events(upstream: &Upstream) -> Option<Option<EngineEvents>> {
     let path = PathAndQuery::from_static(ENGINE_EVENTS_PATH);
     let (status, body) = get(&*upstream.transport, path).await.ok()?;
-    Some(EngineEvents::read(&body, &upstream.worker.spec).filter(|_| status.is_success()))
+    match status {
+        status if status.is_success() => Some(EngineEvents::read(&body, &upstream.worker.spec)),
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => Some(None),
+        _ => None,
+    }
 }
 
 /// `None` if the worker does not say.

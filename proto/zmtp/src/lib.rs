@@ -4,6 +4,7 @@
 use std::io;
 use std::time::Duration;
 
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// What a greeting says: signature, version 3.0, mechanism, no server, filler.
@@ -69,7 +70,7 @@ pub enum Traffic {
 
 /// What has come over a connection and has not been taken yet.
 #[derive(Default)]
-pub struct Inbox(Vec<u8>);
+pub struct Inbox(BytesMut);
 
 impl Inbox {
     /// The next message or command, whose frames have no more than `most_bytes` together. May be dropped half way: nothing is lost.
@@ -83,7 +84,7 @@ impl Inbox {
     ) -> io::Result<Traffic> {
         loop {
             if let Some((traffic, len)) = parse(&self.0, most_bytes)? {
-                self.0.drain(..len);
+                self.0.advance(len);
                 return Ok(traffic);
             }
             self.0.reserve(READ_BYTES);
@@ -111,7 +112,7 @@ pub async fn handshake(
         let mut inbox = Inbox::default();
         match inbox.receive(stream, MAX_READY_BYTES).await? {
             Traffic::Command(name, data) if name == b"READY" => check_ready(&data, socket).map(|()| inbox),
-            other => Err(wrong(format!("sent {other:?} in place of READY"))),
+            _ => Err(wrong("sent something else in place of READY")),
         }
     };
     tokio::time::timeout(HANDSHAKE_LIMIT, introduce).await.unwrap_or_else(|_| Err(wrong("says nothing")))

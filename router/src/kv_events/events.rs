@@ -22,6 +22,8 @@ use crate::transport::TransportError;
 
 /// How often ended requests are looked at.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(250);
+/// For so long an operator has been told enough.
+const WARNED_FOR: Duration = Duration::from_secs(300);
 /// After this long without a stream what is known of the cache is no better than what was learned.
 const STALE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -54,6 +56,11 @@ pub(super) trait EventStream: Send {
         std::future::pending()
     }
 
+    /// Whether there is more to be said than has been asked for.
+    fn is_behind(&self) -> bool {
+        false
+    }
+
     /// It is of no use: there is none, until another process is there.
     fn decline(&mut self) {}
 
@@ -80,6 +87,9 @@ pub(super) enum StreamEnd {
     Io(#[from] io::Error),
     #[error("the worker ended its stream of cache events")]
     Over,
+    /// The next stream will be a better one.
+    #[error("{0}")]
+    Again(&'static str),
     #[error("the worker does not say whose blocks its cache events are of")]
     Mute,
 }
@@ -93,8 +103,8 @@ pub(super) struct EventFollower<S> {
     feed: CacheFeed,
     /// Whether requests are to be told of.
     listens: Arc<AtomicBool>,
-    /// Since the last stream was there.
-    has_warned: bool,
+    /// When it was said last that there is none.
+    warned: Option<Instant>,
     /// When the last stream was there.
     seen: Instant,
     back_off: BackOff,
@@ -108,7 +118,7 @@ impl<S: EventStream> EventFollower<S> {
         (decider, started): (Arc<Decider>, Instant),
     ) -> Self {
         let (seen, back_off) = (Instant::now(), back_off());
-        Self { worker, events, decider, started, feed, listens, has_warned: false, seen, back_off }
+        Self { worker, events, decider, started, feed, listens, warned: None, seen, back_off }
     }
 
     /// Follows for ever.
@@ -130,12 +140,15 @@ impl<S: EventStream> EventFollower<S> {
                         "its cache events do not say whose blocks they are of (session_id, vLLM from 0.32 on); they are not followed"
                     );
                     self.events.decline();
+                    self.give_up();
                     Duration::ZERO
                 }
                 _ => self.back_off.pause(),
             };
-            if matches!(end, StreamEnd::Io(_)) && !std::mem::replace(&mut self.has_warned, true) {
-                // Once: what keeps an engine's events away, such as a port that is closed to the router, is seen nowhere else.
+            let is_told = self.warned.is_some_and(|at| at.elapsed() < WARNED_FOR);
+            if matches!(end, StreamEnd::Io(_)) && !is_told {
+                self.warned = Some(Instant::now());
+                // What keeps an engine's events away, such as a port that is closed to the router, is seen nowhere else.
                 tracing::warn!(worker = %self.worker.id(), reason = %end, "its cache events cannot be followed now");
             }
             tracing::debug!(worker = %self.worker.id(), reason = %end, "cache events are not followed now");
@@ -196,8 +209,9 @@ impl<S: EventStream> EventFollower<S> {
                 }
                 Some(told) = hearing.next() => self.hear(told),
                 _ = settling.tick() => {
-                    self.seen = Instant::now();
-                    if self.seen > replayed_at {
+                    let now = Instant::now();
+                    if now > replayed_at && !self.events.is_behind() {
+                        self.seen = now;
                         let changes = self.feed.settle(self.started.elapsed());
                         self.apply(&changes);
                         if self.feed.is_mute() {
@@ -217,6 +231,10 @@ impl<S: EventStream> EventFollower<S> {
     }
 
     fn take(&mut self, said: Said) -> Result<(), StreamEnd> {
+        // Whoever says nothing that could be read is no better off than before.
+        if !matches!(said, Said::Joined(_)) {
+            self.back_off.begin_anew();
+        }
         let changes = match said {
             Said::Batch(batch) => self.feed.take(batch)?,
             Said::Past(batch) => {
@@ -229,8 +247,6 @@ impl<S: EventStream> EventFollower<S> {
             }
             Said::Restarted => vec![self.feed.restarted()],
         };
-        self.back_off.begin_anew();
-        self.has_warned = false;
         self.apply(&changes);
         self.show_trust();
         Ok(())
@@ -238,7 +254,11 @@ impl<S: EventStream> EventFollower<S> {
 
     fn apply(&self, changes: &[CacheChange]) {
         for change in changes {
-            self.decider.apply(&self.worker, change);
+            match change {
+                // In slices, between which others pick.
+                CacheChange::Restarted => self.decider.forget(&self.worker),
+                change => self.decider.apply(&self.worker, change),
+            }
         }
     }
 

@@ -150,8 +150,10 @@ struct Filled {
 struct Request {
     path: FollowedPath,
     filled: Option<Filled>,
-    /// Another request has had the same id while this one ran: whose blocks are told of nobody knows.
-    is_shared: bool,
+    /// Requests of that id that run.
+    running: usize,
+    /// There were several at once, or batches are lost since: whose blocks have been told of nobody knows.
+    is_doubtful: bool,
     /// Set at its end.
     usage: Option<PromptUsage>,
     /// The other router that sent it; two may use one id, and what the one says is not of the other's.
@@ -175,7 +177,9 @@ pub struct CacheFeed {
     teller: Teller,
     /// Of an engine: it has named a request that was followed.
     names: bool,
-    /// Requests that were over before it had named any.
+    /// It has named somebody, whoever that is.
+    names_others: bool,
+    /// Requests that were answered before it had named any.
     unnamed: usize,
     /// The process that speaks.
     instance: Option<u64>,
@@ -212,6 +216,8 @@ impl CacheFeed {
     pub fn join(&mut self, sequence: u64) {
         self.next = Some(sequence);
         self.blocks = TokenBlocks::default();
+        self.requests.values_mut().for_each(|request| request.is_doubtful = true);
+        self.succeeded.clear();
     }
 
     /// Forgets all that is known, of the worker and of requests.
@@ -250,7 +256,7 @@ impl CacheFeed {
     /// Whether nothing will come of following this engine: it has told of blocks, and of none whose it was.
     #[must_use]
     pub fn is_mute(&self) -> bool {
-        !self.names && self.unnamed >= MOST_UNNAMED && self.blocks.len() > 0
+        !self.names && !self.names_others && self.unnamed >= MOST_UNNAMED && self.blocks.len() > 0
     }
 
     /// Whether everything that the worker says is taken in.
@@ -271,22 +277,31 @@ impl CacheFeed {
 
     fn follow(&mut self, id: Arc<str>, path: FollowedPath, sender: Option<u64>) {
         let before = self.requests.remove(&id);
-        let is_shared = before.as_ref().is_some_and(|before| before.is_shared || before.usage.is_none());
+        let others = before.as_ref().map_or(0, |before| before.running);
         if self.teller == Teller::Happenings {
             // Turns of a session may follow each other, by whose name the engine calls them.
-            self.succeeded.extend(before.filter(|before| before.usage.is_some()));
+            let ended = before.filter(|before| before.usage.is_some() && self.succeeded.len() < MAX_OTHERS);
+            self.succeeded.extend(ended);
         }
         if self.requests.len() < MAX_REQUESTS {
-            self.requests.insert(id, Request { path, filled: None, is_shared, usage: None, sender });
+            let running = others + 1;
+            let new = Request { path, filled: None, running, is_doubtful: others > 0, usage: None, sender };
+            self.requests.insert(id, new);
         }
     }
 
     /// The request of that id is over, at the worker's end or the client's; what the reply said of its prompt, if it did.
     pub fn ended(&mut self, id: &str, usage: Option<PromptUsage>, now: Duration) {
         let Some((id, request)) = self.requests.get_key_value(id) else { return };
+        self.unnamed += usize::from(usage.is_some() && !self.names);
         let usage = usage.unwrap_or(PromptUsage { prompt_tokens: request.path.tokens, cached_tokens: None });
         let id = Arc::clone(id);
         if let Some(request) = self.requests.get_mut(&id) {
+            request.running = request.running.saturating_sub(1);
+            // The last of those with one name is over; our own worker's events name requests, not sessions.
+            if request.running > 0 && self.teller == Teller::Happenings {
+                return;
+            }
             request.usage = Some(usage);
         }
         self.ending.push_back((now + SETTLING_TIME, id));
@@ -346,9 +361,8 @@ impl CacheFeed {
     }
 
     fn settled(&mut self, request: Request) -> Option<CacheChange> {
-        let Request { mut path, filled, usage, is_shared, .. } = request;
-        if self.teller == Teller::Happenings && (is_shared || filled.is_none()) {
-            self.unnamed += usize::from(!self.names);
+        let Request { mut path, filled, usage, is_doubtful, .. } = request;
+        if self.teller == Teller::Happenings && (is_doubtful || filled.is_none()) {
             return None;
         }
         let PromptUsage { prompt_tokens, cached_tokens } = usage.unwrap_or_default();
@@ -391,6 +405,7 @@ impl CacheFeed {
         match event {
             KvEvent::Stored(stored) => {
                 self.blocks.store(&stored);
+                self.names_others |= stored.request_id.is_some();
                 let request = stored.request_id.as_deref().and_then(|id| self.requests.get_mut(id));
                 if let (Some(request), [.., last]) = (request, &stored.hashes[..]) {
                     let first = request.filled.map_or(stored.hashes[0], |filled| filled.first);

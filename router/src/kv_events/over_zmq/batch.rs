@@ -8,6 +8,9 @@ use roundhouse_types::BlockHash;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+/// A step fills, and evicts, fewer blocks.
+const MOST_EVENTS: usize = 1 << 18;
+
 /// What happened in one step of an engine.
 #[derive(Debug)]
 pub(super) struct Batch {
@@ -71,12 +74,40 @@ impl<'de> Deserialize<'de> for Batch {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Batch, A::Error> {
                 let timestamp = parts.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
-                let events = parts.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
+                let Few(events) = parts.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
                 while parts.next_element::<IgnoredAny>()?.is_some() {}
                 Ok(Batch { timestamp, events })
             }
         }
         deserializer.deserialize_seq(Batches)
+    }
+}
+
+/// Events of one step, of which there are not millions: in memory each is a hundred times as large as the least on the wire.
+struct Few(Vec<Event>);
+
+impl<'de> Deserialize<'de> for Few {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Events;
+        impl<'de> Visitor<'de> for Events {
+            type Value = Few;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "up to {MOST_EVENTS} events")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Few, A::Error> {
+                let mut events = Vec::new();
+                while let Some(event) = list.next_element()? {
+                    if events.len() == MOST_EVENTS {
+                        return Err(A::Error::invalid_length(MOST_EVENTS + 1, &self));
+                    }
+                    events.push(event);
+                }
+                Ok(Few(events))
+            }
+        }
+        deserializer.deserialize_seq(Events)
     }
 }
 
@@ -164,14 +195,11 @@ enum NameOrMore {
     Name(IgnoredAny),
 }
 
-#[derive(Deserialize)]
-struct HashesOf(Vec<Hash>);
-
 struct Hashes(Vec<BlockHash>);
 
 impl<'de> Deserialize<'de> for Hashes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let HashesOf(hashes) = HashesOf::deserialize(deserializer)?;
+        let hashes = Vec::<Hash>::deserialize(deserializer)?;
         Ok(Self(hashes.into_iter().map(|hash| hash.0).collect()))
     }
 }

@@ -14,6 +14,11 @@ const WHOLE: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attentio
 /// The tier that KV is computed in.
 const COMPUTED_IN: &str = "GPU";
 
+/// More than any engine has room for; one that tells of more does not tell what goes.
+const MOST_BLOCKS: usize = 4 << 20;
+/// More kinds of caches than any model has.
+const MOST_GROUPS: usize = 64;
+
 /// Copies of one block.
 #[derive(Clone, Copy, Default)]
 struct Count {
@@ -27,7 +32,8 @@ pub(super) struct Copies {
     counts: HashMap<BlockHash, Count>,
     /// Groups of caches that do not keep all of a prompt.
     partial: Vec<u64>,
-    block_tokens: Option<usize>,
+    /// The largest that has been seen.
+    block_tokens: usize,
 }
 
 impl Copies {
@@ -47,7 +53,7 @@ impl Copies {
     fn stored(&mut self, event: Event) -> Option<KvEvent> {
         if event.attention.as_deref().is_some_and(|kind| !WHOLE.contains(&kind)) {
             let group = event.group.unwrap_or_default();
-            if !self.partial.contains(&group) {
+            if !self.partial.contains(&group) && self.partial.len() < MOST_GROUPS {
                 self.partial.push(group);
             }
             return None;
@@ -61,11 +67,15 @@ impl Copies {
             }
             return None;
         }
-        // Parts of blocks have other sizes. They are told of again when they are whole.
-        let block_tokens = *self.block_tokens.get_or_insert(event.block_tokens);
-        if event.hashes.is_empty() || event.block_tokens != block_tokens || block_tokens == 0 {
+        // Parts of blocks are smaller. They are told of again when they are whole.
+        let block_tokens = event.block_tokens;
+        if event.hashes.is_empty() || block_tokens == 0 || block_tokens < self.block_tokens {
             return None;
         }
+        if block_tokens > self.block_tokens || self.counts.len() > MOST_BLOCKS {
+            self.counts.clear();
+        }
+        self.block_tokens = block_tokens;
         for hash in &event.hashes {
             self.counts.entry(*hash).or_default().on_gpu += 1;
         }
@@ -153,6 +163,8 @@ mod tests {
     fn parts_of_blocks_are_no_blocks() {
         let mut copies = Copies::default();
         let part = Event { block_tokens: 4, ..event(Kind::Stored, "GPU", 2) };
+        let empty = Event { block_tokens: 0, ..event(Kind::Stored, "GPU", 2) };
+        assert_eq!(copies.take(empty), None);
         assert!(copies.take(event(Kind::Stored, "GPU", 1)).is_some());
         assert_eq!(copies.take(part), None);
         assert_eq!(copies.take(Event { hashes: Vec::new(), ..event(Kind::Stored, "GPU", 1) }), None);

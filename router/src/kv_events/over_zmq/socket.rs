@@ -12,12 +12,10 @@ use crate::liveness;
 
 /// How long it may take to connect and to introduce each other.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// How long an engine may take for the next batch of a replay.
-const REPLAY_LIMIT: Duration = Duration::from_secs(10);
 /// A batch has some 5 bytes a token and 10 a block.
-const MOST_BYTES: usize = 64 << 20;
-/// vLLM keeps 10,000 batches, of some hundred bytes to some ten thousand.
-const MOST_REPLAY_BYTES: usize = 512 << 20;
+const MOST_BYTES: usize = 16 << 20;
+/// Of a PING, by the standard.
+const MOST_CONTEXT: usize = 16;
 /// In place of a sequence number: nothing comes after.
 const END: [u8; 8] = [0xff; 8];
 
@@ -61,22 +59,20 @@ impl Line {
         }
     }
 
-    /// All batches from `start` on that the engine still has.
-    pub(super) async fn replay(place: &(String, u16), start: u64) -> io::Result<Vec<Numbered>> {
+    /// Asks for all batches from `start` on that the engine still has; they come with [`Line::replayed`].
+    pub(super) async fn ask(place: &(String, u16), start: u64) -> io::Result<Self> {
         let mut line = Self::open(place, Socket::Dealer).await?;
         line.stream.write_all(&message(&[b"", &start.to_be_bytes()])).await?;
-        let (mut batches, mut room) = (Vec::new(), MOST_REPLAY_BYTES);
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "a replay does not go on");
+        Ok(line)
+    }
+
+    /// The next batch that was asked for; `None` after the last. May be dropped half way: nothing is lost.
+    pub(super) async fn replayed(&mut self) -> io::Result<Option<Numbered>> {
         loop {
-            let next = timeout(REPLAY_LIMIT, line.receive()).await.unwrap_or_else(|_| Err(late()));
-            match next? {
-                Traffic::Message(frames) if frames.iter().any(|frame| *frame == END) => return Ok(batches),
-                Traffic::Message(frames) => {
-                    let batch = numbered(frames)?;
-                    room = room.checked_sub(batch.1.len()).ok_or_else(|| wrong("replays without an end"))?;
-                    batches.push(batch);
-                }
-                Traffic::Command(name, data) if name == b"PING" => line.answer_ping(&data).await?,
+            match self.receive().await? {
+                Traffic::Message(frames) if frames.iter().any(|frame| *frame == END) => return Ok(None),
+                Traffic::Message(frames) => return numbered(frames).map(Some),
+                Traffic::Command(name, data) if name == b"PING" => self.answer_ping(&data).await?,
                 Traffic::Command(..) => {}
             }
         }
@@ -88,7 +84,8 @@ impl Line {
 
     /// After a time to live in two bytes comes what the answer is to repeat.
     async fn answer_ping(&mut self, data: &[u8]) -> io::Result<()> {
-        self.stream.write_all(&command("PONG", data.get(2..).unwrap_or_default())).await
+        let context = data.get(2..).filter(|context| context.len() <= MOST_CONTEXT);
+        self.stream.write_all(&command("PONG", context.unwrap_or_default())).await
     }
 }
 
@@ -96,9 +93,9 @@ impl Line {
 fn numbered(mut frames: Vec<Vec<u8>>) -> io::Result<Numbered> {
     let payload = frames.pop();
     let number = frames.pop().and_then(|frame| Some(u64::from_be_bytes(frame.try_into().ok()?)));
-    // The last number that there is stands for the end, and none comes after it.
+    // Nobody counts so far; the last number that there is stands for the end.
     number
-        .filter(|number| *number < u64::MAX)
+        .filter(|number| *number <= u64::MAX / 2)
         .zip(payload)
         .ok_or_else(|| wrong("published what is no numbered batch"))
 }

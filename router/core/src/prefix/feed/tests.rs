@@ -527,6 +527,18 @@ fn of_requests_with_one_name_at_once_nothing_is_concluded() {
     }
     all.end(&two, "session", Some(0));
     assert_eq!(all.depth(&two), cut(&two).hashes.len());
+    all.end(&one, "session", Some(0));
+    assert_eq!(all.depth(&one), cut(&one).hashes.len());
+    // One that ends leaves the other one running, whose blocks are not the next one's.
+    all.dispatch(&one, "parallel");
+    all.dispatch(&two, "parallel");
+    all.end(&one, "parallel", Some(0));
+    all.now += SETTLING_TIME;
+    let third = prompt(&[0, 1]);
+    all.dispatch(&third, "parallel");
+    all.end(&two, "parallel", Some(0));
+    all.end(&third, "parallel", Some(0));
+    assert_eq!(all.depth(&third), cut(&third).hashes.len(), "nothing is taken back");
     // One after the other, each is known for itself.
     all.serve(&prompt(&[2]), "session");
     let text = prompt(&[2, 1]);
@@ -541,7 +553,9 @@ fn an_engine_that_names_nobody_is_mute() {
         assert!(!all.feed.is_mute());
         let text = prompt(&[0, 1]);
         all.dispatch(&text, &number.to_string());
-        all.serve_strangers(&text);
+        let blocks = text.len() / BLOCK_BYTES;
+        let batch = all.engine.batch(vec![Engine::stored(&text, 0..blocks, None)]);
+        all.take(batch);
         all.end(&text, &number.to_string(), None);
         assert_eq!(all.depth(&text), cut(&text).hashes.len(), "nothing is taken back");
     }
@@ -556,8 +570,14 @@ fn an_engine_that_names_nobody_is_mute() {
 fn after_a_gap_what_was_said_before_is_not_known() {
     let mut all = Followed::of_engine(Engine::default());
     all.serve(&prompt(&[0]), "r");
+    let running = prompt(&[2, 1]);
+    all.dispatch(&running, "running");
+    let batch = all.engine.compute(&running, "running").1.unwrap();
+    all.take(batch);
     all.engine.next += 5;
     all.feed.join(all.engine.next);
+    all.end(&running, "running", Some(0));
+    assert_eq!(all.depth(&running), cut(&running).hashes.len(), "nothing is concluded");
     assert_eq!(all.feed.token_blocks(), 0);
     all.serve(&prompt(&[0, 1]), "s");
     assert_eq!(all.depth(&prompt(&[0, 1])), all.engine.held(&prompt(&[0, 1])));
