@@ -239,16 +239,7 @@ impl Both {
                 naive.evict();
                 self.pins.push((pin, worker, steps));
             }
-            Operation::Unpin(index) if !self.pins.is_empty() => {
-                let (pin, worker, steps) = self.pins.swap_remove(index.index(self.pins.len()));
-                let naive = &mut self.naive[worker as usize];
-                // One that was forgotten with its worker is none any more.
-                if let Some(at) = naive.pins.iter().position(|pin| *pin == steps) {
-                    naive.pins.remove(at);
-                    naive.evict();
-                }
-                pin.into_iter().for_each(|pin| self.tree.unpin(pin));
-            }
+            Operation::Unpin(index) if !self.pins.is_empty() => self.unpin(index.index(self.pins.len())),
             Operation::Unpin(_) => {}
             Operation::Forget(worker) => {
                 self.tree.forget(WorkerSlot(worker));
@@ -280,11 +271,10 @@ impl Both {
                 }
             }
             Operation::Succeed => {
-                for (pin, worker, _) in self.pins.drain(..) {
-                    let naive = &mut self.naive[worker as usize];
-                    naive.pins.clear();
-                    pin.into_iter().for_each(|pin| self.tree.unpin(pin));
+                while !self.pins.is_empty() {
+                    self.unpin(0);
                 }
+                // A bound counts from the next insertion on, and what is put back is inserted.
                 self.naive.iter_mut().for_each(Naive::evict);
                 self.tree = self.successor();
             }
@@ -293,6 +283,18 @@ impl Both {
                 self.naive[worker as usize].capacity = capacity;
             }
         }
+    }
+
+    /// One of the requests in flight is over.
+    fn unpin(&mut self, at: usize) {
+        let (pin, worker, steps) = self.pins.swap_remove(at);
+        let naive = &mut self.naive[worker as usize];
+        // One that was forgotten with its worker is none any more.
+        if let Some(at) = naive.pins.iter().position(|pin| *pin == steps) {
+            naive.pins.remove(at);
+            naive.evict();
+        }
+        pin.into_iter().for_each(|pin| self.tree.unpin(pin));
     }
 
     /// Another tree that is given all that this one knows.
