@@ -48,6 +48,12 @@ fn text(status: StatusCode, body: &str) -> Response<RelayBody> {
     respond(status, "text/plain; charset=utf-8", body.as_bytes().to_vec())
 }
 
+/// Whether requests can be served.
+#[must_use]
+pub fn is_ready(app: &App) -> bool {
+    ready(app).status().is_success()
+}
+
 fn ready(app: &App) -> Response<RelayBody> {
     if app.is_draining() {
         return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");

@@ -123,6 +123,7 @@ fn introduction(app: &App, addresses: Addresses) -> String {
     }
     lines.extend(addresses.admin.map(|admin| format!("  admin    http://{admin}/metrics /workers /explain")));
     lines.extend(addresses.metrics.map(|metrics| format!("  metrics  http://{metrics}/metrics")));
+    lines.extend(addresses.gateways.map(|gateways| format!("  gateways {gateways} (ext_proc)")));
     let models = roster.snapshot.workers().iter().find_map(|worker| worker.models());
     let model = models.and_then(|models| models.first().cloned()).unwrap_or_else(|| "MODEL".to_owned());
     lines.push(format!(

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures_util::future::join_all;
 use socket2::{Domain, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,7 +17,7 @@ use crate::app::App;
 use crate::config::Config;
 use crate::file_limit;
 use crate::listener::acceptor::Acceptor;
-use crate::listener::connection::Clients;
+use crate::listener::connection::{Callers, Clients};
 use crate::listener::cores::Cores;
 use crate::listener::tls::Tls;
 use crate::replicas;
@@ -35,6 +36,8 @@ pub struct Addresses {
     pub metrics: Option<SocketAddr>,
     /// Other routers.
     pub replicas: Option<SocketAddr>,
+    /// Gateways.
+    pub gateways: Option<SocketAddr>,
 }
 
 /// Serves until `stop` resolves, and then for `--drain-delay` while saying that it goes; then drains. `ready` is called
@@ -57,12 +60,14 @@ pub async fn serve(
     let admin = config.admin_listen.map(listen).transpose()?;
     let metrics = settings.metrics_listen.map(listen).transpose()?;
     let replicas = settings.replica_listen.map(listen).transpose()?;
+    let gateways = settings.gateway_listen.map(listen).transpose()?;
     let app = App::build(&config)?;
     let addresses = Addresses {
         clients: listener.local_addr()?,
         admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
         metrics: metrics.as_ref().map(TcpListener::local_addr).transpose()?,
         replicas: replicas.as_ref().map(TcpListener::local_addr).transpose()?,
+        gateways: gateways.as_ref().map(TcpListener::local_addr).transpose()?,
     };
     if let Some(listener) = replicas {
         replicas::start(&app, &config, listener).map_err(anyhow::Error::msg)?;
@@ -80,16 +85,23 @@ pub async fn serve(
         .threads
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let cores = Cores::start(threads, &app.metrics.listener).context("cannot start threads")?;
-    let acceptor = Acceptor::new(cores.spread().clone(), Arc::new(Clients { app: Arc::clone(&app), tls }));
+    let acceptor = |callers| {
+        let clients = Clients { app: Arc::clone(&app), callers, tls: tls.clone() };
+        Acceptor::new(cores.spread().clone(), Arc::new(clients))
+    };
+    let mut doors = vec![(acceptor(Callers::Clients), listener)];
+    doors.extend(gateways.map(|listener| (acceptor(Callers::Gateways), listener)));
     wait_for_sources(&app).await;
     wait_for_workers(&app).await;
     ready(&app, addresses);
-    accept_until(&acceptor, &listener, stop).await;
+    accept_until(&doors, stop).await;
     app.begin_draining();
     tracing::info!(delay = ?settings.drain_delay, "not ready any more, accepting for a while");
     // Balancers need a moment to see that it is not ready; until then they send requests.
-    accept_until(&acceptor, &listener, tokio::time::sleep(settings.drain_delay)).await;
-    acceptor.close(listener);
+    accept_until(&doors, tokio::time::sleep(settings.drain_delay)).await;
+    for (acceptor, listener) in doors {
+        acceptor.close(listener);
+    }
     tracing::info!("draining");
     let cut_off = cores.drain(settings.grace_period, || app.begin_cutting_off()).await;
     if let Some(recording) = &app.recording {
@@ -102,9 +114,10 @@ pub async fn serve(
     Ok(())
 }
 
-async fn accept_until(acceptor: &Acceptor, listener: &TcpListener, event: impl Future<Output = ()>) {
+async fn accept_until(doors: &[(Acceptor, TcpListener)], event: impl Future<Output = ()>) {
+    let accepting = join_all(doors.iter().map(|(acceptor, listener)| acceptor.accept(listener)));
     tokio::select! {
-        () = acceptor.accept(listener) => {}
+        _ = accepting => {}
         () = event => {}
     }
 }

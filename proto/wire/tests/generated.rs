@@ -9,6 +9,7 @@ fn generated_code_is_fresh() {
     for (proto, package, committed) in [
         ("worker.proto", "roundhouse.worker.v1.rs", "src/v1.rs"),
         ("replica.proto", "roundhouse.replica.v1.rs", "src/replica.rs"),
+        ("gateway.proto", "roundhouse.gateway.v1.rs", "src/gateway.rs"),
     ] {
         is_fresh(proto, package, committed);
     }

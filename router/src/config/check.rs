@@ -175,6 +175,7 @@ impl Settings {
             ("admin-listen", admin),
             ("metrics-listen", self.metrics_listen),
             ("replica-listen", self.replica_listen),
+            ("gateway-listen", self.gateway_listen),
         ];
         for (at, (name, address)) in named.iter().enumerate() {
             for (other_name, other) in &named[..at] {

@@ -110,6 +110,11 @@ pub struct Settings {
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<SocketAddr>,
 
+    /// Where gateways ask this router which worker a request of theirs is to go to, by Envoy's external processing (ext_proc), as endpoint pickers of
+    /// Kubernetes' Gateway API Inference Extension are asked. With the TLS of --tls-cert, if there is one
+    #[arg(long, value_name = "ADDRESS")]
+    pub gateway_listen: Option<SocketAddr>,
+
     /// YAML file with these same keys; flags win over it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

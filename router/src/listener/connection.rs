@@ -17,10 +17,21 @@ use super::{http1, http2};
 use crate::app::App;
 use crate::liveness;
 
-/// What all connections share.
+/// Who connects to a listener.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Callers {
+    /// Those whose requests are to be answered.
+    Clients,
+    /// Those that ask where a request of theirs is to go, in gRPC: see [`gateway`](crate::gateway).
+    Gateways,
+}
+
+/// What all connections of a listener share.
 pub struct Clients {
     /// The router.
     pub app: Arc<App>,
+    /// Who they are.
+    pub callers: Callers,
     /// TLS, if the listener has it.
     pub tls: Option<Arc<Tls>>,
 }
@@ -46,14 +57,15 @@ pub async fn serve(
             Err(_) => return,
         },
     };
-    let http2 = socket.agreed_on_http2();
+    // Gateways speak nothing else.
+    let http2 = clients.callers == Callers::Gateways || socket.agreed_on_http2();
     let stream = ClientStream::new(socket, limit);
     // Without TLS nothing is agreed upon, so HTTP/1 is what is spoken until the first line says otherwise.
     let stream =
         if http2 { Some(stream) } else { http1::serve(&clients.app, stream, connection.closing()).await };
     if let Some(stream) = stream {
         drop(open);
-        http2::serve(&clients.app, stream, connection).await;
+        http2::serve(&clients, stream, connection).await;
     }
 }
 

@@ -1,7 +1,8 @@
 //! One client's connection in HTTP/2: by prior knowledge, or agreed upon within TLS.
 //!
 //! The connection's frames are read and written on its own core; its streams run on all of them, since a client that sends
-//! everything over one connection would otherwise have one core. Next: [`stages::accept`](crate::stages::accept).
+//! everything over one connection would otherwise have one core. Next: [`stages::accept`](crate::stages::accept), or
+//! [`gateway`](crate::gateway).
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -19,12 +20,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 
 use super::client_stream::ClientStream;
-use super::connection::drive_until;
+use super::connection::{Callers, Clients, drive_until};
 use super::cores::OpenConnection;
-use super::http2_body::{Http2Body, Pieces, Stall};
+use super::http2_body::{Http2Body, Http2Reply, Pieces, Stall};
 use crate::answers::respond;
 use crate::app::App;
 use crate::error::error_body;
+use crate::gateway;
 use crate::stages::accept::serve as serve_request;
 use crate::stages::relay::RelayBody;
 
@@ -45,23 +47,30 @@ const MAX_ERROR_RESETS: usize = 256;
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Serves a connection to its end.
-pub async fn serve(app: &Arc<App>, stream: ClientStream, connection: OpenConnection) {
-    let settings = &app.settings;
+pub async fn serve(clients: &Arc<Clients>, stream: ClientStream, connection: OpenConnection) {
+    let settings = &clients.app.settings;
     let closing = connection.closing().clone();
     let streams = Arc::new(Streams::new(connection, settings.client_timeout));
-    let (app_of_requests, streams_of_requests) = (Arc::clone(app), Arc::clone(&streams));
+    let (clients_of_requests, streams_of_requests) = (Arc::clone(clients), Arc::clone(&streams));
     let service = service_fn(move |request: Request<Incoming>| {
-        let app = Arc::clone(&app_of_requests);
+        let clients = Arc::clone(&clients_of_requests);
         let pieces = streams_of_requests.begin();
         async move {
-            let response = answer(&app, request).await;
+            let response = match clients.callers {
+                Callers::Clients => answer(&clients.app, request).await.map(Http2Reply::Client),
+                Callers::Gateways => gateway::answer(&clients.app, request).await.map(Http2Reply::Gateway),
+            };
             Ok::<_, Infallible>(response.map(|body| Http2Body::new(body, pieces)))
         }
     });
     let mut builder = http2::Builder::new(StreamExecutor(Arc::clone(&streams)));
     builder
         .timer(TokioTimer::new())
-        .max_concurrent_streams(settings.max_http2_streams)
+        .max_concurrent_streams(match clients.callers {
+            Callers::Clients => settings.max_http2_streams,
+            // A gateway has all of its clients' requests on one connection or a few.
+            Callers::Gateways => u32::try_from(settings.max_in_flight).unwrap_or(u32::MAX),
+        })
         .max_header_list_size(u32::try_from(settings.max_header_bytes).unwrap_or(u32::MAX))
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

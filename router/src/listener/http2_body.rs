@@ -16,6 +16,7 @@ use futures_util::task::AtomicWaker;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
+use crate::gateway::GatewayBody;
 use crate::stages::relay::RelayBody;
 use crate::transport::TransportError;
 
@@ -67,9 +68,17 @@ impl Drop for Piece {
     }
 }
 
+/// What a body has to say.
+pub enum Http2Reply {
+    /// An answer to a client.
+    Client(RelayBody),
+    /// An answer to a gateway's call.
+    Gateway(GatewayBody),
+}
+
 /// The body.
 pub struct Http2Body {
-    body: RelayBody,
+    body: Http2Reply,
     pieces: Arc<Pieces>,
     /// What broke it, until everything before that has been written.
     broken: Option<TransportError>,
@@ -78,7 +87,7 @@ pub struct Http2Body {
 impl Http2Body {
     /// `body`, whose pieces are counted in `pieces`.
     #[must_use]
-    pub fn new(body: RelayBody, pieces: Arc<Pieces>) -> Self {
+    pub fn new(body: Http2Reply, pieces: Arc<Pieces>) -> Self {
         Self { body, pieces, broken: None }
     }
 
@@ -97,7 +106,11 @@ impl Body for Http2Body {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Piece>, TransportError>>> {
         if self.broken.is_none() {
-            match std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            let frame = match &mut self.body {
+                Http2Reply::Client(body) => Pin::new(body).poll_frame(cx),
+                Http2Reply::Gateway(body) => Pin::new(body).poll_frame(cx),
+            };
+            match std::task::ready!(frame) {
                 None => return Poll::Ready(None),
                 Some(Ok(frame)) => return Poll::Ready(Some(Ok(frame.map_data(|bytes| self.piece(bytes))))),
                 Some(Err(error)) => self.broken = Some(error),
@@ -108,11 +121,18 @@ impl Body for Http2Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.broken.is_none() && self.body.is_end_stream()
+        self.broken.is_none()
+            && match &self.body {
+                Http2Reply::Client(body) => body.is_end_stream(),
+                Http2Reply::Gateway(body) => body.is_end_stream(),
+            }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match &self.body {
+            Http2Reply::Client(body) => body.size_hint(),
+            Http2Reply::Gateway(body) => body.size_hint(),
+        }
     }
 }
 
@@ -167,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_error_waits_for_what_was_given_before_it() {
-        let mut body = Http2Body::new(RelayBody::full("event"), Arc::default());
+        let mut body = Http2Body::new(Http2Reply::Client(RelayBody::full("event")), Arc::default());
         let Poll::Ready(Some(Ok(piece))) = next(&mut body) else { panic!("no piece") };
         body.broken = Some(TransportError::Left);
         assert!(next(&mut body).is_pending());
@@ -178,7 +198,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_takes_nothing_is_noticed() {
         let pieces = Arc::<Pieces>::default();
-        let body = Http2Body::new(RelayBody::full("x"), Arc::clone(&pieces));
+        let body = Http2Body::new(Http2Reply::Client(RelayBody::full("x")), Arc::clone(&pieces));
         let mut stall = Stall::new(Arc::clone(&pieces), Duration::from_millis(5));
         assert!(stall.poll_exceeded(&mut Context::from_waker(Waker::noop())).is_pending());
         assert!(stall.timer.is_none(), "nothing is waited for");

@@ -32,7 +32,7 @@ use crate::fleet::Upstream;
 use crate::payload::Payload;
 use crate::retry_after::retry_after;
 use crate::time_limits::TimeLimits;
-use crate::transport::{TransportError, UpstreamBody, WorkerRequest};
+use crate::transport::{Gateway, TransportError, UpstreamBody, WorkerRequest};
 
 /// Header that names a request on its whole way.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -113,6 +113,9 @@ pub async fn dispatch(
     app.retry_budget.count_request(now);
     let splitter = Splitter::of(app, &request).await;
     let mut retries = Retries::of(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
+    if let Some(gateway) = &request.gateway {
+        retries.leave_out_beyond(gateway, &app.fleet.roster().snapshot);
+    }
     let mut prefill_fails = false;
     let begun = loop {
         request.underway = limits.first_byte.map(|_| Arc::default());
@@ -138,6 +141,9 @@ pub async fn dispatch(
             Err(Stopped::Failed(failed)) => *failed,
         };
         prefill_fails |= failed.worker.spec.role == Role::Prefill;
+        if request.gateway.as_ref().is_some_and(Gateway::has_gone) {
+            break retries.give_up_after(failed)?;
+        }
         match retries.after(app, &reading, failed, deadline) {
             Some(Duration::ZERO) => {}
             Some(wait) => tokio::time::sleep(wait).await,
@@ -202,7 +208,10 @@ pub(super) async fn exchange(
 ) -> Result<Answer, TransportError> {
     let exchange = async {
         let upstream = upstream.ok_or(TransportError::Left)?;
-        let response = upstream.transport.send(request).await?;
+        let response = match &request.gateway {
+            Some(gateway) => gateway.send(request, upstream.transport.hand_over(request).await?).await?,
+            None => upstream.transport.send(request).await?,
+        };
         first_piece(response).await
     };
     within(limits, deadline, request.underway.as_deref(), exchange).await
@@ -338,9 +347,9 @@ async fn first_piece(response: Response<UpstreamBody>) -> Result<Answer, Transpo
 /// The client's request as workers get it: same method, path, headers and bytes. What belongs to the connection is left
 /// out by the transports.
 fn outgoing(head: Parts, body: Payload) -> WorkerRequest {
-    let Parts { method, uri, headers, .. } = head;
+    let Parts { method, uri, headers, mut extensions, .. } = head;
     let path = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    WorkerRequest { method, path, headers, body, underway: None }
+    WorkerRequest { method, path, headers, body, underway: None, gateway: extensions.remove() }
 }
 
 #[cfg(test)]

@@ -261,9 +261,9 @@ fn take_back(app: &App, reading: &Reading, decided: Decided) {
     app.decider.take_back(&mut lease, &worker, &reading.blocks, basis);
 }
 
-/// The request as the worker that computes the prompt gets it. Its answer is read here, so it is not to be compressed.
+/// The request as the worker that computes the prompt gets it. Its answer is read here, so it is not to be compressed, and goes by no gateway.
 fn leg_of(request: &WorkerRequest, body: Payload) -> WorkerRequest {
-    let mut request = WorkerRequest { body, ..request.clone() };
+    let mut request = WorkerRequest { body, gateway: None, ..request.clone() };
     request.headers.remove(header::ACCEPT_ENCODING);
     request
 }

@@ -46,6 +46,12 @@ impl RelayBody {
     pub fn full(bytes: impl Into<Bytes>) -> Self {
         Self::Full(Some(bytes.into()).filter(|bytes| !bytes.is_empty()))
     }
+
+    /// Whether it is what a gateway shows, and has already.
+    #[must_use]
+    pub fn is_at_gateway(&self) -> bool {
+        matches!(self, Self::Stream(stream) if matches!(stream.upstream, UpstreamBody::Gateway(_)))
+    }
 }
 
 /// A worker's reply on its way.

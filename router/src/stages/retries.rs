@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
-use router_core::{Among, Decider, FleetSnapshot, Leg, RequestView, Worker, WorkerSlot};
+use router_core::{Among, Decider, FleetSnapshot, Leg, RequestView, Role, Worker, WorkerSlot};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -14,7 +14,7 @@ use super::dispatch::Begun;
 use super::parse::Reading;
 use crate::app::App;
 use crate::error::RequestError;
-use crate::transport::{Broken, TransportError};
+use crate::transport::{Broken, Gateway, TransportError};
 
 /// The first back-off is drawn from 0 to this, each further one from twice as much: long enough to part requests that
 /// failed together, short beside a prefill.
@@ -167,6 +167,24 @@ impl Retries {
         }
         app.metrics.retries_refused.inc();
         None
+    }
+
+    /// What the client gets where no attempt can follow a failure, whatever it was.
+    pub(super) fn give_up_after(mut self, failed: Failed) -> Result<Begun, RequestError> {
+        let Failed { worker, cause, retry_after, told } = failed;
+        self.note(worker.slot, cause, retry_after, told);
+        self.give_up().expect("it has just been given a failure")
+    }
+
+    /// Nobody that `gateway` does not reach gets an attempt to generate.
+    pub(super) fn leave_out_beyond(&mut self, gateway: &Gateway, fleet: &FleetSnapshot) {
+        if gateway.reaches_all() {
+            return;
+        }
+        let generates = |worker: &&Arc<Worker>| worker.spec.role != Role::Prefill;
+        let beyond =
+            fleet.workers().iter().filter(generates).filter(|worker| !gateway.reaches(&worker.spec.address));
+        self.tried.extend(beyond.map(|worker| worker.slot));
     }
 
     /// What the client gets in the end: the last worker's own answer, if any worker gave one.

@@ -86,6 +86,12 @@ pub enum TransportError {
         /// Its length.
         body_bytes: usize,
     },
+    /// The gateway that is to send the request does not.
+    #[error("the gateway {what}")]
+    Gateway {
+        /// What it does or does not.
+        what: &'static str,
+    },
     /// The worker left the fleet between pick and dispatch.
     #[error("the worker has left")]
     Left,
@@ -188,8 +194,13 @@ impl TransportError {
     pub fn is_routers_own(&self) -> bool {
         // ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL and ENOBUFS, as Linux numbers them.
         const EXHAUSTED: [i32; 5] = [12, 23, 24, 99, 105];
-        let Self::Connect { source, .. } = self else { return false };
-        source.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code))
+        match self {
+            Self::Connect { source, .. } => {
+                source.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code))
+            }
+            Self::Gateway { .. } => true,
+            _ => false,
+        }
     }
 }
 

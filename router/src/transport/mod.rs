@@ -4,6 +4,7 @@
 mod canned;
 mod embedded;
 mod error;
+mod gateway;
 mod grpc;
 mod http;
 mod ranked;
@@ -26,6 +27,7 @@ pub use canned::CannedTransport;
 #[cfg(feature = "embedded")]
 pub use embedded::EmbeddedTransport;
 pub use error::{Broken, TransportError};
+pub use gateway::{Gateway, HandingOver, Handover, ShownBody};
 pub use grpc::{Answers, GrpcTransport};
 #[cfg(any(test, fuzzing))]
 pub use http::check_reply;
@@ -51,6 +53,8 @@ pub struct WorkerRequest {
     pub body: Payload,
     /// Whether some of it has gone to a worker, where somebody wants to know.
     pub underway: Option<Arc<AtomicBool>>,
+    /// Who sends it in the router's place, if a gateway does.
+    pub gateway: Option<Gateway>,
 }
 
 impl WorkerRequest {
@@ -58,7 +62,7 @@ impl WorkerRequest {
     #[must_use]
     pub fn get(path: PathAndQuery) -> Self {
         let (headers, body) = (HeaderMap::new(), Payload::default());
-        Self { method: Method::GET, path, headers, body, underway: None }
+        Self { method: Method::GET, path, headers, body, underway: None, gateway: None }
     }
 
     /// There is a way to the worker now, and the request goes there.
@@ -74,6 +78,12 @@ pub trait Transport: Send + Sync {
     /// Sends `request` and waits for the head of the answer. Dropping the future, or the body it yields, cancels the request at
     /// the worker.
     fn send<'a>(&'a self, request: &'a WorkerRequest) -> Answer<'a>;
+
+    /// What a gateway is to send in place of this transport. Fails where the worker speaks what gateways do not.
+    fn hand_over<'a>(&'a self, _: &'a WorkerRequest) -> HandingOver<'a> {
+        let what = "sends to workers that speak HTTP, and this one does not";
+        Box::pin(std::future::ready(Err(TransportError::Gateway { what })))
+    }
 
     /// Connections to the worker, over all threads; none where a call is no connection.
     fn connections(&self) -> Connections {
@@ -101,6 +111,8 @@ pub enum UpstreamBody {
     /// From a worker in this process.
     #[cfg(feature = "embedded")]
     Embedded(worker::WorkerBody),
+    /// Shown by a gateway.
+    Gateway(ShownBody),
     /// Known beforehand.
     Canned(VecDeque<Bytes>),
 }
@@ -121,6 +133,7 @@ impl Body for UpstreamBody {
             Self::Embedded(body) => Pin::new(body)
                 .poll_frame(cx)
                 .map(|frame| frame.map(|frame| frame.map_err(|never| match never {}))),
+            Self::Gateway(body) => Pin::new(body).poll_frame(cx),
             Self::Canned(pieces) => Poll::Ready(pieces.pop_front().map(|piece| Ok(Frame::data(piece)))),
         }
     }
@@ -132,6 +145,7 @@ impl Body for UpstreamBody {
             Self::Grpc(body) => body.is_end_stream(),
             #[cfg(feature = "embedded")]
             Self::Embedded(body) => body.is_end_stream(),
+            Self::Gateway(body) => body.is_end_stream(),
             Self::Canned(pieces) => pieces.is_empty(),
         }
     }

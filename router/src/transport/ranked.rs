@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue, header};
 use router_core::{DpRank, ToldBy};
 
 use super::http::HttpTransport;
-use super::{Answer, Connections, Transport, WorkerRequest};
+use super::{Answer, Connections, HandingOver, Transport, WorkerRequest};
 use crate::hop_by_hop;
 use crate::openai::members::Members;
 use crate::payload::Payload;
@@ -41,6 +41,7 @@ impl RankedTransport {
             headers,
             body: self.body(request).await.unwrap_or_else(|| request.body.clone()),
             underway: request.underway.clone(),
+            gateway: None,
         }
     }
 
@@ -58,6 +59,10 @@ impl RankedTransport {
 impl Transport for RankedTransport {
     fn send<'a>(&'a self, request: &'a WorkerRequest) -> Answer<'a> {
         Box::pin(async move { self.http.attempt(&self.told(request).await).await })
+    }
+
+    fn hand_over<'a>(&'a self, request: &'a WorkerRequest) -> HandingOver<'a> {
+        Box::pin(async move { self.http.handover(&self.told(request).await).await })
     }
 
     fn connections(&self) -> Connections {

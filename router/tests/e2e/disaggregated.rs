@@ -12,7 +12,7 @@ const CHAT: &str = "/v1/chat/completions";
 /// What a prefill worker says, with a number that no float holds and a name that nobody knows.
 const PARAMS: &str = r#"{"remote_block_ids": [[3, 5]], "remote_engine_id":"e", "x":18446744073709551615}"#;
 
-fn prefilled() -> Vec<u8> {
+pub(crate) fn prefilled() -> Vec<u8> {
     let usage = r#"{"prompt_tokens":40,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":16}}"#;
     json_reply(200, &format!(r#"{{"choices":[],"kv_transfer_params":{PARAMS},"usage":{usage}}}"#))
 }

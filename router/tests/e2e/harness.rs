@@ -20,6 +20,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 pub(crate) struct Router {
     pub(crate) address: SocketAddr,
     pub(crate) admin: SocketAddr,
+    pub(crate) gateways: Option<SocketAddr>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -44,6 +45,7 @@ impl Router {
         Self {
             address: addresses.clients,
             admin: addresses.admin.unwrap(),
+            gateways: addresses.gateways,
             stop: Some(stop),
             thread: Some(thread),
         }

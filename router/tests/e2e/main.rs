@@ -12,6 +12,7 @@ mod fault_suite;
 mod faults;
 mod faults_health;
 mod following;
+mod gateway;
 mod grpc;
 mod harness;
 mod http2;

@@ -11,7 +11,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{self, HeaderName};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -19,11 +19,12 @@ use http_body::{Body, Frame};
 use prost::Message;
 use roundhouse_wire::v1::generate_reply::Event;
 use roundhouse_wire::v1::{GenerateReply, HttpHead};
-use roundhouse_wire::{FRAME_BYTES, GENERATE_PATH, frame_call};
+use roundhouse_wire::{GENERATE_PATH, frame_call};
 
 use self::replies::Replies;
 use super::http::{HttpTransport, MuxBody};
 use super::{Answer, Connections, Transport, TransportError, UpstreamBody, WorkerRequest};
+use crate::grpc_messages::framed;
 use crate::hop_by_hop;
 use crate::payload::{Payload, PayloadBuilder};
 
@@ -51,13 +52,8 @@ impl GrpcTransport {
         path: &'static str,
         message: &impl Message,
     ) -> Result<Answers<A>, TransportError> {
-        let length = message.encoded_len();
-        let framed = u32::try_from(length).map_err(|_| TransportError::TooLong { body_bytes: length })?;
-        let mut body = BytesMut::with_capacity(FRAME_BYTES + length);
-        body.put_u8(0);
-        body.put_u32(framed);
-        message.encode_raw(&mut body);
-        let request = grpc_request(path, Payload::from(body.freeze()));
+        let body = framed(message).ok_or(TransportError::TooLong { body_bytes: message.encoded_len() })?;
+        let request = grpc_request(path, Payload::from(body));
         Ok(Answers(Replies::new(self.stream(&request).await?)))
     }
 
@@ -141,7 +137,7 @@ fn grpc_request(path: &'static str, body: Payload) -> WorkerRequest {
     let mut headers = HeaderMap::with_capacity(2);
     headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
     let path = PathAndQuery::from_static(path);
-    WorkerRequest { method: Method::POST, path, headers, body, underway: None }
+    WorkerRequest { method: Method::POST, path, headers, body, underway: None, gateway: None }
 }
 
 fn headers_of(head: HttpHead) -> Result<HeaderMap, TransportError> {

@@ -1,31 +1,22 @@
 //! The messages of a gRPC answer: frames → messages of the call's kind, and the status at the end.
 
-use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Body;
 use prost::Message;
-use roundhouse_wire::FRAME_BYTES;
 use roundhouse_wire::v1::GenerateReply;
 use roundhouse_wire::v1::generate_reply::Event;
 
+use crate::grpc_messages::Messages;
 use crate::transport::{Broken, TransportError};
-
-/// Largest message that is taken: far more than a worker sends at once, far less than would harm.
-const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// Reads messages from a body, one after the other.
 pub(super) struct Replies<B, M> {
     body: B,
-    /// What the messages are.
-    kind: PhantomData<fn() -> M>,
-    /// Whole messages, and maybe the beginning of one.
-    ready: Bytes,
-    /// The beginning of a message whose rest has not come.
-    partial: BytesMut,
+    messages: Messages<M>,
     ended: End,
 }
 
@@ -55,7 +46,7 @@ impl<B: Body<Data = Bytes, Error = TransportError> + Unpin> Replies<B, GenerateR
 
 impl<B: Body<Data = Bytes, Error = TransportError> + Unpin, M: Message + Default> Replies<B, M> {
     pub(super) fn new(body: B) -> Self {
-        Self { body, kind: PhantomData, ready: Bytes::new(), partial: BytesMut::new(), ended: End::Open }
+        Self { body, messages: Messages::default(), ended: End::Open }
     }
 
     /// Whether the end and its status have been read.
@@ -69,10 +60,10 @@ impl<B: Body<Data = Bytes, Error = TransportError> + Unpin, M: Message + Default
             return Poll::Ready(None);
         }
         loop {
-            match self.take_message() {
+            match self.messages.take_next() {
                 Ok(None) => {}
                 Ok(Some(message)) => return Poll::Ready(Some(Ok(message))),
-                Err(error) => return Poll::Ready(Some(Err(self.end_with(error)))),
+                Err(what) => return Poll::Ready(Some(Err(self.end_with(malformed(what))))),
             }
             let frame = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => frame,
@@ -83,10 +74,10 @@ impl<B: Body<Data = Bytes, Error = TransportError> + Unpin, M: Message + Default
                 }
             };
             match frame.into_data() {
-                Ok(data) => self.feed(data),
+                Ok(data) => self.messages.push(data),
                 Err(other) => {
                     let Ok(trailers) = other.into_trailers() else { continue };
-                    let whole = self.ready.is_empty() && self.partial.is_empty();
+                    let whole = self.messages.ends_whole();
                     self.ended = End::Over;
                     let said = match check_status(&trailers) {
                         Ok(()) if !trailers.contains_key("grpc-status") => {
@@ -105,45 +96,6 @@ impl<B: Body<Data = Bytes, Error = TransportError> + Unpin, M: Message + Default
         self.ended = End::Over;
         error
     }
-
-    /// Nothing is copied unless a message is cut.
-    fn feed(&mut self, data: Bytes) {
-        if self.partial.is_empty() {
-            self.ready = data;
-            return;
-        }
-        self.partial.extend_from_slice(&data);
-        if self.partial.len() >= FRAME_BYTES && self.partial.len() >= FRAME_BYTES + length(&self.partial) {
-            self.ready = self.partial.split().freeze();
-        }
-    }
-
-    fn take_message(&mut self) -> Result<Option<M>, TransportError> {
-        if self.ready.is_empty() {
-            return Ok(None);
-        }
-        let has_frame = self.ready.len() >= FRAME_BYTES;
-        if has_frame && self.ready[0] != 0 {
-            return Err(malformed("is compressed, which was not asked for"));
-        }
-        if has_frame && length(&self.ready) > MAX_MESSAGE_BYTES {
-            return Err(malformed("has a message that is too long"));
-        }
-        if !has_frame || self.ready.len() < FRAME_BYTES + length(&self.ready) {
-            self.partial.extend_from_slice(&self.ready);
-            self.ready.clear();
-            return Ok(None);
-        }
-        let len = length(&self.ready);
-        self.ready.advance(FRAME_BYTES);
-        let message = self.ready.split_to(len);
-        M::decode(message).map(Some).map_err(|_| malformed("has a message that is none"))
-    }
-}
-
-/// Length of the message that begins `framed`, which has its whole frame.
-fn length(framed: &[u8]) -> usize {
-    framed[1..FRAME_BYTES].iter().fold(0, |length, byte| length << 8 | usize::from(*byte))
 }
 
 /// What a gRPC status among `headers` says, if there is one.

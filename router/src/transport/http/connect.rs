@@ -130,6 +130,20 @@ impl Origin {
         Ok((Stream::Tls(Box::new(stream)), protocol))
     }
 
+    /// Where it is, for those who connect by themselves: the first of a name's addresses.
+    pub(super) async fn address(&self) -> Result<SocketAddr, TransportError> {
+        match &self.place {
+            Place::Literal(address) => Ok(*address),
+            Place::Named(addresses) => {
+                let list = addresses.get().await?;
+                list.first().copied().ok_or_else(|| TransportError::Connect {
+                    address: self.address.clone(),
+                    source: std::io::ErrorKind::NotFound.into(),
+                })
+            }
+        }
+    }
+
     /// No connection came about in time.
     pub(super) fn doubt(&self) {
         if let Place::Named(addresses) = &self.place {

@@ -32,8 +32,8 @@ use self::mux::Mux;
 use self::outgoing::Outgoing;
 use self::pool::{Alive, Line, Pool, Protocol};
 use super::{
-    Answer, Broken, Connections, GrpcTransport, RankedTransport, Transport, TransportError, UpstreamBody,
-    WorkerRequest,
+    Answer, Broken, Connections, GrpcTransport, HandingOver, Handover, RankedTransport, Transport,
+    TransportError, UpstreamBody, WorkerRequest,
 };
 use crate::hop_by_hop;
 use crate::keys::WorkerKeys;
@@ -178,6 +178,15 @@ impl HttpTransport {
         }
     }
 
+    /// The request as the worker is to get it from a gateway.
+    pub(super) async fn handover(&self, request: &WorkerRequest) -> Result<Handover, TransportError> {
+        let mut headers = hop_by_hop::end_to_end_map(&request.headers);
+        if let Some(authorization) = &self.authorization {
+            headers.entry(header::AUTHORIZATION).or_insert_with(|| authorization.clone());
+        }
+        Ok(Handover { to: self.origin.address().await?, headers, body: request.body.clone() })
+    }
+
     async fn over_http1(&self, link: Box<Link>, age: Age, request: &WorkerRequest) -> Tried {
         let bodiless = if request.method == Method::HEAD { Bodiless::Yes } else { Bodiless::No };
         let write = |outgoing: &mut Outgoing| {
@@ -277,6 +286,10 @@ fn unless_stale(stale: Option<Broken>, error: TransportError) -> TransportError 
 impl Transport for HttpTransport {
     fn send<'a>(&'a self, request: &'a WorkerRequest) -> Answer<'a> {
         Box::pin(self.attempt(request))
+    }
+
+    fn hand_over<'a>(&'a self, request: &'a WorkerRequest) -> HandingOver<'a> {
+        Box::pin(self.handover(request))
     }
 
     fn connections(&self) -> Connections {

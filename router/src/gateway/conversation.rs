@@ -1,0 +1,394 @@
+//! One HTTP request, as a gateway tells of it: a gRPC call in which both sides speak as they like, for as long as the request and its answer take.
+//!
+//! The request walks through the same [stages](crate::stages) as one that a client has sent here. Where they would send it to a worker, the gateway is told
+//! to; what the router would answer itself, the gateway is told to answer. Everything happens in one task, which polls what has to be: the gateway,
+//! the stages, the answer on its way. Dropped, when the gateway resets the call since its client has left, it takes the request along.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Response, header, response};
+use http_body::{Body, Frame};
+use prost::Message as _;
+use roundhouse_wire::gateway as wire;
+use roundhouse_wire::gateway::processing_request::Request as Said;
+
+use super::messages::{self, Direction};
+use super::status::{self, Code};
+use crate::app::App;
+use crate::grpc_messages::{Messages, frame_into};
+use crate::stages::accept;
+use crate::stages::relay::RelayBody;
+use crate::transport::{Gateway, Handover, ShownBody, TransportError};
+
+/// Longest piece of a body in a message to the gateway: Envoy recommends less than 64 KiB.
+const PIECE_BYTES: usize = 62_000;
+/// What is made ready for the gateway at once.
+const BATCH_BYTES: usize = 256 << 10;
+/// Longest answer of a worker that the gateway is told to give in its place: an error.
+const MOST_ANSWER_BYTES: usize = 4 << 20;
+
+/// A request on its way through the stages.
+type Serving = Pin<Box<dyn Future<Output = Response<RelayBody>> + Send>>;
+
+/// The call's answers, as a body that is asked for them.
+pub(super) struct Conversation<B> {
+    app: Arc<App>,
+    /// What the gateway says.
+    incoming: B,
+    messages: Messages<wire::ProcessingRequest>,
+    gateway: Gateway,
+    /// The request's headers as they came, and its body.
+    headers: HeaderMap,
+    request: ShownBody,
+    /// The same of the answer.
+    answer_headers: HeaderMap,
+    answer: ShownBody,
+    has_trailers: HasTrailers,
+    /// Of the request's body, what the gateway has not got back.
+    to_worker: VecDeque<Bytes>,
+    stage: Stage,
+    /// Messages that are to go out.
+    out: BytesMut,
+}
+
+/// Whose body ends with trailers.
+#[derive(Default)]
+struct HasTrailers {
+    request: bool,
+    answer: bool,
+}
+
+enum Stage {
+    /// Nothing has come.
+    Silent,
+    /// The stages have it.
+    Serving(Serving),
+    /// The gateway shows a worker's answer, and gets it back.
+    Relaying(RelayBody),
+    /// The gateway is told what to answer, once it is there.
+    Answering(response::Parts, RelayBody, BytesMut),
+    /// What is left to say is how it ended.
+    Ends(HeaderMap),
+    /// All has been said.
+    Over,
+}
+
+impl<B> Conversation<B>
+where
+    B: Body<Data = Bytes, Error: std::error::Error> + Unpin,
+{
+    pub(super) fn new(app: &Arc<App>, incoming: B) -> Self {
+        Self {
+            app: Arc::clone(app),
+            incoming,
+            messages: Messages::default(),
+            gateway: Gateway::default(),
+            headers: HeaderMap::new(),
+            request: ShownBody::default(),
+            answer_headers: HeaderMap::new(),
+            answer: ShownBody::default(),
+            has_trailers: HasTrailers::default(),
+            to_worker: VecDeque::new(),
+            stage: Stage::Silent,
+            out: BytesMut::new(),
+        }
+    }
+
+    /// Takes in what the gateway says next. Returns whether anything has come of it. Nothing more is read while something waits to be taken: what the
+    /// gateway's client sends, or its worker, is held up as it would be by a slow connection.
+    fn hear(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.request.has_pieces() || self.answer.has_pieces() {
+            return false;
+        }
+        match self.messages.take_next() {
+            Ok(Some(message)) => {
+                if let Err(what) = self.take(message) {
+                    self.refuse(what);
+                }
+                return true;
+            }
+            Ok(None) => {}
+            Err(what) => {
+                self.refuse(what);
+                return true;
+            }
+        }
+        match Pin::new(&mut self.incoming).poll_frame(cx) {
+            Poll::Pending => return false,
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Ok(data) = frame.into_data() {
+                    self.messages.push(data);
+                }
+            }
+            // It has no more to say: its client has left, or its worker.
+            Poll::Ready(None) => self.end(Code::Ok, ""),
+            Poll::Ready(Some(Err(error))) => {
+                tracing::debug!(%error, "a gateway's call broke");
+                self.end(Code::Cancelled, "the call broke");
+            }
+        }
+        true
+    }
+
+    fn take(&mut self, message: wire::ProcessingRequest) -> Result<(), &'static str> {
+        let wire::ProcessingRequest { request, metadata_context, protocol_config } = message;
+        match (request, &self.stage) {
+            (Some(Said::RequestHeaders(headers)), Stage::Silent) => {
+                check_modes(protocol_config, headers.end_of_stream)?;
+                self.begin(&headers, messages::subset(metadata_context.as_ref()))?;
+            }
+            (Some(Said::RequestBody(body)), Stage::Serving(_)) => {
+                self.request.push(body.body);
+                if body.end_of_stream {
+                    self.request.end();
+                }
+            }
+            (Some(Said::RequestTrailers(_)), Stage::Serving(_)) => {
+                self.has_trailers.request = true;
+                self.request.end();
+            }
+            (Some(Said::ResponseHeaders(headers)), Stage::Serving(_)) if self.gateway.has_gone() => {
+                let head = messages::response_head(&headers)?;
+                self.answer_headers.clone_from(head.headers());
+                if headers.end_of_stream {
+                    self.answer.end();
+                }
+                self.gateway.answered(head.map(|()| self.answer.clone()));
+            }
+            (Some(Said::ResponseBody(body)), Stage::Serving(_) | Stage::Relaying(_)) => {
+                self.answer.push(body.body);
+                if body.end_of_stream {
+                    self.answer.end();
+                }
+            }
+            (Some(Said::ResponseTrailers(_)), Stage::Serving(_) | Stage::Relaying(_)) => {
+                self.has_trailers.answer = true;
+                self.answer.end();
+            }
+            // It could not know that its request has been answered.
+            (Some(_), Stage::Answering(..) | Stage::Relaying(_) | Stage::Ends(_) | Stage::Over) => {}
+            (Some(_), _) => return Err("says something before what should be before it"),
+            (None, _) => return Err("says something that is not known here"),
+        }
+        Ok(())
+    }
+
+    fn begin(
+        &mut self,
+        headers: &wire::HttpHeaders,
+        subset: Option<Vec<String>>,
+    ) -> Result<(), &'static str> {
+        let mut request = messages::request_head(headers)?;
+        let length = request.headers().get(header::CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or(0);
+        self.headers.clone_from(request.headers());
+        self.request = ShownBody::of_length(length);
+        if headers.end_of_stream {
+            self.request.end();
+        }
+        self.gateway = Gateway::new(subset);
+        request.extensions_mut().insert(self.gateway.clone());
+        let (app, request) = (Arc::clone(&self.app), request.map(|()| self.request.clone()));
+        self.stage = Stage::Serving(Box::pin(async move { accept::serve(&app, request).await }));
+        Ok(())
+    }
+
+    /// Lets the stages go on. Returns whether they have.
+    fn go_on(&mut self, cx: &mut Context<'_>) -> bool {
+        let went_on = match &mut self.stage {
+            Stage::Serving(serving) => match serving.as_mut().poll(cx) {
+                Poll::Ready(response) => self.answered(response),
+                Poll::Pending => false,
+            },
+            Stage::Relaying(body) => match Pin::new(&mut *body).poll_frame(cx) {
+                Poll::Ready(frame) => {
+                    let is_last = body.is_end_stream();
+                    self.relayed(frame, is_last)
+                }
+                Poll::Pending => false,
+            },
+            Stage::Answering(_, body, _) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(frame) => self.read(frame),
+                Poll::Pending => false,
+            },
+            Stage::Silent | Stage::Ends(_) | Stage::Over => false,
+        };
+        match self.gateway.take_handover() {
+            Some(handover) => {
+                self.hand_over(&handover);
+                true
+            }
+            None => went_on,
+        }
+    }
+
+    fn hand_over(&mut self, handover: &Handover) {
+        self.say(&messages::send_to(&self.headers, handover));
+        for piece in handover.body.pieces() {
+            self.to_worker.extend(cut(piece.clone()));
+        }
+        if self.to_worker.is_empty() && !self.is_bodiless(handover) {
+            self.to_worker.push_back(Bytes::new());
+        }
+    }
+
+    /// Whether the gateway waits for no body.
+    fn is_bodiless(&self, handover: &Handover) -> bool {
+        handover.body.is_empty()
+            && self.headers.get(header::CONTENT_LENGTH).is_none_or(|length| length == "0")
+    }
+
+    /// The request's body, as far as the gateway takes it.
+    fn give_back(&mut self) {
+        while self.out.len() < BATCH_BYTES
+            && let Some(piece) = self.to_worker.pop_front()
+        {
+            let is_last = self.to_worker.is_empty();
+            let ends_with_it = is_last && !self.has_trailers.request;
+            self.say(&messages::piece(Direction::ToWorker, piece, ends_with_it));
+            if is_last && self.has_trailers.request {
+                self.say(&messages::trailers(Direction::ToWorker));
+            }
+        }
+    }
+
+    /// The stages have an answer, or the beginning of one.
+    fn answered(&mut self, response: Response<RelayBody>) -> bool {
+        let (head, body) = response.into_parts();
+        if body.is_at_gateway() {
+            self.say(&messages::pass_head(&self.answer_headers, &head.headers));
+            self.stage = Stage::Relaying(body);
+        } else {
+            self.stage = Stage::Answering(head, body, BytesMut::new());
+        }
+        true
+    }
+
+    /// A piece of the answer has gone through the stages.
+    fn relayed(&mut self, frame: Option<Result<Frame<Bytes>, TransportError>>, is_last: bool) -> bool {
+        match frame {
+            Some(Ok(frame)) => {
+                let ends = is_last && !self.has_trailers.answer;
+                let mut pieces = cut(frame.into_data().unwrap_or_default()).peekable();
+                while let Some(piece) = pieces.next() {
+                    let ends_with_it = ends && pieces.peek().is_none();
+                    self.say(&messages::piece(Direction::ToClient, piece, ends_with_it));
+                }
+                if is_last {
+                    self.is_relayed();
+                }
+            }
+            Some(Err(error)) => self.end(Code::Unavailable, &error.to_string()),
+            None => {
+                if !self.has_trailers.answer {
+                    self.say(&messages::piece(Direction::ToClient, Bytes::new(), true));
+                }
+                self.is_relayed();
+            }
+        }
+        true
+    }
+
+    fn is_relayed(&mut self) {
+        if self.has_trailers.answer {
+            self.say(&messages::trailers(Direction::ToClient));
+        }
+        self.end(Code::Ok, "");
+    }
+
+    /// A piece of what the gateway is to answer.
+    fn read(&mut self, frame: Option<Result<Frame<Bytes>, TransportError>>) -> bool {
+        let Stage::Answering(head, _, read) = &mut self.stage else { return false };
+        match frame {
+            Some(Ok(frame)) => {
+                read.extend_from_slice(&frame.into_data().unwrap_or_default());
+                if read.len() > MOST_ANSWER_BYTES {
+                    self.end(Code::Internal, "the answer is too long to be passed on");
+                }
+            }
+            Some(Err(error)) => self.end(Code::Unavailable, &error.to_string()),
+            None => {
+                let answer = messages::answer(head, read.split().freeze());
+                self.say(&answer);
+                self.end(Code::Ok, "");
+            }
+        }
+        true
+    }
+
+    fn say(&mut self, message: &wire::ProcessingResponse) {
+        debug_assert!(message.encoded_len() < 16 << 20, "pieces are short");
+        frame_into(&mut self.out, message);
+    }
+
+    /// What the gateway says is wrong.
+    fn refuse(&mut self, what: &'static str) {
+        if self.app.failure_logs.allow(&"gateway") {
+            tracing::warn!("a gateway {what}");
+        }
+        self.end(Code::InvalidArgument, &format!("the gateway {what}"));
+    }
+
+    fn end(&mut self, code: Code, message: &str) {
+        self.to_worker.clear();
+        self.stage = Stage::Ends(status::trailers(code, message));
+    }
+}
+
+/// Only where the gateway gives bodies away, and takes back what is to go on, can requests wait here for their body and their turn.
+fn check_modes(config: Option<wire::ProtocolConfiguration>, is_bodiless: bool) -> Result<(), &'static str> {
+    let Some(config) = config else { return Ok(()) };
+    let duplex = wire::BodySendMode::FullDuplexStreamed;
+    if config.request_body_mode() != duplex && !is_bodiless {
+        return Err("is to have request_body_mode: FULL_DUPLEX_STREAMED");
+    }
+    if config.response_body_mode() != duplex {
+        return Err("is to have response_body_mode: FULL_DUPLEX_STREAMED");
+    }
+    Ok(())
+}
+
+/// In pieces that are short enough for a message.
+fn cut(mut bytes: Bytes) -> impl Iterator<Item = Bytes> {
+    std::iter::from_fn(move || {
+        let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+impl<B> Body for Conversation<B>
+where
+    B: Body<Data = Bytes, Error: std::error::Error> + Unpin,
+{
+    type Data = Bytes;
+    type Error = TransportError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        loop {
+            self.give_back();
+            if !self.out.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(self.out.split().freeze()))));
+            }
+            if let Stage::Ends(trailers) = &mut self.stage {
+                let trailers = std::mem::take(trailers);
+                self.stage = Stage::Over;
+                return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+            }
+            if matches!(self.stage, Stage::Over) {
+                return Poll::Ready(None);
+            }
+            let (heard, went_on) = (self.hear(cx), self.go_on(cx));
+            if !heard && !went_on {
+                return Poll::Pending;
+            }
+        }
+    }
+}

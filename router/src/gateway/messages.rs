@@ -1,0 +1,316 @@
+//! What a gateway says, as HTTP, and what it is told. Knows the protocol's words, and no order of them: see [`conversation`](super::conversation).
+//!
+//! The words are Envoy's external processing (ext_proc), and what the Gateway API Inference Extension adds to it, its endpoint picker protocol 1.0.
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header, response,
+};
+use roundhouse_wire::gateway as wire;
+use roundhouse_wire::gateway::processing_response::Response as Reply;
+use roundhouse_wire::gateway::value::Kind;
+
+use crate::hop_by_hop;
+use crate::transport::Handover;
+
+/// Where the request is to go: a header, and the same in the metadata that Envoy's load balancers read.
+const DESTINATION: &str = "x-gateway-destination-endpoint";
+const DESTINATION_NAMESPACE: &str = "envoy.lb";
+/// Where it may go.
+const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
+
+/// Which way a message's subject goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Direction {
+    ToWorker,
+    ToClient,
+}
+
+/// The head of a client's request; `Err` says what is wrong with it.
+pub(super) fn request_head(headers: &wire::HttpHeaders) -> Result<Request<()>, &'static str> {
+    let mut request = Request::new(());
+    let mut path = None;
+    for (name, value) in pairs(headers) {
+        match name {
+            ":method" => {
+                *request.method_mut() =
+                    Method::from_bytes(value).map_err(|_| "sends a method that is none")?;
+            }
+            ":path" => path = Some(PathAndQuery::try_from(value).map_err(|_| "sends a path that is none")?),
+            _ if name.starts_with(':') => {}
+            _ => {
+                let (name, value) = header_of(name, value)?;
+                request.headers_mut().append(name, value);
+            }
+        }
+    }
+    *request.uri_mut() = Uri::from(path.ok_or("sends no path")?);
+    Ok(request)
+}
+
+/// The head of a worker's answer; `Err` says what is wrong with it.
+pub(super) fn response_head(headers: &wire::HttpHeaders) -> Result<Response<()>, &'static str> {
+    let mut response = Response::new(());
+    for (name, value) in pairs(headers) {
+        if name == ":status" {
+            *response.status_mut() =
+                StatusCode::from_bytes(value).map_err(|_| "shows a status that is none")?;
+        } else if !name.starts_with(':') {
+            let (name, value) = header_of(name, value)?;
+            response.headers_mut().append(name, value);
+        }
+    }
+    Ok(response)
+}
+
+fn pairs(headers: &wire::HttpHeaders) -> impl Iterator<Item = (&str, &[u8])> {
+    let list = headers.headers.iter().flat_map(|map| &map.headers);
+    list.map(|header| {
+        let value = if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value };
+        (header.key.as_str(), value)
+    })
+}
+
+fn header_of(name: &str, value: &[u8]) -> Result<(HeaderName, HeaderValue), &'static str> {
+    let name = HeaderName::from_bytes(name.as_bytes()).ok();
+    name.zip(HeaderValue::from_bytes(value).ok()).ok_or("sends a header that is none")
+}
+
+/// Which workers a gateway allows, host and port each; `None` where it allows any.
+pub(super) fn subset(metadata: Option<&wire::Metadata>) -> Option<Vec<String>> {
+    let hint = metadata?.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET)?;
+    let text = |value: &wire::Value| match &value.kind {
+        Some(Kind::StringValue(text)) => Some(text.clone()),
+        _ => None,
+    };
+    Some(match &hint.kind {
+        Some(Kind::ListValue(list)) => list.values.iter().filter_map(text).collect(),
+        // As one text, some gateways have it.
+        Some(Kind::StringValue(list)) => {
+            list.split(',').map(|place| place.trim().to_owned()).filter(|place| !place.is_empty()).collect()
+        }
+        _ => Vec::new(),
+    })
+}
+
+/// Tells a gateway where the request with these headers goes, and what is changed of them.
+pub(super) fn send_to(headers: &HeaderMap, handover: &Handover) -> wire::ProcessingResponse {
+    let destination = handover.to.to_string();
+    let mut mutation = changes(headers, &handover.headers);
+    let length = HeaderValue::from(handover.body.len());
+    if headers.get(header::CONTENT_LENGTH).is_some_and(|known| *known != length) {
+        mutation.set_headers.push(set(&header::CONTENT_LENGTH, &length));
+    }
+    let to = HeaderValue::try_from(&destination).expect("an address is a value");
+    mutation.set_headers.push(set(&HeaderName::from_static(DESTINATION), &to));
+    let common = wire::CommonResponse {
+        header_mutation: Some(mutation),
+        body_mutation: None,
+        // Routes may look at the destination.
+        clear_route_cache: true,
+    };
+    let told = Reply::RequestHeaders(wire::HeadersResponse { response: Some(common) });
+    let inner = [(DESTINATION.to_owned(), value(Kind::StringValue(destination)))];
+    let inner = wire::Struct { fields: inner.into() };
+    let outer = [(DESTINATION_NAMESPACE.to_owned(), value(Kind::StructValue(inner)))];
+    wire::ProcessingResponse {
+        response: Some(told),
+        dynamic_metadata: Some(wire::Struct { fields: outer.into() }),
+    }
+}
+
+fn value(kind: Kind) -> wire::Value {
+    wire::Value { kind: Some(kind) }
+}
+
+/// What makes `after` of `before`, leaving alone what belongs to a connection.
+fn changes(before: &HeaderMap, after: &HeaderMap) -> wire::HeaderMutation {
+    let mut mutation = wire::HeaderMutation::default();
+    for name in after.keys() {
+        let (old, new) = (before.get_all(name), after.get_all(name));
+        if old == new {
+            continue;
+        }
+        // The first one takes the place of all, the others are added to it.
+        for (at, value) in new.iter().enumerate() {
+            let mut option = set(name, value);
+            if at > 0 {
+                option.append_action = wire::HeaderAppendAction::AppendIfExistsOrAdd.into();
+            }
+            mutation.set_headers.push(option);
+        }
+    }
+    for (name, _) in hop_by_hop::end_to_end(before) {
+        if !after.contains_key(name) && mutation.remove_headers.iter().all(|doomed| doomed != name.as_str()) {
+            mutation.remove_headers.push(name.as_str().to_owned());
+        }
+    }
+    mutation
+}
+
+fn set(name: &HeaderName, value: &HeaderValue) -> wire::HeaderValueOption {
+    let raw_value = Bytes::copy_from_slice(value.as_bytes());
+    wire::HeaderValueOption {
+        header: Some(wire::HeaderValue { key: name.as_str().to_owned(), value: String::new(), raw_value }),
+        append_action: wire::HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+    }
+}
+
+/// Lets the head of an answer pass, with the headers of `after` that `before` does not have.
+pub(super) fn pass_head(before: &HeaderMap, after: &HeaderMap) -> wire::ProcessingResponse {
+    let added = after.iter().filter(|(name, value)| before.get(*name) != Some(value));
+    let set_headers = added.map(|(name, value)| set(name, value)).collect();
+    let mutation = wire::HeaderMutation { set_headers, remove_headers: Vec::new() };
+    let common = wire::CommonResponse { header_mutation: Some(mutation), ..Default::default() };
+    reply(Reply::ResponseHeaders(wire::HeadersResponse { response: Some(common) }))
+}
+
+/// The next piece of a body.
+pub(super) fn piece(direction: Direction, body: Bytes, end_of_stream: bool) -> wire::ProcessingResponse {
+    let streamed = wire::StreamedBodyResponse { body, end_of_stream };
+    let mutation = wire::BodyMutation { streamed_response: Some(streamed) };
+    let common = wire::CommonResponse { body_mutation: Some(mutation), ..Default::default() };
+    let body = wire::BodyResponse { response: Some(common) };
+    reply(match direction {
+        Direction::ToWorker => Reply::RequestBody(body),
+        Direction::ToClient => Reply::ResponseBody(body),
+    })
+}
+
+/// Lets trailers pass.
+pub(super) fn trailers(direction: Direction) -> wire::ProcessingResponse {
+    reply(match direction {
+        Direction::ToWorker => Reply::RequestTrailers(wire::TrailersResponse {}),
+        Direction::ToClient => Reply::ResponseTrailers(wire::TrailersResponse {}),
+    })
+}
+
+/// Has the gateway answer the client itself.
+pub(super) fn answer(head: &response::Parts, body: Bytes) -> wire::ProcessingResponse {
+    let headers = hop_by_hop::end_to_end(&head.headers);
+    let set_headers = headers.map(|(name, value)| set(name, value)).collect();
+    reply(Reply::ImmediateResponse(wire::ImmediateResponse {
+        status: Some(wire::HttpStatus { code: head.status.as_u16().into() }),
+        headers: Some(wire::HeaderMutation { set_headers, remove_headers: Vec::new() }),
+        body,
+        details: "answered_by_router".to_owned(),
+    }))
+}
+
+fn reply(response: Reply) -> wire::ProcessingResponse {
+    wire::ProcessingResponse { response: Some(response), dynamic_metadata: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::Payload;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let mut map = HeaderMap::new();
+        pairs.for_each(|(name, value)| {
+            map.append(name, value);
+        });
+        map
+    }
+
+    fn shown(pairs: &[(&str, &str)]) -> wire::HttpHeaders {
+        let header = |(key, value): &(&str, &str)| wire::HeaderValue {
+            key: (*key).to_owned(),
+            value: String::new(),
+            raw_value: Bytes::copy_from_slice(value.as_bytes()),
+        };
+        let map = wire::HeaderMap { headers: pairs.iter().map(header).collect() };
+        wire::HttpHeaders { headers: Some(map), end_of_stream: false }
+    }
+
+    #[test]
+    fn heads_are_read_and_what_is_none_is_said() {
+        let request = request_head(&shown(&[
+            (":method", "POST"),
+            (":path", "/v1/completions?a=b"),
+            (":authority", "gateway"),
+            ("x-many", "1"),
+            ("x-many", "2"),
+        ]));
+        let request = request.unwrap();
+        assert_eq!((request.method(), request.uri().path()), (&Method::POST, "/v1/completions"));
+        assert_eq!(request.headers(), &headers(&[("x-many", "1"), ("x-many", "2")]));
+        let mut old = shown(&[(":status", "")]);
+        old.headers.as_mut().unwrap().headers[0].value = "429".to_owned();
+        assert_eq!(response_head(&old).unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
+        for (pairs, wrong) in [
+            (&[(":method", "POST")][..], "sends no path"),
+            (&[(":method", " "), (":path", "/")], "sends a method that is none"),
+            (&[(":path", "\u{7f}")], "sends a path that is none"),
+            (&[(":path", "/"), ("a b", "")], "sends a header that is none"),
+        ] {
+            assert_eq!(request_head(&shown(pairs)).unwrap_err(), wrong);
+        }
+        assert!(response_head(&shown(&[(":status", "20")])).is_err());
+    }
+
+    #[test]
+    fn a_worker_gets_what_was_decided_and_nothing_of_what_was_taken_away() {
+        let before = headers(&[
+            ("authorization", "Bearer client"),
+            ("connection", "keep-alive"),
+            ("x-router-only", "1"),
+            ("x-kept", "1"),
+            ("x-many", "1"),
+            ("content-length", "3"),
+        ]);
+        let after =
+            headers(&[("authorization", "Bearer worker"), ("x-kept", "1"), ("x-many", "1"), ("x-many", "2")]);
+        let body = Payload::from(Bytes::from_static(b"longer"));
+        let handover = Handover { to: "10.0.0.7:8000".parse().unwrap(), headers: after, body };
+        let told = send_to(&before, &handover);
+        let Some(Reply::RequestHeaders(reply)) = told.response else { panic!("{told:?}") };
+        let common = reply.response.unwrap();
+        assert!(common.clear_route_cache);
+        let mutation = common.header_mutation.unwrap();
+        let set: Vec<_> = mutation
+            .set_headers
+            .iter()
+            .map(|option| {
+                let header = option.header.as_ref().unwrap();
+                (header.key.as_str(), std::str::from_utf8(&header.raw_value).unwrap(), option.append_action)
+            })
+            .collect();
+        let expected = [
+            ("authorization", "Bearer worker", 2),
+            ("x-many", "1", 2),
+            ("x-many", "2", 0),
+            ("content-length", "6", 2),
+            (DESTINATION, "10.0.0.7:8000", 2),
+        ];
+        assert_eq!(set, expected);
+        assert_eq!(mutation.remove_headers, ["x-router-only"]);
+        let metadata = told.dynamic_metadata.unwrap();
+        let Some(Kind::StructValue(inner)) = &metadata.fields["envoy.lb"].kind else {
+            panic!("{metadata:?}")
+        };
+        assert_eq!(inner.fields[DESTINATION].kind, Some(Kind::StringValue("10.0.0.7:8000".to_owned())));
+    }
+
+    #[test]
+    fn a_subset_is_a_list_or_a_text_and_may_be_empty() {
+        let hint = |kind| {
+            let inner = wire::Struct { fields: [(SUBSET.to_owned(), value(kind))].into() };
+            wire::Metadata { filter_metadata: [(SUBSET_NAMESPACE.to_owned(), inner)].into() }
+        };
+        let text = |text: &str| Kind::StringValue(text.to_owned());
+        let list = wire::ListValue { values: vec![value(text("a:1")), value(text("b:2"))] };
+        let both = Some(vec!["a:1".to_owned(), "b:2".to_owned()]);
+        assert_eq!(subset(Some(&hint(Kind::ListValue(list)))), both);
+        assert_eq!(subset(Some(&hint(text("a:1, b:2")))), both);
+        assert_eq!(subset(Some(&hint(text("")))), Some(vec![]), "nobody, which is not anybody");
+        assert_eq!(subset(Some(&wire::Metadata::default())), None);
+        assert_eq!(subset(None), None);
+    }
+}

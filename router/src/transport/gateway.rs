@@ -1,0 +1,188 @@
+//! By way of a gateway: a proxy in front of the router that asks it where a request is to go, sends it there itself, and shows it the answer as it passes.
+//!
+//! The stages see an attempt like any other: a handover goes out where a request would, and what the gateway says of the answer is the answer. Their
+//! other side is the [conversation](crate::gateway) with the gateway, in the same task: it polls the stages whenever something has come, so nobody is woken here.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use http_body::{Body, Frame, SizeHint};
+
+use super::{TransportError, UpstreamBody, WorkerRequest};
+use crate::payload::Payload;
+
+/// What a gateway is to send, and where.
+#[derive(Clone, Debug)]
+pub struct Handover {
+    /// The worker.
+    pub to: SocketAddr,
+    /// Headers as the worker is to get them, but for those of the connection.
+    pub headers: HeaderMap,
+    /// Body.
+    pub body: Payload,
+}
+
+/// A future of what a gateway is to send.
+pub type HandingOver<'a> = Pin<Box<dyn Future<Output = Result<Handover, TransportError>> + Send + 'a>>;
+
+/// A body that a gateway shows, piece by piece: the request's, or the answer's. Cheap to clone; all clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct ShownBody(Arc<Mutex<Shown>>);
+
+#[derive(Debug, Default)]
+struct Shown {
+    pieces: VecDeque<Bytes>,
+    is_whole: bool,
+    /// What is to come of a length that was announced.
+    announced_bytes: u64,
+}
+
+impl ShownBody {
+    /// A body of which nothing has come, and so much will.
+    #[must_use]
+    pub fn of_length(announced_bytes: u64) -> Self {
+        Self(Arc::new(Mutex::new(Shown { announced_bytes, ..Shown::default() })))
+    }
+
+    /// A piece of it has come.
+    pub fn push(&self, piece: Bytes) {
+        let mut shown = locked(&self.0);
+        shown.announced_bytes = shown.announced_bytes.saturating_sub(piece.len() as u64);
+        if !piece.is_empty() {
+            shown.pieces.push_back(piece);
+        }
+    }
+
+    /// It is whole.
+    pub fn end(&self) {
+        locked(&self.0).is_whole = true;
+    }
+
+    /// Whether pieces wait for somebody to take them.
+    #[must_use]
+    pub fn has_pieces(&self) -> bool {
+        !locked(&self.0).pieces.is_empty()
+    }
+}
+
+impl Body for ShownBody {
+    type Data = Bytes;
+    type Error = TransportError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        let mut shown = locked(&self.0);
+        match shown.pieces.pop_front() {
+            Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+            None if shown.is_whole => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let shown = locked(&self.0);
+        shown.pieces.is_empty() && shown.is_whole
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let shown = locked(&self.0);
+        let here: usize = shown.pieces.iter().map(Bytes::len).sum();
+        let mut hint = SizeHint::new();
+        hint.set_lower(here as u64 + if shown.is_whole { 0 } else { shown.announced_bytes });
+        hint
+    }
+}
+
+/// The gateway that has asked about a request, as the stages see it.
+#[derive(Clone, Default)]
+pub struct Gateway(Arc<Mutex<Passing>>);
+
+/// What passes between a conversation and the stages.
+#[derive(Default)]
+struct Passing {
+    /// Workers that it may be sent to, host and port; none where it may be any.
+    subset: Option<Vec<String>>,
+    handover: Option<Handover>,
+    /// There is one handover for each request: a gateway does not ask again.
+    has_gone: bool,
+    answer: Option<Response<ShownBody>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").field("has_gone", &self.has_gone()).finish_non_exhaustive()
+    }
+}
+
+impl Gateway {
+    /// A gateway that can reach the workers of `subset`, by host and port, or any.
+    #[must_use]
+    pub fn new(subset: Option<Vec<String>>) -> Self {
+        Self(Arc::new(Mutex::new(Passing { subset, ..Passing::default() })))
+    }
+
+    /// Whether the gateway can send to the worker at `address`, a URL.
+    #[must_use]
+    pub fn reaches(&self, address: &str) -> bool {
+        let place = address.split_once("://").map_or(address, |(_, place)| place);
+        locked(&self.0).subset.as_ref().is_none_or(|subset| subset.iter().any(|allowed| allowed == place))
+    }
+
+    /// Whether it reaches any.
+    #[must_use]
+    pub fn reaches_all(&self) -> bool {
+        locked(&self.0).subset.is_none()
+    }
+
+    /// Whether it has been told where the request goes.
+    #[must_use]
+    pub fn has_gone(&self) -> bool {
+        locked(&self.0).has_gone
+    }
+
+    /// Has the gateway send a request as `handover` says, and waits for the head of the answer.
+    ///
+    /// # Errors
+    /// When it has sent one already.
+    pub async fn send(
+        &self,
+        request: &WorkerRequest,
+        handover: Handover,
+    ) -> Result<Response<UpstreamBody>, TransportError> {
+        {
+            let mut passing = locked(&self.0);
+            if std::mem::replace(&mut passing.has_gone, true) {
+                return Err(TransportError::Gateway { what: "does not send a request twice" });
+            }
+            passing.handover = Some(handover);
+        }
+        request.sets_out();
+        let answer = poll_fn(|_| locked(&self.0).answer.take().map_or(Poll::Pending, Poll::Ready)).await;
+        Ok(answer.map(UpstreamBody::Gateway))
+    }
+
+    /// What the gateway has not been told yet.
+    #[must_use]
+    pub fn take_handover(&self) -> Option<Handover> {
+        locked(&self.0).handover.take()
+    }
+
+    /// The worker's answer has begun.
+    pub fn answered(&self, answer: Response<ShownBody>) {
+        locked(&self.0).answer = Some(answer);
+    }
+}
