@@ -4,6 +4,9 @@
 pub struct ProcessingRequest {
     #[prost(message, optional, tag = "8")]
     pub metadata_context: ::core::option::Option<Metadata>,
+    /// What the gateway is configured to tell (request_attributes, response_attributes), by the filter that asks.
+    #[prost(map = "string, message", tag = "9")]
+    pub attributes: ::std::collections::HashMap<::prost::alloc::string::String, Struct>,
     /// In the first message.
     #[prost(message, optional, tag = "11")]
     pub protocol_config: ::core::option::Option<ProtocolConfiguration>,

@@ -326,6 +326,24 @@ impl Decider {
         }
     }
 
+    /// Of the workers that could be picked for a request, and of these where `may_serve`, those with the fewest requests; who fails at present comes last.
+    #[must_use]
+    pub fn least_busy(
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        may_serve: impl Fn(&Worker) -> bool,
+        (most, now): (usize, Duration),
+    ) -> Vec<Arc<Worker>> {
+        let eligible = Eligible::new(fleet, request, Among::Untried(&[]));
+        let rows = fleet.rows(0..fleet.count()).filter(|row| eligible.has(fleet, *row));
+        let mut workers: Vec<_> =
+            rows.map(|row| fleet.worker(row)).filter(|worker| may_serve(worker)).collect();
+        workers.sort_by_cached_key(|worker| {
+            (worker.health.standing(now, &mut || 1.0), worker.load.read().requests)
+        });
+        workers.into_iter().take(most).cloned().collect()
+    }
+
     /// Whether [`Decider::decide`] would find somebody.
     #[must_use]
     pub fn can_decide(fleet: &FleetSnapshot, request: &RequestView<'_>, among: Among<'_>) -> bool {

@@ -115,6 +115,11 @@ pub struct Settings {
     #[arg(long, value_name = "ADDRESS")]
     pub gateway_listen: Option<SocketAddr>,
 
+    /// Further workers that a gateway is told of with each request, to go on to where it cannot use the first. Only for gateways that take a list, such as
+    /// Envoy with the load balancer override_host, and retry; and that tell who has served (response_attributes: upstream.address)
+    #[arg(long, default_value_t = 0, value_name = "COUNT")]
+    pub gateway_fallbacks: usize,
+
     /// YAML file with these same keys; flags win over it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -136,7 +136,7 @@ where
     }
 
     fn take(&mut self, message: wire::ProcessingRequest) -> Result<(), &'static str> {
-        let wire::ProcessingRequest { request, metadata_context, protocol_config } = message;
+        let wire::ProcessingRequest { request, metadata_context, attributes, protocol_config } = message;
         match (request, &self.stage) {
             (Some(Said::RequestHeaders(headers)), Stage::Silent) => {
                 check_modes(protocol_config, headers.end_of_stream)?;
@@ -158,7 +158,8 @@ where
                 if headers.end_of_stream {
                     self.answer.end();
                 }
-                self.gateway.answered(head.map(|()| self.answer.clone()));
+                let served_by = messages::served_by(metadata_context.as_ref(), &attributes);
+                self.gateway.answered(head.map(|()| self.answer.clone()), served_by);
             }
             (Some(Said::ResponseBody(body)), Stage::Serving(_) | Stage::Relaying(_)) => {
                 self.answer.push(body.body);

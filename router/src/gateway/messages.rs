@@ -2,6 +2,9 @@
 //!
 //! The words are Envoy's external processing (ext_proc), and what the Gateway API Inference Extension adds to it, its endpoint picker protocol 1.0.
 
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{
@@ -17,6 +20,9 @@ use crate::transport::Handover;
 /// Where the request is to go: a header, and the same in the metadata that Envoy's load balancers read.
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 const DESTINATION_NAMESPACE: &str = "envoy.lb";
+/// Who has answered, where it was told of several: by the protocol, or as an attribute of Envoy's.
+const SERVED: &str = "x-gateway-destination-endpoint-served";
+const UPSTREAM_ADDRESS: &str = "upstream.address";
 /// Where it may go.
 const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
@@ -81,10 +87,7 @@ fn header_of(name: &str, value: &[u8]) -> Result<(HeaderName, HeaderValue), &'st
 /// Which workers a gateway allows, host and port each; `None` where it allows any.
 pub(super) fn subset(metadata: Option<&wire::Metadata>) -> Option<Vec<String>> {
     let hint = metadata?.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET)?;
-    let text = |value: &wire::Value| match &value.kind {
-        Some(Kind::StringValue(text)) => Some(text.clone()),
-        _ => None,
-    };
+    let text = |value: &wire::Value| text_of(value).map(str::to_owned);
     Some(match &hint.kind {
         Some(Kind::ListValue(list)) => list.values.iter().filter_map(text).collect(),
         // As one text, some gateways have it.
@@ -95,9 +98,29 @@ pub(super) fn subset(metadata: Option<&wire::Metadata>) -> Option<Vec<String>> {
     })
 }
 
+fn text_of(value: &wire::Value) -> Option<&str> {
+    match &value.kind {
+        Some(Kind::StringValue(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// Which worker has answered, if the gateway tells.
+pub(super) fn served_by(
+    metadata: Option<&wire::Metadata>,
+    attributes: &HashMap<String, wire::Struct>,
+) -> Option<SocketAddr> {
+    let by_protocol = metadata
+        .and_then(|metadata| metadata.filter_metadata.get(DESTINATION_NAMESPACE))
+        .and_then(|namespace| namespace.fields.get(SERVED));
+    let by_attribute = || attributes.values().find_map(|told| told.fields.get(UPSTREAM_ADDRESS));
+    by_protocol.or_else(by_attribute).and_then(text_of)?.parse().ok()
+}
+
 /// Tells a gateway where the request with these headers goes, and what is changed of them.
 pub(super) fn send_to(headers: &HeaderMap, handover: &Handover) -> wire::ProcessingResponse {
-    let destination = handover.to.to_string();
+    let places: Vec<_> = handover.to.iter().map(SocketAddr::to_string).collect();
+    let destination = places.join(",");
     let mut mutation = changes(headers, &handover.headers);
     let length = HeaderValue::from(handover.body.len());
     if headers.get(header::CONTENT_LENGTH).is_some_and(|known| *known != length) {
@@ -268,7 +291,7 @@ mod tests {
         let after =
             headers(&[("authorization", "Bearer worker"), ("x-kept", "1"), ("x-many", "1"), ("x-many", "2")]);
         let body = Payload::from(Bytes::from_static(b"longer"));
-        let handover = Handover { to: "10.0.0.7:8000".parse().unwrap(), headers: after, body };
+        let handover = Handover { to: vec!["10.0.0.7:8000".parse().unwrap()], headers: after, body };
         let told = send_to(&before, &handover);
         let Some(Reply::RequestHeaders(reply)) = told.response else { panic!("{told:?}") };
         let common = reply.response.unwrap();
@@ -312,5 +335,20 @@ mod tests {
         assert_eq!(subset(Some(&hint(text("")))), Some(vec![]), "nobody, which is not anybody");
         assert_eq!(subset(Some(&wire::Metadata::default())), None);
         assert_eq!(subset(None), None);
+    }
+
+    #[test]
+    fn who_has_served_is_told_in_two_ways() {
+        let one = |name: &str, place: &str| wire::Struct {
+            fields: [(name.to_owned(), value(Kind::StringValue(place.to_owned())))].into(),
+        };
+        let metadata = wire::Metadata {
+            filter_metadata: [(DESTINATION_NAMESPACE.to_owned(), one(SERVED, "10.0.0.7:8000"))].into(),
+        };
+        let attributes = HashMap::from([("ext_proc".to_owned(), one(UPSTREAM_ADDRESS, "10.0.0.8:8000"))]);
+        let at = |place: &str| Some(place.parse().unwrap());
+        assert_eq!(served_by(Some(&metadata), &attributes), at("10.0.0.7:8000"));
+        assert_eq!(served_by(None, &attributes), at("10.0.0.8:8000"));
+        assert_eq!(served_by(Some(&wire::Metadata::default()), &HashMap::new()), None);
     }
 }

@@ -17,7 +17,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
-use router_core::{Among, Decided, Lease, Leg, RequestView, Role, Worker};
+use router_core::{Among, Decided, Decider, Lease, Leg, RequestView, Role, Worker};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
@@ -109,7 +109,7 @@ pub async fn dispatch(
     let mut now = app.now();
     // What computes no prompt does not wait for one.
     let may_wait_since = (app.settings.late_binding && recorder.is_generation()).then_some(now);
-    let view = RequestView { may_wait_since, ..reading.view() };
+    let mut view = RequestView { may_wait_since, ..reading.view() };
     app.retry_budget.count_request(now);
     let splitter = Splitter::of(app, &request).await;
     let mut retries = Retries::of(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
@@ -141,8 +141,12 @@ pub async fn dispatch(
             Err(Stopped::Failed(failed)) => *failed,
         };
         prefill_fails |= failed.worker.spec.role == Role::Prefill;
-        if request.gateway.as_ref().is_some_and(Gateway::has_gone) {
-            break retries.give_up_after(failed)?;
+        if let Some(gateway) = request.gateway.as_ref().filter(|gateway| gateway.has_gone()) {
+            let Some(slot) = gateway.went_on_to() else { break retries.give_up_after(failed)? };
+            retries.went_on(failed, slot, &app.fleet.roster().snapshot);
+            // What is under way waits for nobody's turn.
+            (view.may_wait_since, now) = (None, app.now());
+            continue;
         }
         match retries.after(app, &reading, failed, deadline) {
             Some(Duration::ZERO) => {}
@@ -191,10 +195,37 @@ pub(super) async fn attempt(
     let follower = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref());
     let named = follower.and_then(|follower| recorder.follow(follower, (request, reading)));
     let request = named.as_ref().unwrap_or(request);
+    if let Some(gateway) = &request.gateway {
+        offer_others(app, gateway, (request, reading), &decided.worker).await;
+    }
     match exchange(upstream.as_deref(), request, (limits, deadline)).await {
         Ok(answer) => answered(app, reading, (decided, leg), answer, recorder),
         Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),
     }
+}
+
+/// Tells a gateway who else might serve the request, if it is to be told of any.
+async fn offer_others(
+    app: &App,
+    gateway: &Gateway,
+    (request, reading): (&WorkerRequest, &Reading),
+    picked: &Worker,
+) {
+    let most = app.settings.gateway_fallbacks;
+    if most == 0 || gateway.has_gone() {
+        return;
+    }
+    let roster = app.fleet.roster();
+    let mut others = Vec::with_capacity(most);
+    let reaches = |worker: &Worker| worker.slot != picked.slot && gateway.reaches(&worker.spec.address);
+    for worker in Decider::least_busy(&roster.snapshot, &reading.view(), reaches, (most, app.now())) {
+        if let Some(upstream) = roster.upstream(&worker)
+            && let Ok(handover) = upstream.transport.hand_over(request).await
+        {
+            others.push((worker.slot, handover));
+        }
+    }
+    gateway.offer(others);
 }
 
 /// A worker's answer, with the first piece of its body.

@@ -176,6 +176,13 @@ impl Retries {
         self.give_up().expect("it has just been given a failure")
     }
 
+    /// A gateway has gone on to that worker by itself: nobody else is asked.
+    pub(super) fn went_on(&mut self, failed: Failed, to: WorkerSlot, fleet: &FleetSnapshot) {
+        let Failed { worker, cause, retry_after, told } = failed;
+        self.note(worker.slot, cause, retry_after, told);
+        self.avoided = fleet.workers().iter().map(|other| other.slot).filter(|slot| *slot != to).collect();
+    }
+
     /// Nobody that `gateway` does not reach gets an attempt to generate.
     pub(super) fn leave_out_beyond(&mut self, gateway: &Gateway, fleet: &FleetSnapshot) {
         if gateway.reaches_all() {

@@ -92,6 +92,9 @@ pub enum TransportError {
         /// What it does or does not.
         what: &'static str,
     },
+    /// A gateway was told of it and of others, and another has answered.
+    #[error("the gateway went on to another worker")]
+    PassedOver,
     /// The worker left the fleet between pick and dispatch.
     #[error("the worker has left")]
     Left,

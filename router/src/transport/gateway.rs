@@ -14,6 +14,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
+use router_core::WorkerSlot;
 
 use super::{TransportError, UpstreamBody, WorkerRequest};
 use crate::payload::Payload;
@@ -21,8 +22,8 @@ use crate::payload::Payload;
 /// What a gateway is to send, and where.
 #[derive(Clone, Debug)]
 pub struct Handover {
-    /// The worker.
-    pub to: SocketAddr,
+    /// The worker; behind it those that are as good where it cannot be used, in their order.
+    pub to: Vec<SocketAddr>,
     /// Headers as the worker is to get them, but for those of the connection.
     pub headers: HeaderMap,
     /// Body.
@@ -111,10 +112,14 @@ pub struct Gateway(Arc<Mutex<Passing>>);
 struct Passing {
     /// Workers that it may be sent to, host and port; none where it may be any.
     subset: Option<Vec<String>>,
+    /// Who else might serve the request.
+    others: Vec<(WorkerSlot, Handover)>,
     handover: Option<Handover>,
     /// There is one handover for each request: a gateway does not ask again.
     has_gone: bool,
     answer: Option<Response<ShownBody>>,
+    /// Whose answer it is, if that has been told.
+    served_by: Option<SocketAddr>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -154,25 +159,51 @@ impl Gateway {
         locked(&self.0).has_gone
     }
 
-    /// Has the gateway send a request as `handover` says, and waits for the head of the answer.
+    /// Who may serve the request if whoever is picked cannot: those of them count that are to get the same.
+    pub fn offer(&self, others: Vec<(WorkerSlot, Handover)>) {
+        locked(&self.0).others = others;
+    }
+
+    /// Who has served the request in place of whoever was picked.
+    #[must_use]
+    pub fn went_on_to(&self) -> Option<WorkerSlot> {
+        let passing = locked(&self.0);
+        let served_by = passing.served_by.filter(|_| passing.answer.is_some())?;
+        let serves = |(_, other): &&(WorkerSlot, Handover)| other.to.contains(&served_by);
+        passing.others.iter().find(serves).map(|(slot, _)| *slot)
+    }
+
+    /// Has the gateway send a request as `handover` says, and waits for the head of the answer. If the gateway has gone on to another worker, this fails,
+    /// and once it is asked for that worker it has its answer.
     ///
     /// # Errors
-    /// When it has sent one already.
+    /// When it has sent one already, or somebody else has answered.
     pub async fn send(
         &self,
         request: &WorkerRequest,
-        handover: Handover,
+        mut handover: Handover,
     ) -> Result<Response<UpstreamBody>, TransportError> {
+        let picked = handover.to.first().copied();
         {
             let mut passing = locked(&self.0);
             if std::mem::replace(&mut passing.has_gone, true) {
-                return Err(TransportError::Gateway { what: "does not send a request twice" });
+                let is_its = passing.served_by == picked;
+                let answer = passing.answer.take_if(|_| is_its);
+                let twice = TransportError::Gateway { what: "does not send a request twice" };
+                return answer.map(|answer| answer.map(UpstreamBody::Gateway)).ok_or(twice);
             }
+            passing.others.retain(|(_, other)| other.headers == handover.headers);
+            handover.to.extend(passing.others.iter().flat_map(|(_, other)| &other.to));
             passing.handover = Some(handover);
         }
         request.sets_out();
-        let answer = poll_fn(|_| locked(&self.0).answer.take().map_or(Poll::Pending, Poll::Ready)).await;
-        Ok(answer.map(UpstreamBody::Gateway))
+        poll_fn(|_| if locked(&self.0).answer.is_some() { Poll::Ready(()) } else { Poll::Pending }).await;
+        if self.went_on_to().is_some() && locked(&self.0).served_by != picked {
+            return Err(TransportError::PassedOver);
+        }
+        let answer = locked(&self.0).answer.take();
+        let nobodys = TransportError::Gateway { what: "has no answer" };
+        answer.map(|answer| answer.map(UpstreamBody::Gateway)).ok_or(nobodys)
     }
 
     /// What the gateway has not been told yet.
@@ -181,8 +212,9 @@ impl Gateway {
         locked(&self.0).handover.take()
     }
 
-    /// The worker's answer has begun.
-    pub fn answered(&self, answer: Response<ShownBody>) {
-        locked(&self.0).answer = Some(answer);
+    /// A worker's answer has begun: that of `served_by`, if the gateway tells.
+    pub fn answered(&self, answer: Response<ShownBody>, served_by: Option<SocketAddr>) {
+        let mut passing = locked(&self.0);
+        (passing.answer, passing.served_by) = (Some(answer), served_by);
     }
 }

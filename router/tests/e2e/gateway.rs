@@ -1,5 +1,7 @@
 //! Gateways that ask where requests are to go, by Envoy's external processing: what a gateway says here is what Envoy 1.40 says, message by message.
 
+use std::collections::HashMap;
+
 use crate::disaggregated::prefilled;
 use crate::harness::*;
 use bytes::{Bytes, BytesMut};
@@ -111,6 +113,7 @@ impl Call {
         });
         self.send(&wire::ProcessingRequest {
             request: Some(Said::RequestHeaders(shown(&[&pseudo, headers].concat(), is_bodiless))),
+            attributes: HashMap::new(),
             metadata_context: Some(subset.unwrap_or_default()),
             protocol_config: Some(wire::ProtocolConfiguration {
                 request_body_mode: modes,
@@ -135,6 +138,17 @@ impl Call {
 
     fn answer_head(&self, headers: &[(&str, &str)]) {
         self.say(Said::ResponseHeaders(shown(headers, false)));
+    }
+
+    /// The head of the answer of the worker at that place.
+    fn answer_head_of(&self, place: &str, headers: &[(&str, &str)]) {
+        let place = wire::Value { kind: Some(Kind::StringValue(place.to_owned())) };
+        let told = wire::Struct { fields: [("upstream.address".to_owned(), place)].into() };
+        self.send(&wire::ProcessingRequest {
+            request: Some(Said::ResponseHeaders(shown(headers, false))),
+            attributes: [("envoy.filters.http.ext_proc".to_owned(), told)].into(),
+            ..Default::default()
+        });
     }
 
     fn answer_body(&self, piece: &str, end_of_stream: bool) {
@@ -546,4 +560,38 @@ async fn a_rank_is_told_by_its_header() {
     }
     ranks.sort();
     assert_eq!(ranks, ["0", "1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_goes_on_to_another_worker_is_believed() {
+    let (one, two) = two().await;
+    let three = MockWorker::answering(&["other"], vec![]).await;
+    let router = start(&[&workers(&[&one, &two, &three]), "--gateway-fallbacks=5"]).await;
+    until("all are up", || async { router.metric("router_worker_up{worker=\"w2\"}").await == 1.0 }).await;
+    let mut call = Call::open(&router).await;
+    call.post(COMPLETIONS, &[], &prompt(&"Some words. ".repeat(1_000)));
+    let (to, ..) = call.sent_to().await;
+    let (first, second) = to.split_once(',').unwrap();
+    let mut places = [first, second];
+    places.sort_unstable();
+    let mut both = [place(&one), place(&two)];
+    both.sort();
+    assert_eq!(places, [&both[0], &both[1]], "nobody who does not serve the model");
+    call.body_back().await;
+    call.answer_head_of(second, &[(":status", "200"), ("content-type", "application/json")]);
+    call.answer_body(ANSWER, true);
+    let head = call.head_back().await;
+    let went_to = if second == place(&one) { "w0" } else { "w1" };
+    assert_eq!(header(&head, "x-router-worker"), went_to);
+    assert_eq!(call.body_back().await, ANSWER.as_bytes());
+    call.end().await;
+    nothing_in_flight(&router).await;
+    let passed_over = if went_to == "w0" { "w1" } else { "w0" };
+    for (outcome, worker) in [("2xx", went_to), ("failed", passed_over)] {
+        let name = format!("router_worker_attempts_total{{outcome=\"{outcome}\",worker=\"{worker}\"}}");
+        assert_eq!(router.metric(&name).await, 1.0, "{name}");
+    }
+    // Its prompt is known to be there, and not where it was to be.
+    let (to, ..) = pass(&router, &prompt(&"Some words. ".repeat(1_000))).await;
+    assert!(to.starts_with(second), "{to}");
 }

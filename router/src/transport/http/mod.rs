@@ -184,7 +184,7 @@ impl HttpTransport {
         if let Some(authorization) = &self.authorization {
             headers.entry(header::AUTHORIZATION).or_insert_with(|| authorization.clone());
         }
-        Ok(Handover { to: self.origin.address().await?, headers, body: request.body.clone() })
+        Ok(Handover { to: vec![self.origin.address().await?], headers, body: request.body.clone() })
     }
 
     async fn over_http1(&self, link: Box<Link>, age: Age, request: &WorkerRequest) -> Tried {
