@@ -46,7 +46,7 @@ enum Answer {
 pub async fn answer(app: &Arc<App>, request: Request<Incoming>) -> Response<GatewayBody> {
     let answer = match request.uri().path() {
         PROCESS => Answer::Conversation(Box::new(Conversation::new(app, request.into_body()))),
-        HEALTH_CHECK => check_health(app, request.into_body()).await,
+        HEALTH_CHECK => Box::pin(check_health(app, request.into_body())).await,
         path => {
             let message = format!("{path} is not served here; {PROCESS} and {HEALTH_CHECK} are");
             Answer::Whole(None, Some(status::trailers(Code::Unimplemented, &message)))

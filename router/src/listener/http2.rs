@@ -23,6 +23,7 @@ use super::client_stream::ClientStream;
 use super::connection::{Callers, Clients, drive_until};
 use super::cores::OpenConnection;
 use super::http2_body::{Http2Body, Http2Reply, Pieces, Stall};
+use super::http2_writes::{Turns, gather};
 use crate::answers::respond;
 use crate::app::App;
 use crate::error::error_body;
@@ -57,7 +58,8 @@ pub async fn serve(clients: &Arc<Clients>, stream: ClientStream, connection: Ope
         let pieces = streams_of_requests.begin();
         async move {
             let response = match clients.callers {
-                Callers::Clients => answer(&clients.app, request).await.map(Http2Reply::Client),
+                // Boxed, since hyper moves a stream several times before it is polled.
+                Callers::Clients => Box::pin(answer(&clients.app, request)).await.map(Http2Reply::Client),
                 Callers::Gateways => gateway::answer(&clients.app, request).await.map(Http2Reply::Gateway),
             };
             Ok::<_, Infallible>(response.map(|body| Http2Body::new(body, pieces)))
@@ -79,13 +81,14 @@ pub async fn serve(clients: &Arc<Clients>, stream: ClientStream, connection: Ope
         .max_local_error_reset_streams(MAX_ERROR_RESETS)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let (side, outflow) = gather(stream);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(side), service));
+    let mut turns = Turns { connection: connection.as_mut(), outflow: &outflow };
     let mut outcome =
-        drive_until(&mut connection, either(closing.begins(), streams.idle(settings.keep_alive_timeout)))
-            .await;
+        drive_until(&mut turns, either(closing.begins(), streams.idle(settings.keep_alive_timeout))).await;
     if outcome.is_none() {
-        connection.as_mut().graceful_shutdown();
-        outcome = drive_until(&mut connection, streams.ended()).await;
+        turns.connection.as_mut().graceful_shutdown();
+        outcome = drive_until(&mut turns, streams.ended()).await;
     }
     if let Some(Err(error)) = outcome {
         tracing::debug!(%error, "client connection ended");

@@ -13,6 +13,7 @@ pub mod http1;
 pub mod http1_stream;
 pub mod http2;
 pub mod http2_body;
+mod http2_writes;
 pub mod metrics;
 pub mod refusal;
 pub mod socket;
