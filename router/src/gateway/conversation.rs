@@ -108,13 +108,13 @@ where
         match self.messages.take_next() {
             Ok(Some(message)) => {
                 if let Err(what) = self.take(message) {
-                    self.refuse(what);
+                    self.refuse("filter", what);
                 }
                 return true;
             }
             Ok(None) => {}
             Err(what) => {
-                self.refuse(what);
+                self.refuse("call", what);
                 return true;
             }
         }
@@ -327,12 +327,13 @@ where
         frame_into(&mut self.out, message);
     }
 
-    /// What the gateway says is wrong.
-    fn refuse(&mut self, what: &'static str) {
+    /// What the gateway says is wrong, in its `part`.
+    fn refuse(&mut self, part: &'static str, what: &'static str) {
+        let message = format!("the gateway's {part} {what}");
         if self.app.failure_logs.allow(&"gateway") {
-            tracing::warn!("a gateway {what}");
+            tracing::warn!("{message}");
         }
-        self.end(Code::InvalidArgument, &format!("the gateway {what}"));
+        self.end(Code::InvalidArgument, &message);
     }
 
     fn end(&mut self, code: Code, message: &str) {

@@ -4,11 +4,12 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::task::JoinHandle;
 use worker::config::{KvBudget, KvEventRecording};
 use worker::kv_events::zmq::{Publisher, ZmqConfig};
 
+use crate::following::{hit_tokens, prompt, send, trusts, worker};
 use crate::grpc::{Served, started};
 use crate::harness::*;
 
@@ -64,28 +65,6 @@ impl Engine {
         assert_eq!(reply.status, 200, "{reply:?}");
         reply
     }
-}
-
-fn prompt(number: u32) -> String {
-    json!({"model": "builtin", "prompt": format!("tale {number}. ").repeat(20), "max_tokens": 1}).to_string()
-}
-
-async fn worker(router: &Router) -> Value {
-    router.admin("GET", "/workers", "").await.json()["workers"][0].clone()
-}
-
-async fn trusts(router: &Router, trust: &str) {
-    until(trust, || async { worker(router).await["cache_trust"] == trust }).await;
-}
-
-async fn hit_tokens(router: &Router, number: u32) -> u64 {
-    let explained = router.admin("POST", "/explain", &prompt(number)).await.json();
-    explained["candidates"][0]["hit_tokens"].as_u64().unwrap()
-}
-
-async fn send(router: &Router, number: u32) {
-    let reply = router.post("/v1/completions", &prompt(number)).await;
-    assert_eq!(reply.status, 200, "{reply:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,24 +22,24 @@ async fn telling(address: SocketAddr, blocks: usize) -> Served {
     .await
 }
 
-fn prompt(number: u32) -> String {
+pub(crate) fn prompt(number: u32) -> String {
     json!({"model": "builtin", "prompt": format!("tale {number}. ").repeat(20), "max_tokens": 1}).to_string()
 }
 
-async fn worker(router: &Router) -> Value {
+pub(crate) async fn worker(router: &Router) -> Value {
     router.admin("GET", "/workers", "").await.json()["workers"][0].clone()
 }
 
-async fn trusts(router: &Router, trust: &str) {
+pub(crate) async fn trusts(router: &Router, trust: &str) {
     until(trust, || async { worker(router).await["cache_trust"] == trust }).await;
 }
 
-async fn hit_tokens(router: &Router, number: u32) -> u64 {
+pub(crate) async fn hit_tokens(router: &Router, number: u32) -> u64 {
     let explained = router.admin("POST", "/explain", &prompt(number)).await.json();
     explained["candidates"][0]["hit_tokens"].as_u64().unwrap()
 }
 
-async fn send(router: &Router, number: u32) {
+pub(crate) async fn send(router: &Router, number: u32) {
     let reply = router.post("/v1/completions", &prompt(number)).await;
     assert_eq!(reply.status, 200, "{reply:?}");
 }
