@@ -6,13 +6,15 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 use roundhouse_wire::FRAME_BYTES;
 
-/// Largest message that is taken: far more than is sent at once, far less than would harm.
+/// Largest message that is taken unless told otherwise: far more than is sent at once, far less than would harm.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// Messages as they come.
 pub struct Messages<M> {
     /// What the messages are.
     kind: PhantomData<fn() -> M>,
+    /// How long they may be.
+    most_bytes: usize,
     /// Whole messages, and maybe the beginning of one.
     ready: Bytes,
     /// The beginning of a message whose rest has not come.
@@ -21,7 +23,15 @@ pub struct Messages<M> {
 
 impl<M> Default for Messages<M> {
     fn default() -> Self {
-        Self { kind: PhantomData, ready: Bytes::new(), partial: BytesMut::new() }
+        Self::of_at_most(MAX_MESSAGE_BYTES)
+    }
+}
+
+impl<M> Messages<M> {
+    /// None of which is longer.
+    #[must_use]
+    pub fn of_at_most(most_bytes: usize) -> Self {
+        Self { kind: PhantomData, most_bytes, ready: Bytes::new(), partial: BytesMut::new() }
     }
 }
 
@@ -50,7 +60,7 @@ impl<M: Message + Default> Messages<M> {
         if has_frame && self.ready[0] != 0 {
             return Err("is compressed, which was not asked for");
         }
-        if has_frame && length(&self.ready) > MAX_MESSAGE_BYTES {
+        if has_frame && length(&self.ready) > self.most_bytes {
             return Err("has a message that is too long");
         }
         if !has_frame || self.ready.len() < FRAME_BYTES + length(&self.ready) {

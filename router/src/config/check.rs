@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use router_core::policy;
+use router_core::{WorkerSpec, policy};
 
 use super::files::Files;
 use super::replicas::{NamedReplicas, parse_replicas};
@@ -13,6 +13,9 @@ use crate::discovery::kubernetes::api::ApiAddress;
 
 /// A worker that is down is asked at least this often.
 const LONGEST_PROBE_INTERVAL_DOWN: Duration = Duration::from_millis(500);
+
+/// Workers that a gateway is told of beside the one that is picked: more than that do not fail at once.
+const MOST_FALLBACKS: usize = 16;
 
 /// The words that `--log-level` may be.
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -68,6 +71,7 @@ impl Settings {
         let admin_listen = self.check_listeners(&mut errors);
         let files = Files::open(&self, &mut errors);
         self.check_probes(&mut errors);
+        self.check_gateways(&workers, &mut errors);
         for (name, value) in [("threads", self.threads), ("max-in-flight", Some(self.max_in_flight))] {
             if value == Some(0) {
                 errors.push(format!("{name}: must be at least 1"));
@@ -113,6 +117,25 @@ impl Settings {
             })
         } else {
             Err(ConfigErrors(errors))
+        }
+    }
+
+    /// What gateways cannot be told to send to.
+    fn check_gateways(&self, workers: &[WorkerSpec], errors: &mut Vec<String>) {
+        if self.gateway_fallbacks > MOST_FALLBACKS {
+            errors
+                .push(format!("gateway-fallbacks: at most {MOST_FALLBACKS}, not {}", self.gateway_fallbacks));
+        }
+        let is_http = |worker: &&WorkerSpec| {
+            !["grpc://", "embedded:"].iter().any(|scheme| worker.address.starts_with(scheme))
+        };
+        if self.gateway_listen.is_some()
+            && let Some(worker) = workers.iter().find(|worker| !is_http(worker))
+        {
+            let (id, address) = (worker.id.as_str(), &worker.address);
+            errors.push(format!(
+                "gateway-listen: gateways send to workers that speak HTTP; {id} is {address} and would have to be http://HOST:PORT"
+            ));
         }
     }
 

@@ -4,31 +4,38 @@
 //! to; what the router would answer itself, the gateway is told to answer. Everything happens in one task, which polls what has to be: the gateway,
 //! the stages, the answer on its way. Dropped, when the gateway resets the call since its client has left, it takes the request along.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Response, header, response};
+use http::{HeaderMap, Response, StatusCode, header, response};
 use http_body::{Body, Frame};
 use prost::Message as _;
 use roundhouse_wire::gateway as wire;
 use roundhouse_wire::gateway::processing_request::Request as Said;
+use tokio::time::Sleep;
 
 use super::messages::{self, Direction};
 use super::status::{self, Code};
+use crate::answers::respond;
 use crate::app::App;
+use crate::error::error_body;
 use crate::grpc_messages::{Messages, frame_into};
 use crate::stages::accept;
 use crate::stages::relay::RelayBody;
 use crate::transport::{Gateway, Handover, ShownBody, TransportError};
+use crate::turns;
 
 /// Longest piece of a body in a message to the gateway: Envoy recommends less than 64 KiB.
 const PIECE_BYTES: usize = 62_000;
 /// What is made ready for the gateway at once.
 const BATCH_BYTES: usize = 256 << 10;
+/// Longest message of a gateway: pieces are as long as its buffers, 1 MiB unless told otherwise.
+const MOST_MESSAGE_BYTES: usize = 4 << 20;
 /// Longest answer of a worker that the gateway is told to give in its place: an error.
 const MOST_ANSWER_BYTES: usize = 4 << 20;
 
@@ -49,11 +56,24 @@ pub(super) struct Conversation<B> {
     answer_headers: HeaderMap,
     answer: ShownBody,
     has_trailers: HasTrailers,
+    /// Whose head has said that nothing follows.
+    is_bodiless: Bodiless,
     /// Of the request's body, what the gateway has not got back.
     to_worker: VecDeque<Bytes>,
     stage: Stage,
+    /// The gateway has nothing more to say.
+    has_said_all: bool,
     /// Messages that are to go out.
     out: BytesMut,
+    /// How long nothing may come.
+    silence: Option<Pin<Box<Sleep>>>,
+}
+
+/// Which of them has no body.
+#[derive(Default)]
+struct Bodiless {
+    request: bool,
+    answer: bool,
 }
 
 /// Whose body ends with trailers.
@@ -86,23 +106,26 @@ where
         Self {
             app: Arc::clone(app),
             incoming,
-            messages: Messages::default(),
+            messages: Messages::of_at_most(MOST_MESSAGE_BYTES),
             gateway: Gateway::default(),
             headers: HeaderMap::new(),
             request: ShownBody::default(),
             answer_headers: HeaderMap::new(),
             answer: ShownBody::default(),
             has_trailers: HasTrailers::default(),
+            is_bodiless: Bodiless::default(),
             to_worker: VecDeque::new(),
             stage: Stage::Silent,
+            has_said_all: false,
             out: BytesMut::new(),
+            silence: Some(Box::pin(tokio::time::sleep(app.settings.client_timeout))),
         }
     }
 
     /// Takes in what the gateway says next. Returns whether anything has come of it. Nothing more is read while something waits to be taken: what the
     /// gateway's client sends, or its worker, is held up as it would be by a slow connection.
-    fn hear(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.request.has_pieces() || self.answer.has_pieces() {
+    fn hear(&mut self, cx: &mut Context<'_>, heard_bytes: &mut usize) -> bool {
+        if self.has_pieces() || self.has_said_all {
             return false;
         }
         match self.messages.take_next() {
@@ -122,10 +145,13 @@ where
             Poll::Pending => return false,
             Poll::Ready(Some(Ok(frame))) => {
                 if let Ok(data) = frame.into_data() {
+                    *heard_bytes += data.len();
                     self.messages.push(data);
                 }
             }
-            // It has no more to say: its client has left, or its worker.
+            // It has shown all of the answer, and is owed some of it; or is about to be told what to answer.
+            Poll::Ready(None) if self.is_owed() => self.has_said_all = true,
+            // Its client has left, or its worker.
             Poll::Ready(None) => self.end(Code::Ok, ""),
             Poll::Ready(Some(Err(error))) => {
                 tracing::debug!(%error, "a gateway's call broke");
@@ -140,7 +166,7 @@ where
         match (request, &self.stage) {
             (Some(Said::RequestHeaders(headers)), Stage::Silent) => {
                 check_modes(protocol_config, headers.end_of_stream)?;
-                self.begin(&headers, messages::subset(metadata_context.as_ref()))?;
+                self.begin(&headers, messages::subset(metadata_context.as_ref()));
             }
             (Some(Said::RequestBody(body)), Stage::Serving(_)) => {
                 self.request.push(body.body);
@@ -155,6 +181,7 @@ where
             (Some(Said::ResponseHeaders(headers)), Stage::Serving(_)) if self.gateway.has_gone() => {
                 let head = messages::response_head(&headers)?;
                 self.answer_headers.clone_from(head.headers());
+                self.is_bodiless.answer = headers.end_of_stream;
                 if headers.end_of_stream {
                     self.answer.end();
                 }
@@ -171,6 +198,8 @@ where
                 self.has_trailers.answer = true;
                 self.answer.end();
             }
+            // It has answered by itself before it was told where to send the request.
+            (Some(Said::ResponseHeaders(_)), Stage::Serving(_)) => self.end(Code::Ok, ""),
             // It could not know that its request has been answered.
             (Some(_), Stage::Answering(..) | Stage::Relaying(_) | Stage::Ends(_) | Stage::Over) => {}
             (Some(_), _) => return Err("says something before what should be before it"),
@@ -179,16 +208,22 @@ where
         Ok(())
     }
 
-    fn begin(
-        &mut self,
-        headers: &wire::HttpHeaders,
-        subset: Option<Vec<String>>,
-    ) -> Result<(), &'static str> {
-        let mut request = messages::request_head(headers)?;
+    fn begin(&mut self, headers: &wire::HttpHeaders, subset: Option<HashSet<SocketAddr>>) {
+        self.silence = None;
+        let mut request = match messages::request_head(headers) {
+            Ok(request) => request,
+            // Its client's fault.
+            Err(what) => {
+                let body = error_body(&format!("the request {what}"), "invalid_request_error", None, None);
+                self.answered(respond(StatusCode::BAD_REQUEST, "application/json", body.to_vec()));
+                return;
+            }
+        };
         let length = request.headers().get(header::CONTENT_LENGTH);
         let length = length.and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or(0);
         self.headers.clone_from(request.headers());
         self.request = ShownBody::of_length(length);
+        self.is_bodiless.request = headers.end_of_stream;
         if headers.end_of_stream {
             self.request.end();
         }
@@ -196,12 +231,12 @@ where
         request.extensions_mut().insert(self.gateway.clone());
         let (app, request) = (Arc::clone(&self.app), request.map(|()| self.request.clone()));
         self.stage = Stage::Serving(Box::pin(async move { accept::serve(&app, request).await }));
-        Ok(())
     }
 
     /// Lets the stages go on. Returns whether they have.
     fn go_on(&mut self, cx: &mut Context<'_>) -> bool {
-        let went_on = match &mut self.stage {
+        let had_pieces = self.has_pieces();
+        let progressed = match &mut self.stage {
             Stage::Serving(serving) => match serving.as_mut().poll(cx) {
                 Poll::Ready(response) => self.answered(response),
                 Poll::Pending => false,
@@ -217,15 +252,35 @@ where
                 Poll::Ready(frame) => self.read(frame),
                 Poll::Pending => false,
             },
-            Stage::Silent | Stage::Ends(_) | Stage::Over => false,
+            Stage::Silent => self.waits_in_vain(cx),
+            Stage::Ends(_) | Stage::Over => false,
         };
-        match self.gateway.take_handover() {
-            Some(handover) => {
-                self.hand_over(&handover);
-                true
-            }
-            None => went_on,
+        if let Some(handover) = self.gateway.take_handover() {
+            self.hand_over(&handover);
+            return true;
         }
+        // What has been taken makes room for what comes next, which nothing else would ask for.
+        progressed || had_pieces && !self.has_pieces()
+    }
+
+    /// Whether pieces of a body wait to be taken.
+    fn has_pieces(&self) -> bool {
+        self.request.has_pieces() || self.answer.has_pieces()
+    }
+
+    /// Whether the gateway, which has no more to say, is to be told something yet.
+    fn is_owed(&self) -> bool {
+        matches!(self.stage, Stage::Answering(..)) || self.gateway.has_gone() && self.answer.is_end_stream()
+    }
+
+    /// Ends a call that has said nothing for too long, or at the router's own end.
+    fn waits_in_vain(&mut self, cx: &mut Context<'_>) -> bool {
+        let is_late = self.silence.as_mut().is_some_and(|silence| silence.as_mut().poll(cx).is_ready());
+        let ends = is_late || self.app.cuts_off();
+        if ends {
+            self.end(Code::Cancelled, "no request has come");
+        }
+        ends
     }
 
     fn hand_over(&mut self, handover: &Handover) {
@@ -233,15 +288,9 @@ where
         for piece in handover.body.pieces() {
             self.to_worker.extend(cut(piece.clone()));
         }
-        if self.to_worker.is_empty() && !self.is_bodiless(handover) {
+        if self.to_worker.is_empty() && !self.is_bodiless.request {
             self.to_worker.push_back(Bytes::new());
         }
-    }
-
-    /// Whether the gateway waits for no body.
-    fn is_bodiless(&self, handover: &Handover) -> bool {
-        handover.body.is_empty()
-            && self.headers.get(header::CONTENT_LENGTH).is_none_or(|length| length == "0")
     }
 
     /// The request's body, as far as the gateway takes it.
@@ -286,7 +335,7 @@ where
             }
             Some(Err(error)) => self.end(Code::Unavailable, &error.to_string()),
             None => {
-                if !self.has_trailers.answer {
+                if !self.has_trailers.answer && !self.is_bodiless.answer {
                     self.say(&messages::piece(Direction::ToClient, Bytes::new(), true));
                 }
                 self.is_relayed();
@@ -374,6 +423,7 @@ where
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        let mut heard_bytes = 0;
         loop {
             self.give_back();
             if !self.out.is_empty() {
@@ -387,8 +437,13 @@ where
             if matches!(self.stage, Stage::Over) {
                 return Poll::Ready(None);
             }
-            let (heard, went_on) = (self.hear(cx), self.go_on(cx));
-            if !heard && !went_on {
+            let (heard, progressed) = (self.hear(cx, &mut heard_bytes), self.go_on(cx));
+            if !heard && !progressed {
+                return Poll::Pending;
+            }
+            if heard_bytes >= turns::TURN_BYTES && self.out.is_empty() {
+                // Others of this thread have their turns.
+                cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! The words are Envoy's external processing (ext_proc), and what the Gateway API Inference Extension adds to it, its endpoint picker protocol 1.0.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use bytes::Bytes;
@@ -41,18 +41,16 @@ pub(super) fn request_head(headers: &wire::HttpHeaders) -> Result<Request<()>, &
     for (name, value) in pairs(headers) {
         match name {
             ":method" => {
-                *request.method_mut() =
-                    Method::from_bytes(value).map_err(|_| "sends a method that is none")?;
+                *request.method_mut() = Method::from_bytes(value).map_err(|_| "has a method that is none")?;
             }
-            ":path" => path = Some(PathAndQuery::try_from(value).map_err(|_| "sends a path that is none")?),
+            ":path" => path = Some(PathAndQuery::try_from(value).map_err(|_| "has a path that is none")?),
             _ if name.starts_with(':') => {}
             _ => {
-                let (name, value) = header_of(name, value)?;
-                request.headers_mut().append(name, value);
+                add(request.headers_mut(), name, value)?;
             }
         }
     }
-    *request.uri_mut() = Uri::from(path.ok_or("sends no path")?);
+    *request.uri_mut() = Uri::from(path.ok_or("has no path")?);
     Ok(request)
 }
 
@@ -62,10 +60,9 @@ pub(super) fn response_head(headers: &wire::HttpHeaders) -> Result<Response<()>,
     for (name, value) in pairs(headers) {
         if name == ":status" {
             *response.status_mut() =
-                StatusCode::from_bytes(value).map_err(|_| "shows a status that is none")?;
+                StatusCode::from_bytes(value).map_err(|_| "has a status that is none")?;
         } else if !name.starts_with(':') {
-            let (name, value) = header_of(name, value)?;
-            response.headers_mut().append(name, value);
+            add(response.headers_mut(), name, value)?;
         }
     }
     Ok(response)
@@ -79,22 +76,24 @@ fn pairs(headers: &wire::HttpHeaders) -> impl Iterator<Item = (&str, &[u8])> {
     })
 }
 
-fn header_of(name: &str, value: &[u8]) -> Result<(HeaderName, HeaderValue), &'static str> {
+fn add(headers: &mut HeaderMap, name: &str, value: &[u8]) -> Result<(), &'static str> {
     let name = HeaderName::from_bytes(name.as_bytes()).ok();
-    name.zip(HeaderValue::from_bytes(value).ok()).ok_or("sends a header that is none")
+    let (name, value) = name.zip(HeaderValue::from_bytes(value).ok()).ok_or("has a header that is none")?;
+    headers.try_append(name, value).map(drop).map_err(|_| "has more headers than can be kept")
 }
 
-/// Which workers a gateway allows, host and port each; `None` where it allows any.
-pub(super) fn subset(metadata: Option<&wire::Metadata>) -> Option<Vec<String>> {
+/// Which workers a gateway allows; `None` where it allows any. What is no address is nobody's.
+pub(super) fn subset(metadata: Option<&wire::Metadata>) -> Option<HashSet<SocketAddr>> {
     let hint = metadata?.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET)?;
-    let text = |value: &wire::Value| text_of(value).map(str::to_owned);
     Some(match &hint.kind {
-        Some(Kind::ListValue(list)) => list.values.iter().filter_map(text).collect(),
+        Some(Kind::ListValue(list)) => {
+            list.values.iter().filter_map(text_of).filter_map(|place| place.parse().ok()).collect()
+        }
         // As one text, some gateways have it.
         Some(Kind::StringValue(list)) => {
-            list.split(',').map(|place| place.trim().to_owned()).filter(|place| !place.is_empty()).collect()
+            list.split(',').filter_map(|place| place.trim().parse().ok()).collect()
         }
-        _ => Vec::new(),
+        _ => HashSet::new(),
     })
 }
 
@@ -183,9 +182,7 @@ fn set(name: &HeaderName, value: &HeaderValue) -> wire::HeaderValueOption {
 
 /// Lets the head of an answer pass, with the headers of `after` that `before` does not have.
 pub(super) fn pass_head(before: &HeaderMap, after: &HeaderMap) -> wire::ProcessingResponse {
-    let added = after.iter().filter(|(name, value)| before.get(*name) != Some(value));
-    let set_headers = added.map(|(name, value)| set(name, value)).collect();
-    let mutation = wire::HeaderMutation { set_headers, remove_headers: Vec::new() };
+    let mutation = wire::HeaderMutation { remove_headers: Vec::new(), ..changes(before, after) };
     let common = wire::CommonResponse { header_mutation: Some(mutation), ..Default::default() };
     reply(Reply::ResponseHeaders(wire::HeadersResponse { response: Some(common) }))
 }
@@ -212,11 +209,10 @@ pub(super) fn trailers(direction: Direction) -> wire::ProcessingResponse {
 
 /// Has the gateway answer the client itself.
 pub(super) fn answer(head: &response::Parts, body: Bytes) -> wire::ProcessingResponse {
-    let headers = hop_by_hop::end_to_end(&head.headers);
-    let set_headers = headers.map(|(name, value)| set(name, value)).collect();
+    let headers = changes(&HeaderMap::new(), &hop_by_hop::end_to_end_map(&head.headers));
     reply(Reply::ImmediateResponse(wire::ImmediateResponse {
         status: Some(wire::HttpStatus { code: head.status.as_u16().into() }),
-        headers: Some(wire::HeaderMutation { set_headers, remove_headers: Vec::new() }),
+        headers: Some(headers),
         body,
         details: "answered_by_router".to_owned(),
     }))
@@ -268,10 +264,10 @@ mod tests {
         old.headers.as_mut().unwrap().headers[0].value = "429".to_owned();
         assert_eq!(response_head(&old).unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
         for (pairs, wrong) in [
-            (&[(":method", "POST")][..], "sends no path"),
-            (&[(":method", " "), (":path", "/")], "sends a method that is none"),
-            (&[(":path", "\u{7f}")], "sends a path that is none"),
-            (&[(":path", "/"), ("a b", "")], "sends a header that is none"),
+            (&[(":method", "POST")][..], "has no path"),
+            (&[(":method", " "), (":path", "/")], "has a method that is none"),
+            (&[(":path", "\u{7f}")], "has a path that is none"),
+            (&[(":path", "/"), ("a b", "")], "has a header that is none"),
         ] {
             assert_eq!(request_head(&shown(pairs)).unwrap_err(), wrong);
         }
@@ -328,13 +324,41 @@ mod tests {
             wire::Metadata { filter_metadata: [(SUBSET_NAMESPACE.to_owned(), inner)].into() }
         };
         let text = |text: &str| Kind::StringValue(text.to_owned());
-        let list = wire::ListValue { values: vec![value(text("a:1")), value(text("b:2"))] };
-        let both = Some(vec!["a:1".to_owned(), "b:2".to_owned()]);
-        assert_eq!(subset(Some(&hint(Kind::ListValue(list)))), both);
-        assert_eq!(subset(Some(&hint(text("a:1, b:2")))), both);
-        assert_eq!(subset(Some(&hint(text("")))), Some(vec![]), "nobody, which is not anybody");
+        let both = HashSet::from(["10.0.0.1:1", "[2001:db8::1]:2"].map(|place| place.parse().unwrap()));
+        let list = ["10.0.0.1:1", "[2001:DB8:0::1]:2", "a name"].map(|place| value(text(place)));
+        let list = wire::ListValue { values: list.into() };
+        assert_eq!(subset(Some(&hint(Kind::ListValue(list)))), Some(both.clone()));
+        assert_eq!(subset(Some(&hint(text("10.0.0.1:1, [2001:db8::1]:2")))), Some(both));
+        assert_eq!(subset(Some(&hint(text("")))), Some(HashSet::new()), "nobody, which is not anybody");
         assert_eq!(subset(Some(&wire::Metadata::default())), None);
         assert_eq!(subset(None), None);
+    }
+
+    #[test]
+    fn headers_that_are_there_twice_stay_so() {
+        let before = headers(&[("set-cookie", "a"), ("set-cookie", "b")]);
+        let mut after = before.clone();
+        after.insert("x-router-worker", HeaderValue::from_static("w0"));
+        let Some(Reply::ResponseHeaders(reply)) = pass_head(&before, &after).response else {
+            panic!("no head")
+        };
+        let mutation = reply.response.unwrap().header_mutation.unwrap();
+        let names = |mutation: &wire::HeaderMutation| -> Vec<_> {
+            let option =
+                |option: &wire::HeaderValueOption| (option.header.clone().unwrap().key, option.append_action);
+            mutation.set_headers.iter().map(option).collect()
+        };
+        assert_eq!(names(&mutation), [("x-router-worker".to_owned(), 2)]);
+        let (head, ()) = {
+            let mut response = Response::new(());
+            *response.headers_mut() = before;
+            response.into_parts()
+        };
+        let Some(Reply::ImmediateResponse(told)) = answer(&head, Bytes::new()).response else {
+            panic!("no answer")
+        };
+        let twice = [("set-cookie".to_owned(), 2), ("set-cookie".to_owned(), 0)];
+        assert_eq!(names(&told.headers.unwrap()), twice);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use super::connection::{self, Clients};
+use super::connection::{self, Callers, Clients};
 use super::cores::Spread;
 use super::refusal;
 
@@ -71,7 +71,7 @@ impl Acceptor {
         if self.clients.app.failure_logs.allow(&"connections") {
             tracing::warn!(limit = self.max_connections, "too many connections");
         }
-        if self.clients.tls.is_some() {
+        if self.clients.tls.is_some() || self.clients.callers == Callers::Gateways {
             return;
         }
         // What is unread when a socket closes resets the connection, and takes the answer with it.

@@ -35,6 +35,8 @@ use crate::stages::relay::RelayBody;
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// The same of all bodies of a connection, and so what a connection may make us hold.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// The same of a gateway's connection, which carries many clients' bodies.
+const GATEWAY_WINDOW_BYTES: u32 = 256 << 20;
 /// What is held of a reply that its client does not take.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// How often a client is asked whether it is still there, and how long it may take to say so.
@@ -46,6 +48,36 @@ const MAX_PENDING_RESETS: usize = 20;
 const MAX_ERROR_RESETS: usize = 256;
 /// How long a client that is told to go may take to say that it has heard.
 const GOODBYE: Duration = Duration::from_secs(2);
+
+/// What one connection may ask for.
+struct Limits {
+    streams: u32,
+    window_bytes: u32,
+    pending_resets: usize,
+    error_resets: Option<usize>,
+}
+
+impl Limits {
+    fn of(clients: &Clients) -> Self {
+        let settings = &clients.app.settings;
+        match clients.callers {
+            Callers::Clients => Self {
+                streams: settings.max_http2_streams,
+                window_bytes: CONNECTION_WINDOW_BYTES,
+                pending_resets: MAX_PENDING_RESETS,
+                error_resets: Some(MAX_ERROR_RESETS),
+            },
+            // It has all of its clients' requests on one connection or a few: that some of these leave at once is no fault, and bodies that wait in
+            // line must not keep others' answers from coming.
+            Callers::Gateways => Self {
+                streams: u32::try_from(settings.max_in_flight).unwrap_or(u32::MAX),
+                window_bytes: GATEWAY_WINDOW_BYTES,
+                pending_resets: settings.max_in_flight,
+                error_resets: None,
+            },
+        }
+    }
+}
 
 /// Serves a connection to its end.
 pub async fn serve(clients: &Arc<Clients>, stream: ClientStream, connection: OpenConnection) {
@@ -65,20 +97,17 @@ pub async fn serve(clients: &Arc<Clients>, stream: ClientStream, connection: Ope
             Ok::<_, Infallible>(response.map(|body| Http2Body::new(body, pieces)))
         }
     });
+    let limits = Limits::of(clients);
     let mut builder = http2::Builder::new(StreamExecutor(Arc::clone(&streams)));
     builder
         .timer(TokioTimer::new())
-        .max_concurrent_streams(match clients.callers {
-            Callers::Clients => settings.max_http2_streams,
-            // A gateway has all of its clients' requests on one connection or a few.
-            Callers::Gateways => u32::try_from(settings.max_in_flight).unwrap_or(u32::MAX),
-        })
+        .max_concurrent_streams(limits.streams)
         .max_header_list_size(u32::try_from(settings.max_header_bytes).unwrap_or(u32::MAX))
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_connection_window_size(limits.window_bytes)
         .max_send_buf_size(SEND_BUFFER_BYTES)
-        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-        .max_local_error_reset_streams(MAX_ERROR_RESETS)
+        .max_pending_accept_reset_streams(limits.pending_resets)
+        .max_local_error_reset_streams(limits.error_resets)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     let (side, outflow) = gather(stream);

@@ -114,9 +114,11 @@ pub async fn dispatch(
     let splitter = Splitter::of(app, &request).await;
     let mut retries = Retries::of(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
     if let Some(gateway) = &request.gateway {
-        retries.leave_out_beyond(gateway, &app.fleet.roster().snapshot);
+        retries.stay_within(gateway, &app.fleet.roster().snapshot);
     }
     let mut prefill_fails = false;
+    // Who has, by a gateway that went on from whoever was picked.
+    let mut served = None;
     let begun = loop {
         request.underway = limits.first_byte.map(|_| Arc::default());
         let (asked, among) = ((&request, &reading), retries.among());
@@ -129,6 +131,11 @@ pub async fn dispatch(
         let failed = match attempted {
             Ok(begun) => break begun,
             Err(Stopped::Nobody(error)) => {
+                if let Some(begun) =
+                    request.gateway.as_ref().and_then(|gateway| passed(gateway, served.take()))
+                {
+                    break begun;
+                }
                 let nobody = (retries.among(), &error);
                 // Boxed, since it is rare, and a request's future should be small.
                 if Box::pin(new_workers_are_known(app, &view, nobody, deadline)).await {
@@ -142,8 +149,16 @@ pub async fn dispatch(
         };
         prefill_fails |= failed.worker.spec.role == Role::Prefill;
         if let Some(gateway) = request.gateway.as_ref().filter(|gateway| gateway.has_gone()) {
-            let Some(slot) = gateway.went_on_to() else { break retries.give_up_after(failed)? };
-            retries.went_on(failed, slot, &app.fleet.roster().snapshot);
+            let roster = app.fleet.roster();
+            served = gateway.go_on(roster.snapshot.workers());
+            let Some(worker) = &served else {
+                // An answer of nobody that is known here is passed on all the same.
+                match passed(gateway, Some(Arc::clone(&failed.worker))) {
+                    Some(begun) => break begun,
+                    None => break retries.give_up_after(failed)?,
+                }
+            };
+            retries.went_on(failed, worker.slot, &roster.snapshot);
             // What is under way waits for nobody's turn.
             (view.may_wait_since, now) = (None, app.now());
             continue;
@@ -195,13 +210,21 @@ pub(super) async fn attempt(
     let follower = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref());
     let named = follower.and_then(|follower| recorder.follow(follower, (request, reading)));
     let request = named.as_ref().unwrap_or(request);
-    if let Some(gateway) = &request.gateway {
-        offer_others(app, gateway, (request, reading), &decided.worker).await;
+    if let Some(gateway) = request.gateway.as_ref().filter(|_| leg == Leg::Whole) {
+        let offering = offer_others(app, gateway, (request, reading), &decided.worker);
+        // Without them the request goes all the same.
+        let _ = tokio::time::timeout(app.settings.connect_timeout, offering).await;
     }
     match exchange(upstream.as_deref(), request, (limits, deadline)).await {
         Ok(answer) => answered(app, reading, (decided, leg), answer, recorder),
         Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),
     }
+}
+
+/// An answer that a gateway has of a worker that was not picked, and cannot be: it may have been told to drain meanwhile.
+fn passed(gateway: &Gateway, served: Option<Arc<Worker>>) -> Option<Begun> {
+    let (worker, response) = served.zip(gateway.take_answer())?;
+    Some(Begun { worker, lease: None, prefill_worker: None, hit_tokens: 0, response, first: None })
 }
 
 /// Tells a gateway who else might serve the request, if it is to be told of any.
@@ -217,7 +240,12 @@ async fn offer_others(
     }
     let roster = app.fleet.roster();
     let mut others = Vec::with_capacity(most);
-    let reaches = |worker: &Worker| worker.slot != picked.slot && gateway.reaches(&worker.spec.address);
+    let beyond = gateway.beyond(roster.snapshot.workers().iter());
+    let rank = |worker: &Worker| worker.spec.dp_rank.map(|rank| rank.number);
+    // Who gets the same: another rank would be told by another header.
+    let reaches = |worker: &Worker| {
+        worker.slot != picked.slot && rank(worker) == rank(picked) && !beyond.contains(&worker.slot)
+    };
     for worker in Decider::least_busy(&roster.snapshot, &reading.view(), reaches, (most, app.now())) {
         if let Some(upstream) = roster.upstream(&worker)
             && let Ok(handover) = upstream.transport.hand_over(request).await

@@ -34,7 +34,7 @@ pub(super) enum Cause {
     Died,
     /// 429: the worker has enough to do.
     Busy,
-    /// 502, 503 or 504.
+    /// 502, 503 or 504; or a gateway could not use it.
     Failing,
     /// 500: may be the request's own fault, so it gets one more try and no third.
     InternalError,
@@ -76,6 +76,7 @@ impl Cause {
             TransportError::FirstByte { .. } | TransportError::Total { .. } => Self::TimeUp,
             TransportError::ConnectTimeout { .. } | TransportError::NotSent { .. } => Self::ConnectTimeout,
             TransportError::Left => Self::Unreachable,
+            TransportError::PassedOver => Self::Failing,
             TransportError::Broken(Broken::Io(_) | Broken::Closed | Broken::Http2(_)) => Self::Died,
             _ if error.is_unreachable() => Self::Unreachable,
             _ => Self::Reset,
@@ -97,6 +98,7 @@ pub(super) struct Failed {
 pub(super) struct Retries {
     /// For each of these somebody must be left.
     legs: &'static [Leg],
+    /// Who has been asked, and who is not to be at all.
     tried: SmallVec<[WorkerSlot; 4]>,
     /// These, and the other ranks of endpoints that failed; empty where nobody else is left, or there are no ranks.
     avoided: SmallVec<[WorkerSlot; 4]>,
@@ -107,6 +109,8 @@ pub(super) struct Retries {
     anyone: Option<AllTried>,
     least_retry_after: Option<Duration>,
     last: Option<Box<Result<Begun, RequestError>>>,
+    /// Some workers cannot be asked at all: a gateway does not send to them.
+    is_bounded: bool,
 }
 
 /// Each worker has been tried; from now on all are candidates again.
@@ -126,6 +130,7 @@ impl Retries {
             anyone: None,
             least_retry_after: None,
             last: None,
+            is_bounded: false,
         }
     }
 
@@ -183,15 +188,11 @@ impl Retries {
         self.avoided = fleet.workers().iter().map(|other| other.slot).filter(|slot| *slot != to).collect();
     }
 
-    /// Nobody that `gateway` does not reach gets an attempt to generate.
-    pub(super) fn leave_out_beyond(&mut self, gateway: &Gateway, fleet: &FleetSnapshot) {
-        if gateway.reaches_all() {
-            return;
-        }
+    /// Nobody that `gateway` does not send to gets an attempt to generate.
+    pub(super) fn stay_within(&mut self, gateway: &Gateway, fleet: &FleetSnapshot) {
+        self.is_bounded = gateway.has_subset();
         let generates = |worker: &&Arc<Worker>| worker.spec.role != Role::Prefill;
-        let beyond =
-            fleet.workers().iter().filter(generates).filter(|worker| !gateway.reaches(&worker.spec.address));
-        self.tried.extend(beyond.map(|worker| worker.slot));
+        self.tried.extend(gateway.beyond(fleet.workers().iter().filter(generates)));
     }
 
     /// What the client gets in the end: the last worker's own answer, if any worker gave one.
@@ -260,7 +261,8 @@ impl Retries {
             self.anyone = None;
             return Some(());
         }
-        self.anyone = (cause == Cause::Unreachable && can(Among::Anyone)).then_some(AllTried);
+        let may_be_anyone = cause == Cause::Unreachable && !self.is_bounded;
+        self.anyone = (may_be_anyone && can(Among::Anyone)).then_some(AllTried);
         self.anyone.as_ref().map(|_| ())
     }
 

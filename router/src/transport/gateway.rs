@@ -1,9 +1,10 @@
 //! By way of a gateway: a proxy in front of the router that asks it where a request is to go, sends it there itself, and shows it the answer as it passes.
 //!
 //! The stages see an attempt like any other: a handover goes out where a request would, and what the gateway says of the answer is the answer. Their
-//! other side is the [conversation](crate::gateway) with the gateway, in the same task: it polls the stages whenever something has come, so nobody is woken here.
+//! other side is the [conversation](crate::gateway) with the gateway, in the same task: it polls the stages when something has come and reads on when something has
+//! been taken, so nobody is woken here.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
-use router_core::WorkerSlot;
+use router_core::{Worker, WorkerSlot};
 
 use super::{TransportError, UpstreamBody, WorkerRequest};
 use crate::payload::Payload;
@@ -110,16 +111,24 @@ pub struct Gateway(Arc<Mutex<Passing>>);
 /// What passes between a conversation and the stages.
 #[derive(Default)]
 struct Passing {
-    /// Workers that it may be sent to, host and port; none where it may be any.
-    subset: Option<Vec<String>>,
+    /// Workers that it may be sent to; none where it may be any.
+    subset: Option<HashSet<SocketAddr>>,
     /// Who else might serve the request.
     others: Vec<(WorkerSlot, Handover)>,
     handover: Option<Handover>,
     /// There is one handover for each request: a gateway does not ask again.
     has_gone: bool,
+    /// It has been asked for once more, as that of whoever has served.
+    goes_on: bool,
     answer: Option<Response<ShownBody>>,
     /// Whose answer it is, if that has been told.
     served_by: Option<SocketAddr>,
+}
+
+/// Where a worker is, if that is no name.
+fn place(worker: &Worker) -> Option<SocketAddr> {
+    let address = &worker.spec.address;
+    address.split_once("://").map_or(&address[..], |(_, place)| place).parse().ok()
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -134,23 +143,24 @@ impl fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// A gateway that can reach the workers of `subset`, by host and port, or any.
+    /// A gateway that can reach the workers of `subset`, or any.
     #[must_use]
-    pub fn new(subset: Option<Vec<String>>) -> Self {
+    pub fn new(subset: Option<HashSet<SocketAddr>>) -> Self {
         Self(Arc::new(Mutex::new(Passing { subset, ..Passing::default() })))
     }
 
-    /// Whether the gateway can send to the worker at `address`, a URL.
-    #[must_use]
-    pub fn reaches(&self, address: &str) -> bool {
-        let place = address.split_once("://").map_or(address, |(_, place)| place);
-        locked(&self.0).subset.as_ref().is_none_or(|subset| subset.iter().any(|allowed| allowed == place))
+    /// Those of `workers` that the gateway does not send to; none where it sends to any. One whose address is a name is none that it has been told of.
+    pub fn beyond<'a>(&self, workers: impl Iterator<Item = &'a Arc<Worker>>) -> Vec<WorkerSlot> {
+        let passing = locked(&self.0);
+        let Some(subset) = &passing.subset else { return Vec::new() };
+        let is_beyond = |worker: &&Arc<Worker>| place(worker).is_none_or(|place| !subset.contains(&place));
+        workers.filter(is_beyond).map(|worker| worker.slot).collect()
     }
 
-    /// Whether it reaches any.
+    /// Whether it sends only to some.
     #[must_use]
-    pub fn reaches_all(&self) -> bool {
-        locked(&self.0).subset.is_none()
+    pub fn has_subset(&self) -> bool {
+        locked(&self.0).subset.is_some()
     }
 
     /// Whether it has been told where the request goes.
@@ -164,13 +174,25 @@ impl Gateway {
         locked(&self.0).others = others;
     }
 
-    /// Who has served the request in place of whoever was picked.
+    /// Who of `workers` has served the request in place of whoever was picked; told once. The next one to ask for the answer gets it.
     #[must_use]
-    pub fn went_on_to(&self) -> Option<WorkerSlot> {
-        let passing = locked(&self.0);
-        let served_by = passing.served_by.filter(|_| passing.answer.is_some())?;
-        let serves = |(_, other): &&(WorkerSlot, Handover)| other.to.contains(&served_by);
-        passing.others.iter().find(serves).map(|(slot, _)| *slot)
+    pub fn go_on(&self, workers: &[Arc<Worker>]) -> Option<Arc<Worker>> {
+        let mut passing = locked(&self.0);
+        let served_by = passing.served_by.filter(|_| passing.answer.is_some() && !passing.goes_on)?;
+        let offered = passing.others.iter().find(|(_, other)| other.to.contains(&served_by));
+        let is_it = |worker: &&Arc<Worker>| match offered {
+            Some((slot, _)) => worker.slot == *slot,
+            None => place(worker) == Some(served_by),
+        };
+        let worker = workers.iter().find(is_it)?;
+        passing.goes_on = true;
+        Some(Arc::clone(worker))
+    }
+
+    /// The answer of whoever has served, if nobody has taken it.
+    #[must_use]
+    pub fn take_answer(&self) -> Option<Response<UpstreamBody>> {
+        Some(locked(&self.0).answer.take()?.map(UpstreamBody::Gateway))
     }
 
     /// Has the gateway send a request as `handover` says, and waits for the head of the answer. If the gateway has gone on to another worker, this fails,
@@ -187,10 +209,9 @@ impl Gateway {
         {
             let mut passing = locked(&self.0);
             if std::mem::replace(&mut passing.has_gone, true) {
-                let is_its = passing.served_by == picked;
-                let answer = passing.answer.take_if(|_| is_its);
+                drop(passing);
                 let twice = TransportError::Gateway { what: "does not send a request twice" };
-                return answer.map(|answer| answer.map(UpstreamBody::Gateway)).ok_or(twice);
+                return self.take_answer().ok_or(twice);
             }
             passing.others.retain(|(_, other)| other.headers == handover.headers);
             handover.to.extend(passing.others.iter().flat_map(|(_, other)| &other.to));
@@ -198,12 +219,10 @@ impl Gateway {
         }
         request.sets_out();
         poll_fn(|_| if locked(&self.0).answer.is_some() { Poll::Ready(()) } else { Poll::Pending }).await;
-        if self.went_on_to().is_some() && locked(&self.0).served_by != picked {
+        if locked(&self.0).served_by.is_some_and(|served_by| Some(served_by) != picked) {
             return Err(TransportError::PassedOver);
         }
-        let answer = locked(&self.0).answer.take();
-        let nobodys = TransportError::Gateway { what: "has no answer" };
-        answer.map(|answer| answer.map(UpstreamBody::Gateway)).ok_or(nobodys)
+        self.take_answer().ok_or(TransportError::Gateway { what: "has no answer" })
     }
 
     /// What the gateway has not been told yet.

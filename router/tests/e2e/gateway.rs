@@ -473,7 +473,6 @@ async fn what_is_no_such_protocol_is_told_what_would_be() {
         (modes(2, 4), "request_body_mode: FULL_DUPLEX_STREAMED"),
         (modes(4, 0), "response_body_mode: FULL_DUPLEX_STREAMED"),
         (only(body), "before what should be before it"),
-        (only(Said::RequestHeaders(shown(&[], false))), "no path"),
         (wire::ProcessingRequest::default(), "not known here"),
     ] {
         let mut call = Call::open(&router).await;
@@ -484,11 +483,11 @@ async fn what_is_no_such_protocol_is_told_what_would_be() {
     let mut call = Call::open(&router).await;
     call.says.as_ref().unwrap().send(Bytes::from_static(b"\0\0\0\0\x02\xff\xff")).unwrap();
     assert_eq!(call.end().await.0, "3");
-    // An answer to what nobody has been asked.
+    // It has answered by itself, what it was not to be told.
     let mut call = Call::open(&router).await;
     call.begin("POST", COMPLETIONS, &[], false);
-    call.answer_head(&[(":status", "200")]);
-    assert_eq!(call.end().await.0, "3");
+    call.answer_head(&[(":status", "408")]);
+    assert_eq!(call.end().await.0, "0");
     let (status, message) = Call::at(&router, "/other.Service/Call").await.end().await;
     assert!(status == "12" && message.contains("ExternalProcessor/Process"), "{status} {message}");
     nothing_in_flight(&router).await;
@@ -594,4 +593,128 @@ async fn a_gateway_that_goes_on_to_another_worker_is_believed() {
     // Its prompt is known to be there, and not where it was to be.
     let (to, ..) = pass(&router, &prompt(&"Some words. ".repeat(1_000))).await;
     assert!(to.starts_with(second), "{to}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_while_a_request_waits_in_the_queue_is_read_when_it_has_a_place() {
+    let worker = MockWorker::answering(&["m"], vec![]).await;
+    let router = start(&[&workers(&[&worker]), "--max-in-flight=1", "--max-queue=5"]).await;
+    let mut first = Call::open(&router).await;
+    first.post(COMPLETIONS, &[], &prompt("a"));
+    first.sent_to().await;
+    let mut second = Call::open(&router).await;
+    second.post(COMPLETIONS, &[], &prompt("b"));
+    until("it waits", || async { router.metric("router_requests_queued").await == 1.0 }).await;
+    drop(first);
+    assert_eq!(second.sent_to().await.0, place(&worker));
+    assert_eq!(second.body_back().await, prompt("b").as_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pieces_that_come_at_once_pass_at_once_also_where_an_event_is_cut() {
+    let worker = MockWorker::answering(&["m"], vec![]).await;
+    let router = start(&[&workers(&[&worker])]).await;
+    let mut call = Call::open(&router).await;
+    call.post(COMPLETIONS, &[], &prompt("a"));
+    call.sent_to().await;
+    call.body_back().await;
+    call.answer_head(&[(":status", "200"), ("content-type", "text/event-stream")]);
+    let pieces = ["data: one\n\n", "data: tw", "o\n\n", ""];
+    let mut together = BytesMut::new();
+    for (at, piece) in pieces.iter().enumerate() {
+        let body = wire::HttpBody { body: Bytes::from_static(piece.as_bytes()), end_of_stream: at == 3 };
+        let said = wire::ProcessingRequest { request: Some(Said::ResponseBody(body)), ..Default::default() };
+        frame_into(&mut together, &said);
+    }
+    call.says.take().unwrap().send(together.freeze()).unwrap();
+    call.head_back().await;
+    assert_eq!(call.body_back().await, pieces.concat().as_bytes(), "though it has no more to say");
+    assert_eq!(call.end().await.0, "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_are_empty_end_as_they_began() {
+    let worker = MockWorker::answering(&["m"], vec![]).await;
+    let router = start(&[&workers(&[&worker])]).await;
+    let path = "/v1/embeddings";
+    // The end of the body in a message of its own, with and without a length.
+    for headers in [&[][..], &[("content-length", "0")]] {
+        let mut call = Call::open(&router).await;
+        call.begin("POST", path, headers, false);
+        call.body(b"", true);
+        call.sent_to().await;
+        assert_eq!(call.body_back().await, b"");
+    }
+    // As trailers.
+    let mut call = Call::open(&router).await;
+    call.begin("POST", path, &[], false);
+    call.say(Said::RequestTrailers(wire::HttpTrailers::default()));
+    call.sent_to().await;
+    assert!(matches!(call.told().await.unwrap().response, Some(Told::RequestBody(_))));
+    assert!(matches!(call.told().await.unwrap().response, Some(Told::RequestTrailers(_))));
+    drop(call);
+    // No body, and an answer without one.
+    let mut call = Call::open(&router).await;
+    call.begin("POST", path, &[], true);
+    call.sent_to().await;
+    call.say(Said::ResponseHeaders(shown(&[(":status", "204")], true)));
+    call.head_back().await;
+    assert_eq!(call.end().await.0, "0");
+    nothing_in_flight(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clients_odd_path_is_the_clients_fault() {
+    let worker = MockWorker::answering(&["m"], vec![]).await;
+    let router = start(&[&workers(&[&worker])]).await;
+    let mut call = Call::open(&router).await;
+    call.begin("POST", "/v1/\u{7f}", &[], false);
+    let (status, body) = call.answers().await;
+    assert!(status == 400 && body.contains("a path that is none"), "{status} {body}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_a_worker_that_cannot_be_picked_any_more_passes() {
+    let (one, two) = two().await;
+    let router = start(&[&workers(&[&one, &two]), "--gateway-fallbacks=1"]).await;
+    until("both are up", || async { router.metric("router_worker_up{worker=\"w1\"}").await == 1.0 }).await;
+    let elsewhere = "10.0.0.1:1".to_owned();
+    for goes_on_to_offered in [true, false] {
+        let mut call = Call::open(&router).await;
+        call.post(COMPLETIONS, &[], &prompt("a"));
+        let (to, ..) = call.sent_to().await;
+        let second = to.split_once(',').unwrap().1.to_owned();
+        call.body_back().await;
+        let id = if second == place(&one) { "w0" } else { "w1" };
+        if goes_on_to_offered {
+            router.admin("POST", &format!("/workers/{id}/drain"), "").await;
+        }
+        let served = if goes_on_to_offered { &second } else { &elsewhere };
+        call.answer_head_of(served, &[(":status", "200"), ("content-type", "application/json")]);
+        call.answer_body(ANSWER, true);
+        call.head_back().await;
+        assert_eq!(call.body_back().await, ANSWER.as_bytes());
+        assert_eq!(call.end().await.0, "0");
+        router.admin("POST", &format!("/workers/{id}/undrain"), "").await;
+    }
+    nothing_in_flight(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_in_which_nothing_is_said_has_an_end() {
+    let worker = MockWorker::answering(&["m"], vec![]).await;
+    let router = start(&[&workers(&[&worker]), "--client-timeout=50ms"]).await;
+    assert_eq!(Call::open(&router).await.end().await.0, "1");
+}
+
+#[test]
+fn what_gateways_cannot_send_to_is_refused_at_once() {
+    let errors = |arguments: &[&str]| {
+        let all: Vec<_> =
+            ["--gateway-listen=127.0.0.1:0"].iter().chain(arguments).map(|text| (*text).to_owned()).collect();
+        router::config::Cli::configure(&all, None).err().map(|errors| errors.0.concat()).unwrap_or_default()
+    };
+    assert!(errors(&["--workers=grpc://a:1"]).contains("gateways send to workers that speak HTTP"));
+    assert!(errors(&["--workers=a:1", "--gateway-fallbacks=1000"]).contains("at most 16"));
+    assert_eq!(errors(&["--workers=a:1"]), "");
 }
