@@ -123,7 +123,9 @@ pub async fn dispatch(
         request.underway = limits.first_byte.map(|_| Arc::default());
         let (asked, among) = ((&request, &reading), retries.among());
         let attempted = match &splitter {
-            Some(splitter) if splitter.splits(app, &view, (among, prefill_fails), now) => {
+            Some(splitter)
+                if served.is_none() && splitter.splits(app, &view, (among, prefill_fails), now) =>
+            {
                 Box::pin(splitter.attempt(app, (asked, &view), among, (limits, deadline), recorder)).await
             }
             _ => whole(app, (asked, &view), (among, now), (limits, deadline), recorder).await,
