@@ -19,7 +19,7 @@ use roundhouse_wire::gateway as wire;
 use roundhouse_wire::gateway::processing_request::Request as Said;
 use tokio::time::Sleep;
 
-use super::messages::{self, Direction};
+use super::messages::{self, Direction, Follows};
 use super::status::{self, Code};
 use crate::answers::respond;
 use crate::app::App;
@@ -165,7 +165,7 @@ where
         let wire::ProcessingRequest { request, metadata_context, attributes, protocol_config } = message;
         match (request, &self.stage) {
             (Some(Said::RequestHeaders(headers)), Stage::Silent) => {
-                check_modes(protocol_config, headers.end_of_stream)?;
+                check_modes(protocol_config, Follows::of(headers.end_of_stream))?;
                 self.begin(&headers, messages::subset(metadata_context.as_ref()));
             }
             (Some(Said::RequestBody(body)), Stage::Serving(_)) => {
@@ -186,7 +186,9 @@ where
                     self.answer.end();
                 }
                 let served_by = messages::served_by(metadata_context.as_ref(), &attributes);
-                self.gateway.answered(head.map(|()| self.answer.clone()), served_by);
+                let roster = self.app.fleet.roster();
+                let answer = head.map(|()| self.answer.clone());
+                self.gateway.answered(answer, served_by, roster.snapshot.workers());
             }
             (Some(Said::ResponseBody(body)), Stage::Serving(_) | Stage::Relaying(_)) => {
                 self.answer.push(body.body);
@@ -243,8 +245,8 @@ where
             },
             Stage::Relaying(body) => match Pin::new(&mut *body).poll_frame(cx) {
                 Poll::Ready(frame) => {
-                    let is_last = body.is_end_stream();
-                    self.relayed(frame, is_last)
+                    let follows = Follows::of(body.is_end_stream());
+                    self.relayed(frame, follows)
                 }
                 Poll::Pending => false,
             },
@@ -299,8 +301,8 @@ where
             && let Some(piece) = self.to_worker.pop_front()
         {
             let is_last = self.to_worker.is_empty();
-            let ends_with_it = is_last && !self.has_trailers.request;
-            self.say(&messages::piece(Direction::ToWorker, piece, ends_with_it));
+            let follows = Follows::of(is_last && !self.has_trailers.request);
+            self.say(&messages::piece(Direction::ToWorker, piece, follows));
             if is_last && self.has_trailers.request {
                 self.say(&messages::trailers(Direction::ToWorker));
             }
@@ -320,14 +322,15 @@ where
     }
 
     /// A piece of the answer has gone through the stages.
-    fn relayed(&mut self, frame: Option<Result<Frame<Bytes>, TransportError>>, is_last: bool) -> bool {
+    fn relayed(&mut self, frame: Option<Result<Frame<Bytes>, TransportError>>, follows: Follows) -> bool {
         match frame {
             Some(Ok(frame)) => {
+                let is_last = follows == Follows::Nothing;
                 let ends = is_last && !self.has_trailers.answer;
                 let mut pieces = cut(frame.into_data().unwrap_or_default()).peekable();
                 while let Some(piece) = pieces.next() {
-                    let ends_with_it = ends && pieces.peek().is_none();
-                    self.say(&messages::piece(Direction::ToClient, piece, ends_with_it));
+                    let follows = Follows::of(ends && pieces.peek().is_none());
+                    self.say(&messages::piece(Direction::ToClient, piece, follows));
                 }
                 if is_last {
                     self.is_relayed();
@@ -336,7 +339,7 @@ where
             Some(Err(error)) => self.end(Code::Unavailable, &error.to_string()),
             None => {
                 if !self.has_trailers.answer && !self.is_bodiless.answer {
-                    self.say(&messages::piece(Direction::ToClient, Bytes::new(), true));
+                    self.say(&messages::piece(Direction::ToClient, Bytes::new(), Follows::Nothing));
                 }
                 self.is_relayed();
             }
@@ -392,10 +395,10 @@ where
 }
 
 /// Only where the gateway gives bodies away, and takes back what is to go on, can requests wait here for their body and their turn.
-fn check_modes(config: Option<wire::ProtocolConfiguration>, is_bodiless: bool) -> Result<(), &'static str> {
+fn check_modes(config: Option<wire::ProtocolConfiguration>, follows: Follows) -> Result<(), &'static str> {
     let Some(config) = config else { return Ok(()) };
     let duplex = wire::BodySendMode::FullDuplexStreamed;
-    if config.request_body_mode() != duplex && !is_bodiless {
+    if config.request_body_mode() != duplex && follows == Follows::More {
         return Err("is to have request_body_mode: FULL_DUPLEX_STREAMED");
     }
     if config.response_body_mode() != duplex {

@@ -34,6 +34,20 @@ pub(super) enum Direction {
     ToClient,
 }
 
+/// What comes after a piece of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Follows {
+    More,
+    Nothing,
+}
+
+impl Follows {
+    /// As the protocol has it.
+    pub(super) fn of(end_of_stream: bool) -> Self {
+        if end_of_stream { Self::Nothing } else { Self::More }
+    }
+}
+
 /// The head of a client's request; `Err` says what is wrong with it.
 pub(super) fn request_head(headers: &wire::HttpHeaders) -> Result<Request<()>, &'static str> {
     let mut request = Request::new(());
@@ -188,8 +202,8 @@ pub(super) fn pass_head(before: &HeaderMap, after: &HeaderMap) -> wire::Processi
 }
 
 /// The next piece of a body.
-pub(super) fn piece(direction: Direction, body: Bytes, end_of_stream: bool) -> wire::ProcessingResponse {
-    let streamed = wire::StreamedBodyResponse { body, end_of_stream };
+pub(super) fn piece(direction: Direction, body: Bytes, follows: Follows) -> wire::ProcessingResponse {
+    let streamed = wire::StreamedBodyResponse { body, end_of_stream: follows == Follows::Nothing };
     let mutation = wire::BodyMutation { streamed_response: Some(streamed) };
     let common = wire::CommonResponse { body_mutation: Some(mutation), ..Default::default() };
     let body = wire::BodyResponse { response: Some(common) };

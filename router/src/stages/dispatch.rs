@@ -151,16 +151,9 @@ pub async fn dispatch(
         };
         prefill_fails |= failed.worker.spec.role == Role::Prefill;
         if let Some(gateway) = request.gateway.as_ref().filter(|gateway| gateway.has_gone()) {
-            let roster = app.fleet.roster();
-            served = gateway.go_on(roster.snapshot.workers());
-            let Some(worker) = &served else {
-                // An answer of nobody that is known here is passed on all the same.
-                match passed(gateway, Some(Arc::clone(&failed.worker))) {
-                    Some(begun) => break begun,
-                    None => break retries.give_up_after(failed)?,
-                }
-            };
-            retries.went_on(failed, worker.slot, &roster.snapshot);
+            served = gateway.go_on();
+            let Some(worker) = &served else { break retries.give_up_after(failed)? };
+            retries.went_on(failed, worker.slot, &app.fleet.roster().snapshot);
             // What is under way waits for nobody's turn.
             (view.may_wait_since, now) = (None, app.now());
             continue;
@@ -223,7 +216,7 @@ pub(super) async fn attempt(
     }
 }
 
-/// An answer that a gateway has of a worker that was not picked, and cannot be: it may have been told to drain meanwhile.
+/// The answer of a worker that a gateway went on to, and that cannot be picked: it may have been told to drain meanwhile.
 fn passed(gateway: &Gateway, served: Option<Arc<Worker>>) -> Option<Begun> {
     let (worker, response) = served.zip(gateway.take_answer())?;
     Some(Begun { worker, lease: None, prefill_worker: None, hit_tokens: 0, response, first: None })

@@ -118,11 +118,11 @@ struct Passing {
     handover: Option<Handover>,
     /// There is one handover for each request: a gateway does not ask again.
     has_gone: bool,
-    /// It has been asked for once more, as that of whoever has served.
-    goes_on: bool,
+    /// Where it was sent first.
+    picked: Option<SocketAddr>,
     answer: Option<Response<ShownBody>>,
-    /// Whose answer it is, if that has been told.
-    served_by: Option<SocketAddr>,
+    /// Whose answer it is, if not of whoever was picked.
+    went_on_to: Option<Arc<Worker>>,
 }
 
 /// Where a worker is, if that is no name.
@@ -174,19 +174,10 @@ impl Gateway {
         locked(&self.0).others = others;
     }
 
-    /// Who of `workers` has served the request in place of whoever was picked; told once. The next one to ask for the answer gets it.
+    /// Who has served the request in place of whoever was picked; told once. The next one to ask for the answer gets it.
     #[must_use]
-    pub fn go_on(&self, workers: &[Arc<Worker>]) -> Option<Arc<Worker>> {
-        let mut passing = locked(&self.0);
-        let served_by = passing.served_by.filter(|_| passing.answer.is_some() && !passing.goes_on)?;
-        let offered = passing.others.iter().find(|(_, other)| other.to.contains(&served_by));
-        let is_it = |worker: &&Arc<Worker>| match offered {
-            Some((slot, _)) => worker.slot == *slot,
-            None => place(worker) == Some(served_by),
-        };
-        let worker = workers.iter().find(is_it)?;
-        passing.goes_on = true;
-        Some(Arc::clone(worker))
+    pub fn go_on(&self) -> Option<Arc<Worker>> {
+        locked(&self.0).went_on_to.take()
     }
 
     /// The answer of whoever has served, if nobody has taken it.
@@ -205,7 +196,6 @@ impl Gateway {
         request: &WorkerRequest,
         mut handover: Handover,
     ) -> Result<Response<UpstreamBody>, TransportError> {
-        let picked = handover.to.first().copied();
         {
             let mut passing = locked(&self.0);
             if std::mem::replace(&mut passing.has_gone, true) {
@@ -213,13 +203,14 @@ impl Gateway {
                 let twice = TransportError::Gateway { what: "does not send a request twice" };
                 return self.take_answer().ok_or(twice);
             }
+            passing.picked = handover.to.first().copied();
             passing.others.retain(|(_, other)| other.headers == handover.headers);
             handover.to.extend(passing.others.iter().flat_map(|(_, other)| &other.to));
             passing.handover = Some(handover);
         }
         request.sets_out();
         poll_fn(|_| if locked(&self.0).answer.is_some() { Poll::Ready(()) } else { Poll::Pending }).await;
-        if locked(&self.0).served_by.is_some_and(|served_by| Some(served_by) != picked) {
+        if locked(&self.0).went_on_to.is_some() {
             return Err(TransportError::PassedOver);
         }
         self.take_answer().ok_or(TransportError::Gateway { what: "has no answer" })
@@ -231,9 +222,24 @@ impl Gateway {
         locked(&self.0).handover.take()
     }
 
-    /// A worker's answer has begun: that of `served_by`, if the gateway tells.
-    pub fn answered(&self, answer: Response<ShownBody>, served_by: Option<SocketAddr>) {
+    /// A worker's answer has begun: that of `served_by`, if the gateway tells. An address that none of `workers` has is the picked one's by another name: there may
+    /// be a tunnel on the way.
+    pub fn answered(
+        &self,
+        answer: Response<ShownBody>,
+        served_by: Option<SocketAddr>,
+        workers: &[Arc<Worker>],
+    ) {
         let mut passing = locked(&self.0);
-        (passing.answer, passing.served_by) = (Some(answer), served_by);
+        passing.answer = Some(answer);
+        let Some(elsewhere) = served_by.filter(|served_by| Some(*served_by) != passing.picked) else {
+            return;
+        };
+        let offered = passing.others.iter().find(|(_, other)| other.to.contains(&elsewhere));
+        let is_it = |worker: &&Arc<Worker>| match offered {
+            Some((slot, _)) => worker.slot == *slot,
+            None => place(worker) == Some(elsewhere),
+        };
+        passing.went_on_to = workers.iter().find(is_it).cloned();
     }
 }

@@ -45,6 +45,15 @@ impl Call {
         Self::at(router, PROCESS).await
     }
 
+    /// Of a request that has gone to its worker.
+    async fn sent(router: &Router) -> Self {
+        let mut call = Self::open(router).await;
+        call.post(COMPLETIONS, &[], &prompt("a"));
+        call.sent_to().await;
+        call.body_back().await;
+        call
+    }
+
     async fn at(router: &Router, path: &str) -> Self {
         let stream = TcpStream::connect(router.gateways.unwrap()).await.unwrap();
         let (mut client, connection) =
@@ -394,10 +403,7 @@ async fn keys_are_checked_here_and_workers_are_shown_theirs() {
 async fn a_worker_that_fails_at_a_gateway_is_one_that_fails() {
     let worker = MockWorker::answering(&["m"], vec![]).await;
     let router = start(&[&workers(&[&worker])]).await;
-    let mut call = Call::open(&router).await;
-    call.post(COMPLETIONS, &[], &prompt("a"));
-    call.sent_to().await;
-    call.body_back().await;
+    let mut call = Call::sent(&router).await;
     // What Envoy itself answers where it finds nobody.
     call.answer_head(&[(":status", "503"), ("content-type", "text/plain")]);
     call.answer_body("upstream connect error", true);
@@ -614,10 +620,7 @@ async fn what_comes_while_a_request_waits_in_the_queue_is_read_when_it_has_a_pla
 async fn pieces_that_come_at_once_pass_at_once_also_where_an_event_is_cut() {
     let worker = MockWorker::answering(&["m"], vec![]).await;
     let router = start(&[&workers(&[&worker])]).await;
-    let mut call = Call::open(&router).await;
-    call.post(COMPLETIONS, &[], &prompt("a"));
-    call.sent_to().await;
-    call.body_back().await;
+    let mut call = Call::sent(&router).await;
     call.answer_head(&[(":status", "200"), ("content-type", "text/event-stream")]);
     let pieces = ["data: one\n\n", "data: tw", "o\n\n", ""];
     let mut together = BytesMut::new();
@@ -692,12 +695,18 @@ async fn an_answer_of_a_worker_that_cannot_be_picked_any_more_passes() {
         let served = if goes_on_to_offered { &second } else { &elsewhere };
         call.answer_head_of(served, &[(":status", "200"), ("content-type", "application/json")]);
         call.answer_body(ANSWER, true);
-        call.head_back().await;
+        let head = call.head_back().await;
+        let is_the_pickeds = header(&head, "x-router-worker") != id;
+        assert_eq!(is_the_pickeds, !goes_on_to_offered);
         assert_eq!(call.body_back().await, ANSWER.as_bytes());
         assert_eq!(call.end().await.0, "0");
         router.admin("POST", &format!("/workers/{id}/undrain"), "").await;
     }
     nothing_in_flight(&router).await;
+    let failed = "router_worker_attempts_total{outcome=\"failed\"";
+    let metrics = router.admin("GET", "/metrics", "").await.text();
+    let failed = metrics.lines().filter(|line| line.starts_with(failed) && !line.ends_with(" 0"));
+    assert_eq!(failed.count(), 1, "nobody fails for an address that is nobody's");
 }
 
 #[tokio::test(flavor = "multi_thread")]
