@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use crate::metrics_text::{Sample, samples};
+
 /// Whose cache is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
@@ -22,18 +24,17 @@ pub fn of_metrics(text: &str, part: Part) -> Option<usize> {
     let mut parts: BTreeMap<Option<u32>, usize> = BTreeMap::new();
     // Ranks that tell blocks alone.
     let mut by_blocks_alone = BTreeSet::new();
-    for line in text.lines() {
-        let Some((name, rest)) = line.split_once('{') else { continue };
-        let Some((labels, value)) = rest.rsplit_once('}') else { continue };
-        let (rank, tokens) = if by_blocks.contains(&name) {
-            let tokens = label(labels, "kv_cache_size_tokens").and_then(count);
-            let engine = label(labels, "engine");
+    for sample in samples(text) {
+        let (rank, tokens) = if by_blocks.contains(&sample.name) {
+            let tokens = sample.label("kv_cache_size_tokens").and_then(|tokens| tokens.parse().ok());
+            let engine = sample.label("engine");
             if tokens.is_none() {
                 by_blocks_alone.insert(engine.and_then(|rank| rank.parse().ok()));
             }
-            (engine, tokens.or_else(|| of_blocks(labels)))
-        } else if name == "sglang:max_total_num_tokens" {
-            (label(labels, "dp_rank"), count(value))
+            (engine, tokens.or_else(|| of_blocks(&sample)))
+        } else if sample.name == "sglang:max_total_num_tokens" {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 10^15")]
+            (sample.label("dp_rank"), sample.number().map(|tokens| tokens as usize))
         } else {
             continue;
         };
@@ -65,29 +66,9 @@ pub fn of_server_info(body: &[u8], part: Part) -> Option<usize> {
     number("max_total_num_tokens")?.checked_mul(ranks).filter(|tokens| *tokens > 0)
 }
 
-fn of_blocks(labels: &str) -> Option<usize> {
-    let number = |name| label(labels, name)?.parse::<usize>().ok();
+fn of_blocks(sample: &Sample<'_>) -> Option<usize> {
+    let number = |name| sample.label(name)?.parse::<usize>().ok();
     number("num_gpu_blocks")?.checked_mul(number("block_size")?)
-}
-
-/// The value of a label; of these names and values none has quotes in it.
-fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
-    let mut rest = labels;
-    while let Some((key, after)) = rest.split_once("=\"") {
-        let (value, next) = after.split_once('"')?;
-        if key.trim_start_matches([',', ' ']) == name {
-            return Some(value);
-        }
-        rest = next;
-    }
-    None
-}
-
-/// A sample's value, and maybe its time.
-fn count(value: &str) -> Option<usize> {
-    let number: f64 = value.split_whitespace().next()?.parse().ok()?;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
-    (number.is_finite() && (0.0..1e15).contains(&number)).then_some(number as usize)
 }
 
 #[cfg(test)]

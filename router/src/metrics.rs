@@ -122,6 +122,7 @@ pub struct Metrics {
     worker_breaker: IntGaugeVec,
     worker_draining: IntGaugeVec,
     worker_cache_trust: IntGaugeVec,
+    worker_others: IntGaugeVec,
     tree_blocks: IntGauge,
     discovery_failures: IntCounterVec,
     discovery_workers: IntGaugeVec,
@@ -276,6 +277,11 @@ impl Default for Metrics {
                 "1 if an operator wants the worker to get no new requests.",
                 &["worker"],
             ),
+            worker_others: maker.gauges(
+                "router_worker_others_requests",
+                "Requests at a worker that are neither this router's nor of those that tell it, of late, as the worker says; absent if it does not.",
+                &["worker"],
+            ),
             worker_cache_trust: maker.gauges(
                 "router_worker_cache_trust",
                 "What the router's knowledge of the worker's cache rests on. 0: its own routes, 1: cache events that are being \
@@ -412,6 +418,7 @@ impl Metrics {
             &self.worker_breaker,
             &self.worker_draining,
             &self.worker_cache_trust,
+            &self.worker_others,
         ] {
             // Workers that have left are not shown any more.
             gauges.reset();
@@ -446,6 +453,9 @@ impl Metrics {
             self.worker_models_known.with_label_values(&id).set(i64::from(knows_models));
             self.worker_draining.with_label_values(&id).set(i64::from(worker.is_draining()));
             self.worker_cache_trust.with_label_values(&id).set(worker.reports.trust() as i64);
+            if let Some(report) = worker.reports.load(app.now()) {
+                self.worker_others.with_label_values(&id).set(report.others.requests.into());
+            }
             let breaker = match worker.health.breaker(app.now()) {
                 BreakerState::Closed => 0,
                 BreakerState::HalfOpen => 1,

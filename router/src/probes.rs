@@ -347,10 +347,7 @@ async fn engine_events(upstream: &Upstream) -> Option<Option<EngineEvents>> {
 async fn cache_size(upstream: &Upstream) -> Option<usize> {
     let rank = upstream.worker.spec.dp_rank;
     let part = rank.map_or(cache_size::Part::Whole, |rank| cache_size::Part::Rank(rank.number));
-    let ask = async |path| {
-        let (status, body) = get(&*upstream.transport, PathAndQuery::from_static(path)).await.ok()?;
-        status.is_success().then_some(body)
-    };
+    let ask = |path| ask(&*upstream.transport, PathAndQuery::from_static(path));
     if let Some(metrics) = ask("/metrics").await
         && let Some(tokens) = cache_size::of_metrics(&String::from_utf8_lossy(&metrics), part)
     {
@@ -363,6 +360,12 @@ async fn cache_size(upstream: &Upstream) -> Option<usize> {
         }
     }
     None
+}
+
+/// What is answered there; `None` if that is no success, or too long.
+pub(crate) async fn ask(transport: &dyn Transport, path: PathAndQuery) -> Option<Bytes> {
+    let (status, body) = get(transport, path).await.ok()?;
+    status.is_success().then_some(body)
 }
 
 fn entries_of(body: &[u8]) -> Option<Vec<Value>> {

@@ -15,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::admin::{self, Scope};
 use crate::app::App;
 use crate::config::Config;
+use crate::engine_load;
 use crate::file_limit;
 use crate::listener::acceptor::Acceptor;
 use crate::listener::connection::{Callers, Clients};
@@ -71,6 +72,9 @@ pub async fn serve(
     };
     if let Some(listener) = replicas {
         replicas::start(&app, &config, listener).map_err(anyhow::Error::msg)?;
+    }
+    if let Some(every) = settings.engine_load.limit() {
+        tokio::spawn(engine_load::run(Arc::clone(&app), every));
     }
     if let Some(listener) = admin {
         tokio::spawn(admin::serve(Arc::clone(&app), listener, Scope::Admin));

@@ -59,8 +59,8 @@ pub struct SimulateArgs {
     /// How fast KV comes to a worker, in GB/s
     #[arg(long, value_name = "GB/S", default_value_t = Apart::GB_PER_S)]
     pub kv_bandwidth: f64,
-    /// Who is compared: names, or all (the router's policies and the oracle). Besides: prefix_aware_reported, min_ttft, hash_two_blocks,
-    /// cache_aware_smallest_tree
+    /// Who is compared: names, or all (the router's policies and the oracle). Besides: prefix_aware_reported, prefix_aware_asking, min_ttft,
+    /// hash_two_blocks, cache_aware_smallest_tree
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all")]
     pub policies: Vec<String>,
     /// Speeds of the workers [default: even; with --grid the others too, on the traces]
@@ -78,6 +78,9 @@ pub struct SimulateArgs {
     /// Milliseconds between two reports of a worker's load, for every policy that goes by them [default: the policy's own]
     #[arg(long, value_name = "MS")]
     pub reports_every: Option<u64>,
+    /// Of the sessions, so many percent are of strangers, who give their requests to the first half of the workers, in turn; results leave them out
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=90))]
+    pub strangers: u8,
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -157,12 +160,14 @@ pub struct Routers {
     pub front: Front,
     /// Milliseconds between two reports of a worker's load; `None` for the policy's own.
     pub reports_every_ms: Option<u64>,
+    /// Of a hundred sessions, those of strangers, of which these routers know nothing.
+    pub strangers: u8,
 }
 
 impl Routers {
     /// One, and nothing in front of it.
     pub const ONE: Self =
-        Self { count: 1, told_after_ms: None, front: Front::Random, reports_every_ms: None };
+        Self { count: 1, told_after_ms: None, front: Front::Random, reports_every_ms: None, strangers: 0 };
 
     /// What they add to the name of a trace.
     #[must_use]
@@ -175,7 +180,10 @@ impl Routers {
         let told = self.told_after_ms.map_or(String::new(), |ms| format!("-told-after-{ms}-ms"));
         let routers =
             if self.count > 1 { format!("+{}-routers{told}{front}", self.count) } else { String::new() };
-        self.reports_every_ms.map(|ms| format!("{routers}+reports-{ms}-ms")).unwrap_or(routers)
+        let strangers =
+            if self.strangers > 0 { format!("+strangers-{}", self.strangers) } else { String::new() };
+        let reports = self.reports_every_ms.map_or(String::new(), |ms| format!("+reports-{ms}-ms"));
+        [routers, strangers, reports].concat()
     }
 }
 
@@ -281,6 +289,14 @@ impl SimulateArgs {
         }
         if self.replicas > MOST_REPLICAS {
             problems.push(format!("--replicas must be at most {MOST_REPLICAS}"));
+        }
+        if self.strangers > 0
+            && (self.told_after.is_some() || apart || self.fleet.contains(&FleetKind::Restarting))
+        {
+            problems.push(
+                "--strangers go with none of --told-after, --prefill-workers and --fleet restarting"
+                    .to_owned(),
+            );
         }
         if self.reports_every == Some(0) {
             problems.push("--reports-every must be at least 1".to_owned());

@@ -110,7 +110,23 @@ const SIMULATED_ONLY: &[Contender] = &[
         name: "prefix_aware_reported",
         family: Family::Ours,
         splits: Splits::WherePays,
-        make: || Some(Box::new(Reported)),
+        make: || {
+            // As Roundhouse's own workers do: their load every 100 ms, and what their caches hold at once.
+            let (source, every) = (IndexSource::ReportedAndInFlight, Duration::from_millis(100));
+            Some(Box::new(Reported { name: "prefix_aware_reported", source, every }))
+        },
+    },
+    Contender {
+        name: ASKING,
+        family: Family::Ours,
+        splits: Splits::WherePays,
+        make: || {
+            Some(Box::new(Reported {
+                name: ASKING,
+                source: IndexSource::Learned,
+                every: Duration::from_secs(1),
+            }))
+        },
     },
     Contender {
         name: "min_ttft",
@@ -202,13 +218,20 @@ impl Policy for Oracle {
     }
 }
 
-/// Ours, beside workers that tell their load every 100 ms, and what their caches hold at once, as Roundhouse's own do.
+/// Ours, beside engines that nobody here wrote, which are asked for counts of their requests.
+pub const ASKING: &str = "prefix_aware_asking";
+
+/// Ours, beside workers that say how they are.
 #[derive(Debug)]
-struct Reported;
+struct Reported {
+    name: &'static str,
+    source: IndexSource,
+    every: Duration,
+}
 
 impl Policy for Reported {
     fn name(&self) -> &'static str {
-        "prefix_aware_reported"
+        self.name
     }
 
     fn prompt_use(&self) -> PromptUse {
@@ -216,11 +239,7 @@ impl Policy for Reported {
     }
 
     fn index_use(&self) -> IndexUse {
-        IndexUse {
-            source: IndexSource::ReportedAndInFlight,
-            reports_every: Some(Duration::from_millis(100)),
-            ..IndexUse::default()
-        }
+        IndexUse { source: self.source, reports_every: Some(self.every), ..IndexUse::default() }
     }
 
     fn most_workers(&self) -> u32 {

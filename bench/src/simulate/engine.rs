@@ -77,6 +77,9 @@ pub trait Engine {
     /// What it would say of itself now.
     fn reported(&self) -> WorkerLoad;
 
+    /// Tokens that it had to compute of a prompt, on average.
+    fn mean_uncached_tokens(&self) -> f64;
+
     /// It has died: what it was asked for is lost, and its cache.
     fn restart(&mut self);
 

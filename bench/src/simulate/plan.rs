@@ -82,7 +82,7 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
     let prefill_workers = or_default(&args.prefill_workers, false, &[0], &[]);
     let (count, front) = (args.replicas, args.front);
     let (told_after_ms, reports_every_ms) = (args.told_after, args.reports_every);
-    let routers = Routers { count, told_after_ms, front, reports_every_ms };
+    let routers = Routers { count, told_after_ms, front, reports_every_ms, strangers: args.strangers };
     let mut cells = Vec::new();
     for Scene { seed, workload, fleets } in scenes {
         for (fleet, workers, blocks) in combinations(fleets, &sizes, &capacities) {

@@ -143,7 +143,10 @@ pub fn run<E: Engine>(setup: Setup<'_>, engines: Vec<E>, tick: &mut dyn FnMut())
     simulation.run(tick);
     let retractions =
         simulation.retractions + simulation.engines.iter().map(Engine::retractions).sum::<u64>();
-    Outcome { records: simulation.records, workers: simulation.engines.len(), retractions }
+    let own = setup.routers.count.max(1);
+    let records = simulation.records.into_iter().zip(simulation.replicas);
+    let records = records.filter(|(_, replica)| usize::from(*replica) < own).map(|(record, _)| record);
+    Outcome { records: records.collect(), workers: simulation.engines.len(), retractions }
 }
 
 impl<'a, E: Engine> Simulation<'a, E> {
@@ -160,6 +163,10 @@ impl<'a, E: Engine> Simulation<'a, E> {
             }
             router
         };
+        let mut all: Vec<_> = (0..places).map(router).collect();
+        if routers.strangers > 0 {
+            all.push(Router::of_strangers(engines.len(), blocks, seed));
+        }
         let mut followers = vec![None; count];
         for (number, request) in (0..).zip(&workload.requests) {
             if let Some(leader) = request.after {
@@ -168,14 +175,14 @@ impl<'a, E: Engine> Simulation<'a, E> {
         }
         Self {
             setup,
-            routers: (0..places).map(router).collect(),
+            routers: all,
             rng: SmallRng::seed_from_u64(seed),
             knowledge: Knowledge::new(contender, routers, engines.len(), blocks),
             events: BinaryHeap::new(),
             entered: 0,
             expected_ns: vec![None; engines.len()],
             placed: (0..count).map(|_| None).collect(),
-            heard: (0..replicas).map(|_| Heard::new()).collect(),
+            heard: (0..=replicas).map(|_| Heard::new()).collect(),
             called: Arc::default(),
             replicas: vec![0; count],
             records: vec![Record::default(); count],
@@ -233,7 +240,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             Event::Death(worker) => self.die(worker, now_ns),
             Event::Return(worker) => self.routers.iter().for_each(|router| router.comes_back(worker)),
             Event::Report => {
-                Knowledge::report(&self.engines, &self.routers, now_ns);
+                self.knowledge.report(&self.engines, &self.routers, now_ns);
                 let every = self.knowledge.reports_every().unwrap_or(Duration::MAX);
                 self.enter(now_ns.saturating_add(as_ns(every)), event);
             }
@@ -271,7 +278,14 @@ impl<'a, E: Engine> Simulation<'a, E> {
                 workload.ids(request).iter().take(FIRST).map(|id| chain.push_tokens(&[*id]).0).last()
             }
         };
-        match (self.routers.len(), known_by) {
+        if routers.strangers > 0 {
+            let known_by = request.session.unwrap_or_else(|| number.into());
+            let hash = ChainHasher::new(1).push_bytes(&known_by.to_le_bytes()).0;
+            if hash % 100 < routers.strangers.into() {
+                return routers.count;
+            }
+        }
+        match (routers.count, known_by) {
             (1, _) => 0,
             (count, Some(hash)) => usize::try_from(hash % count as u64).unwrap_or(0),
             (count, None) => self.rng.random_range(0..count),

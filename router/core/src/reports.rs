@@ -3,12 +3,12 @@
 //! Written by whoever follows the worker's streams, read with every pick, without a lock. Absence means that the worker says
 //! nothing, which is the main case. Next: the decider hands all of it to the policy as values.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use roundhouse_types::{RouterPlace, WorkerLoad};
 
-use crate::ledger::{LoadReading, Sent, averaged};
+use crate::ledger::{LoadReading, Sent, averaged as averaged_of_late};
 use crate::load_table::RowHandle;
 
 /// How far what the tree knows of a worker can be trusted.
@@ -40,9 +40,36 @@ impl CacheTrust {
     }
 }
 
+/// What an engine that nobody here wrote says of its load, when it is asked: counts, and nothing of its queue's tokens.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct EngineLoad {
+    /// Requests that take part in its steps.
+    pub running: usize,
+    /// Requests that wait in it.
+    pub waiting: usize,
+    /// KV that its requests hold, in tokens; 0 if that is not known.
+    pub kv_used_tokens: usize,
+    /// KV that none of them holds, in tokens; 0 if that is not known.
+    pub kv_free_tokens: usize,
+    /// What it had to compute of a prompt, on average of late, in tokens.
+    pub uncached_tokens: f64,
+}
+
+/// Where what is known of a worker's queue comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum QueueSource {
+    /// The worker told its tokens, several times a second: it knows better than the router's ledger where others send requests too.
+    #[default]
+    Told,
+    /// It was asked a while ago and told counts: the ledger knows the router's own requests better, and others' come to that.
+    Counted,
+}
+
 /// What a worker said of its load last. Small, since each pick makes one for each candidate.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LoadReport {
+    /// What its queue is known by.
+    pub queue: QueueSource,
     /// Requests that take part in its steps.
     pub running: u32,
     /// Requests that wait in it.
@@ -126,8 +153,24 @@ pub struct Reports {
     sent_us: AtomicU64,
     /// Rank and count of routers; 0 while it has not said.
     place: AtomicU64,
+    is_counted: AtomicBool,
+    /// Others' requests and those of them that wait, on average, where they are counted.
+    mean_requests_bits: AtomicU32,
+    mean_waiting_bits: AtomicU32,
     /// Nanoseconds on the clock of picks.
     at: AtomicU64,
+}
+
+/// Seconds, of the average of what an engine that is asked told: a share that was there for so long counts half.
+const COUNTED_S: f64 = 20.0;
+
+/// The average in `bits`, of which `share` is now `value`.
+#[expect(clippy::cast_possible_truncation, reason = "a count, to seven digits")]
+fn averaged(bits: &AtomicU32, value: f64, share: f64) -> f64 {
+    let before = f64::from(f32::from_bits(bits.load(Ordering::Relaxed)));
+    let after = before + share * (value - before);
+    bits.store((after as f32).to_bits(), Ordering::Relaxed);
+    after
 }
 
 fn pair(high: u32, low: u32) -> u64 {
@@ -182,7 +225,9 @@ impl Reports {
         let (waiting_uncached_tokens, uncached_tokens) = unpair(self.waiting_tokens.load(Ordering::Relaxed));
         let (others_requests, others_waiting) = unpair(self.others.load(Ordering::Relaxed));
         let age = now.saturating_sub(Duration::from_nanos(at));
+        let is_counted = self.is_counted.load(Ordering::Relaxed);
         Some(LoadReport {
+            queue: if is_counted { QueueSource::Counted } else { QueueSource::Told },
             running,
             waiting,
             waiting_uncached_tokens,
@@ -237,7 +282,45 @@ impl Reports {
             waiting_uncached_tokens: count(load.waiting_uncached_tokens),
             ..LoadReport::default()
         };
+        self.is_counted.store(false, Ordering::Relaxed);
         let others = OthersLoad::beside(own, sent, &report);
+        self.note(&report, others, now);
+        others
+    }
+
+    /// The engine has told what its load is `now`; of that, `own` is the router's. What others have there is taken as it was on average over the
+    /// last answers: between two of them it changes as much as all else does, and routers that follow the same old count all go the same way.
+    pub(crate) fn set_counts(&self, load: &EngineLoad, own: &LoadReading, now: Duration) {
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let (running, waiting) = (count(load.running), count(load.waiting));
+        self.requests.store(pair(running, waiting), Ordering::Relaxed);
+        self.kv.store(pair(count(load.kv_used_tokens), count(load.kv_free_tokens)), Ordering::Relaxed);
+        self.speeds.store(0, Ordering::Relaxed);
+        self.is_counted.store(true, Ordering::Relaxed);
+        let report = LoadReport { running, waiting, ..LoadReport::default() };
+        let others = OthersLoad::beside(own, Sent::default(), &report);
+        let share = self.newest_share(now);
+        let requests = averaged(&self.mean_requests_bits, f64::from(others.requests), share);
+        let waiting = averaged(&self.mean_waiting_bits, f64::from(others.waiting), share);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts and an estimate")]
+        let (requests, waiting, tokens) =
+            (requests.round() as u32, waiting.round() as u32, (waiting * load.uncached_tokens) as u32);
+        let waiting_uncached_tokens = own.prefill_tokens.saturating_add(tokens);
+        let others = OthersLoad { requests, waiting, uncached_tokens: tokens, ..others };
+        self.note(&LoadReport { waiting_uncached_tokens, ..report }, others, now);
+    }
+
+    /// How much of the average of what an engine told is what it tells `now`.
+    fn newest_share(&self, now: Duration) -> f64 {
+        if self.row.tells_load.load(Ordering::Relaxed) == 0 {
+            return 1.0;
+        }
+        let at = Duration::from_nanos(self.at.load(Ordering::Relaxed));
+        let passed_s = now.saturating_sub(at).as_secs_f64();
+        passed_s / (passed_s + COUNTED_S)
+    }
+
+    fn note(&self, report: &LoadReport, others: OthersLoad, now: Duration) {
         self.note_usual_others(now);
         self.waiting_tokens
             .store(pair(report.waiting_uncached_tokens, others.uncached_tokens), Ordering::Relaxed);
@@ -246,7 +329,6 @@ impl Reports {
         let at = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         self.at.store(at, Ordering::Relaxed);
         self.row.tells_load.store(1, Ordering::Relaxed);
-        others
     }
 
     /// Takes what others have had there since the report before into the average.
@@ -255,7 +337,8 @@ impl Reports {
         let at = Duration::from_nanos(self.at.load(Ordering::Relaxed));
         let before = f64::from(f32::from_bits(self.usual_others_bits.load(Ordering::Relaxed)));
         #[expect(clippy::cast_possible_truncation, reason = "a count, to seven digits")]
-        let usual = averaged(before, f64::from(requests), now.saturating_sub(at).as_secs_f64()) as f32;
+        let usual =
+            averaged_of_late(before, f64::from(requests), now.saturating_sub(at).as_secs_f64()) as f32;
         self.usual_others_bits.store(usual.to_bits(), Ordering::Relaxed);
     }
 
@@ -302,6 +385,7 @@ mod tests {
         reports.set_place(RouterPlace { rank: 1, count: 3 });
         let read = reports.load(Duration::from_millis(1_250)).unwrap();
         let expected = LoadReport {
+            queue: QueueSource::Told,
             running: 1,
             waiting: 2,
             waiting_uncached_tokens: u32::MAX,
@@ -321,6 +405,40 @@ mod tests {
         assert!((usual - 1.0).abs() < 1e-6, "two of others for a minute, and none before: {usual}");
         reports.forget_load();
         assert_eq!(reports.load(Duration::from_secs(62)), None);
+    }
+
+    #[test]
+    fn counts_of_engines_are_averaged_and_what_is_the_routers_is_left_out() {
+        let reports = Reports::default();
+        let load = |running, waiting| EngineLoad {
+            running,
+            waiting,
+            kv_used_tokens: 60,
+            kv_free_tokens: 40,
+            uncached_tokens: 100.0,
+        };
+        let own = LoadReading { requests: 3, prefilling: 1, prefill_tokens: 7, ..LoadReading::default() };
+        let at = |seconds| Duration::from_secs(seconds);
+        // The first count is all that is known.
+        reports.set_counts(&load(8, 3), &own, at(100));
+        let read = reports.load(at(101)).unwrap();
+        let others = OthersLoad { requests: 8, waiting: 2, uncached_tokens: 200, sent_us: 0 };
+        assert_eq!((read.queue, read.others, read.age_ms), (QueueSource::Counted, others, 1_000));
+        assert_eq!(
+            (read.running, read.waiting, read.waiting_uncached_tokens, read.kv_usage()),
+            (8, 3, 207, 0.6)
+        );
+        // Twenty seconds without others: half of them are left.
+        reports.set_counts(&load(2, 0), &own, at(120));
+        let read = reports.load(at(120)).unwrap();
+        assert_eq!((read.others.requests, read.others.waiting, read.others.uncached_tokens), (4, 1, 100));
+        // What it said before it was gone is not what it would say.
+        reports.forget_load();
+        reports.set_counts(&load(3, 0), &own, at(125));
+        assert_eq!(reports.load(at(125)).unwrap().others, OthersLoad::default());
+        // A worker that tells by itself is believed.
+        reports.set_load(&WorkerLoad::default(), (&own, Sent::default()), at(126));
+        assert_eq!(reports.load(at(126)).unwrap().queue, QueueSource::Told);
     }
 
     #[test]

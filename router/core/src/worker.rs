@@ -9,10 +9,10 @@ use roundhouse_types::WorkerLoad as ReportedWorkerLoad;
 
 use crate::dp_rank::DpRank;
 use crate::health::Health;
-use crate::ledger::WorkerLoad;
+use crate::ledger::{LoadReading, WorkerLoad};
 use crate::load_table::RowHandle;
 use crate::models::{ModelNames, PoolNumber};
-use crate::reports::Reports;
+use crate::reports::{EngineLoad, Reports};
 use crate::retry_budget::Rescue;
 
 /// The name of a worker, as operators and clients see it. Cheap to clone.
@@ -215,6 +215,26 @@ impl Worker {
         if others.requests > 0 && others.uncached_tokens > 0 {
             self.load.is_shared(now);
         }
+    }
+
+    /// What of this router's requests has been sent there, and not only waits in line for it: what an engine knows of.
+    #[must_use]
+    pub fn sent_there(&self) -> LoadReading {
+        self.load.read_sent()
+    }
+
+    /// An engine that nobody here wrote says what its load is `now`, by the clock of picks. What this router had there when it was asked was `before`:
+    /// of requests that began or ended meanwhile nobody knows whether it counted them, so that they count as this router's.
+    pub fn hear_counts(&self, load: &EngineLoad, before: &LoadReading, now: Duration) {
+        self.load.lapse(now);
+        let own = self.load.read_sent();
+        let own = LoadReading {
+            requests: own.requests.max(before.requests),
+            prefilling: own.prefilling.max(before.prefilling),
+            ..own
+        };
+        // Intervals between first tokens teach speeds all the same: where others are at an engine all the time there would be none left.
+        self.reports.set_counts(load, &own, now);
     }
 
     /// Its name.

@@ -68,6 +68,11 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
             "prefill_tokens_per_second": report.prefill_tokens_per_second,
             "decode_tokens_per_second": report.decode_tokens_per_second,
             "age_ms": report.age_ms,
+            "others": {
+                "requests": report.others.requests,
+                "waiting": report.others.waiting,
+                "uncached_tokens": report.others.uncached_tokens,
+            },
             "router_rank": report.place.rank,
             "routers": report.place.count,
         })),

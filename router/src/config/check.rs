@@ -14,6 +14,9 @@ use crate::discovery::kubernetes::api::ApiAddress;
 /// A worker that is down is asked at least this often.
 const LONGEST_PROBE_INTERVAL_DOWN: Duration = Duration::from_millis(500);
 
+/// An answer takes an engine some milliseconds.
+const SHORTEST_ENGINE_LOAD: Duration = Duration::from_millis(100);
+
 /// Workers that a gateway is told of beside the one that is picked: more than that do not fail at once.
 const MOST_FALLBACKS: usize = 16;
 
@@ -143,6 +146,9 @@ impl Settings {
         if self.probe_interval_down > LONGEST_PROBE_INTERVAL_DOWN {
             let (given, most) = (self.probe_interval_down, LONGEST_PROBE_INTERVAL_DOWN);
             errors.push(format!("probe-interval-down: {given:?} is more than {most:?}"));
+        }
+        if self.engine_load.limit().is_some_and(|every| every < SHORTEST_ENGINE_LOAD) {
+            errors.push(format!("engine-load: at least {SHORTEST_ENGINE_LOAD:?}, or off"));
         }
         let path = &self.probe_path;
         if !path.starts_with('/') || path.parse::<http::uri::PathAndQuery>().is_err() {

@@ -274,6 +274,11 @@ pub struct Settings {
     #[arg(long, default_value = "on", value_name = "on|off")]
     pub engine_events: Switch,
 
+    /// How often to ask engines for their /metrics (vLLM's and SGLang's), which say how many requests they have that did not come through this router: at
+    /// least 100ms, or off. One that is slow to answer is asked more rarely, and of a hundred or more each is
+    #[arg(long, default_value = "5s", value_parser = parse_time_limit, value_name = "TIME|off")]
+    pub engine_load: TimeLimit,
+
     /// Write what passes to this file as a trace for `bench simulate`: times, lengths and which blocks prompts share, no text; an older file
     /// is kept as FILE.old. Off unless given, since hashing all of every prompt costs the policies that read less of it
     #[arg(long, value_name = "FILE")]

@@ -396,6 +396,15 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
             "vllm:cache_config_info{block_size=\"16\",engine=\"0\",kv_cache_size_tokens=\"8000\",num_gpu_blocks=\"1100\"} 1.0\n\
              vllm:cache_config_info{block_size=\"16\",engine=\"1\",kv_cache_size_tokens=\"9600\",num_gpu_blocks=\"1100\"} 1.0\n"
         }
+        "/metrics" if models.contains(&"has-others") => {
+            "vllm:num_requests_running{engine=\"0\"} 30.0\nvllm:num_requests_waiting{engine=\"0\"} 6.0\n\
+             vllm:prompt_tokens_total{engine=\"0\"} 5000.0\nvllm:prefix_cache_hits_total{engine=\"0\"} 1000.0\n\
+             vllm:time_to_first_token_seconds_count{engine=\"0\"} 4.0\n"
+        }
+        "/metrics" if models.contains(&"has-others-at-one") => {
+            "vllm:num_requests_running{engine=\"0\"} 0.0\nvllm:num_requests_waiting{engine=\"0\"} 0.0\n\
+             vllm:num_requests_running{engine=\"1\"} 20.0\nvllm:num_requests_waiting{engine=\"1\"} 1.0\n"
+        }
         "/server_info" if models.contains(&"tells-tokens") => {
             r#"{"max_total_num_tokens": 9000, "dp_size": 1}"#
         }

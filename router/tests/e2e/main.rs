@@ -7,6 +7,7 @@ mod canary;
 mod disaggregated;
 mod discovery;
 mod engine_events;
+mod engine_load;
 mod fault_processes;
 mod fault_suite;
 mod faults;

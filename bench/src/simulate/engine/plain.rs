@@ -134,6 +134,10 @@ impl Engine for PlainEngine {
         }
     }
 
+    fn mean_uncached_tokens(&self) -> f64 {
+        0.0
+    }
+
     fn restart(&mut self) {
         let blocks = self.pool.total_blocks();
         *self = Self::new(1.0 / self.prefill_token_s, blocks);

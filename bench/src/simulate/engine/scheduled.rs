@@ -91,6 +91,8 @@ pub struct ScheduledEngine {
     fetch_token_s: f64,
     /// When what comes from other engines has come.
     fetched_ns: u64,
+    /// Tokens that it had to compute, and prompts.
+    asked_of: (usize, usize),
     drawn: Vec<NextToken>,
 }
 
@@ -155,6 +157,7 @@ impl ScheduledEngine {
             sequences: Vec::new(),
             fetch_token_s: preset.kv_token_bytes as f64 / kv_bytes_per_s,
             fetched_ns: 0,
+            asked_of: (0, 0),
             drawn: Vec::new(),
         }
     }
@@ -305,6 +308,7 @@ impl Engine for ScheduledEngine {
             (uncached_tokens, wait) = (1, self.fetched_ns - now_ns + nanoseconds(FETCH_S));
         }
         let asked = Asked { number, part, uncached_tokens };
+        self.asked_of = (self.asked_of.0 + uncached_tokens, self.asked_of.1 + 1);
         self.interrupt(now_ns + wait);
         if wait > 0 {
             let due_ns = now_ns + wait;
@@ -393,7 +397,13 @@ impl Engine for ScheduledEngine {
         }
     }
 
+    fn mean_uncached_tokens(&self) -> f64 {
+        let (tokens, prompts) = self.asked_of;
+        tokens as f64 / prompts.max(1) as f64
+    }
+
     fn restart(&mut self) {
+        self.asked_of = (0, 0);
         self.scheduler = Scheduler::new(self.capacity, self.limits, HASH_SEED);
         self.work = None;
         self.run_ends_ns.clear();

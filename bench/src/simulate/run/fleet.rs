@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use roundhouse_types::RouterPlace;
-use router_core::policy::IndexBound;
+use router_core::policy::{IndexBound, by_name};
 use router_core::prefix::tree::TreeLimits;
 use router_core::{Decider, Fleet, FleetSnapshot, Policy, Role, WorkerId, WorkerSpec};
 
@@ -45,6 +45,16 @@ impl Router {
         }
         let decider = Decider::new(policy, limits, seed).with_decode_weight(apart.decode_weight);
         Self { decider, fleet }
+    }
+
+    /// What strangers use: the first half of the workers in turn.
+    pub(super) fn of_strangers(workers: usize, blocks: usize, seed: u64) -> Self {
+        let in_turn = by_name("round_robin").expect("the router has it");
+        let router = Self::new(in_turn, (workers, Apart::NOBODY), blocks, seed);
+        for worker in &router.fleet.workers()[workers.div_ceil(2)..] {
+            worker.mark_down();
+        }
+        router
     }
 
     /// Others tell this one what they do. What they tell says nothing of the size of a worker's cache, which is known beforehand.

@@ -3,15 +3,15 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use roundhouse_types::{BlockHash, RouterPlace};
-use router_core::RequestView;
+use roundhouse_types::{BlockHash, RouterPlace, WorkerLoad};
 use router_core::policy::{Candidate, IndexSource, IndexUse};
 use router_core::speed::PrefillSpeed;
+use router_core::{EngineLoad, RequestView};
 
 use super::fleet::Router;
 use super::{BLOCK_TOKENS, Contender, Engine, Workload};
 use crate::simulate::args::Routers;
-use crate::simulate::contender::Family;
+use crate::simulate::contender::{ASKING, Family};
 use crate::simulate::engine::Foreseen;
 
 /// Entries that are too old go this many times in their lifetime.
@@ -22,6 +22,8 @@ pub(super) struct Knowledge {
     index_use: IndexUse,
     knows_future: bool,
     is_ours: bool,
+    /// Whether workers are asked for counts, as engines that nobody here wrote are, and tell no load of themselves.
+    is_asking: bool,
     kv_capacity_tokens: usize,
     /// Blocks that each worker's cache holds of the request at hand.
     cached: Vec<usize>,
@@ -52,7 +54,8 @@ impl Knowledge {
             foreseen: vec![None; workers],
             knows_future,
             is_ours,
-            in_flight: vec![vec![HashMap::new(); workers]; routers.count.max(1)],
+            is_asking: contender.name == ASKING,
+            in_flight: vec![vec![HashMap::new(); workers]; routers.count.max(1) + 1],
             clocks: VecDeque::new(),
             cache_path: Vec::new(),
             prompted: HashSet::new(),
@@ -72,14 +75,18 @@ impl Knowledge {
     }
 
     /// Workers say how they are.
-    pub(super) fn report<E: Engine>(engines: &[E], routers: &[Router], now_ns: u64) {
+    pub(super) fn report<E: Engine>(&self, engines: &[E], routers: &[Router], now_ns: u64) {
         let count = u32::try_from(routers.len()).unwrap_or(u32::MAX);
         for (slot, engine) in engines.iter().enumerate() {
             let load = engine.reported();
             for (rank, router) in (0..count).zip(routers) {
-                let worker = &router.fleet.workers()[slot];
-                worker.reports.set_place(RouterPlace { rank, count });
-                worker.hear_load(&load, Duration::from_nanos(now_ns));
+                let (worker, now) = (&router.fleet.workers()[slot], Duration::from_nanos(now_ns));
+                if self.is_asking {
+                    worker.hear_counts(&counts(&load, engine), &worker.sent_there(), now);
+                } else {
+                    worker.reports.set_place(RouterPlace { rank, count });
+                    worker.hear_load(&load, now);
+                }
             }
         }
     }
@@ -196,5 +203,16 @@ impl Knowledge {
                 }
             }
         }
+    }
+}
+
+/// What an engine's metrics would say.
+fn counts<E: Engine>(load: &WorkerLoad, engine: &E) -> EngineLoad {
+    EngineLoad {
+        running: load.running_requests,
+        waiting: load.waiting_requests,
+        kv_used_tokens: load.kv_used_tokens,
+        kv_free_tokens: load.kv_free_tokens,
+        uncached_tokens: engine.mean_uncached_tokens(),
     }
 }

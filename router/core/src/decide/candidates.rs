@@ -16,7 +16,7 @@ use crate::policy::{Candidate, Choice};
 use crate::pools::{Part, Pools};
 use crate::prefix::PrefixHits;
 use crate::prefix::recomputed::Capacity;
-use crate::reports::LoadReport;
+use crate::reports::{LoadReport, QueueSource};
 use crate::request::{Leg, RequestView};
 use crate::speed::{Prefill, PrefillSpeed, QueueReading, lapses_s};
 use crate::sync::atomic::Ordering;
@@ -413,7 +413,9 @@ impl Candidates {
         if self.reports.is_empty() {
             return None;
         }
-        let busy = self.reports.iter().flatten().filter(|report| report.running + report.waiting > 0);
+        // Who is asked only says how much others have there, and these may not be routers.
+        let told = self.reports.iter().flatten().filter(|report| report.queue == QueueSource::Told);
+        let busy = told.filter(|report| report.running + report.waiting > 0);
         Some(Duration::from_millis(busy.map(|report| report.age_ms).max().unwrap_or(0).into()))
     }
 }

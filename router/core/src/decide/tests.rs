@@ -14,7 +14,7 @@ use crate::fleet::Fleet;
 use crate::ledger::LoadReading;
 use crate::policy::{Choice, by_name};
 use crate::prefix::{PromptBlocks, PromptHasher};
-use crate::reports::LoadReport;
+use crate::reports::{EngineLoad, LoadReport};
 use crate::request::Answer;
 use crate::worker::{WorkerId, WorkerSpec};
 
@@ -513,6 +513,43 @@ fn what_others_have_to_compute_at_a_worker_counts_and_what_is_ours_counts_once()
     assert!((after.candidates[busy].2 - before.candidates[busy].2).abs() < 1e-9, "nothing new was said");
     fleet.workers()[free].hear_load(&told(6, 60_000), NOW);
     assert_eq!(next().picked, busy);
+}
+
+#[test]
+fn what_engines_count_of_others_adds_to_what_is_ours_and_what_is_ours_counts_once() {
+    let (fleet, decider) = (fleet(2), decider("prefix_aware"));
+    let prompt = hashed(&"of a book that nobody has read ".repeat(400));
+    let ours = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+    let (busy, free) = (ours.worker.slot.index(), 1 - ours.worker.slot.index());
+    let other = hashed(&"of another one ".repeat(800));
+    let next = || decider.explain(&fleet, &view(&other), NOW).unwrap();
+    let before = next();
+    assert_eq!(before.picked, free);
+    let count = |worker: usize, running, waiting| {
+        let load = EngineLoad { running, waiting, uncached_tokens: 5_000.0, ..EngineLoad::default() };
+        let worker = &fleet.workers()[worker];
+        worker.hear_counts(&load, &worker.sent_there(), NOW);
+    };
+    // It counts the one request that this router has there, whatever it calls it, and of one that has just ended it may count another.
+    for (running, waiting) in [(0, 1), (1, 0), (0, 0)] {
+        count(busy, running, waiting);
+        assert!((next().candidates[busy].2 - before.candidates[busy].2).abs() < 1e-9, "nothing new was said");
+    }
+    let worker = &fleet.workers()[busy];
+    let one_more = LoadReading { requests: 2, prefilling: 2, ..worker.sent_there() };
+    worker.hear_counts(
+        &EngineLoad { waiting: 2, uncached_tokens: 5_000.0, ..EngineLoad::default() },
+        &one_more,
+        NOW,
+    );
+    assert!((next().candidates[busy].2 - before.candidates[busy].2).abs() < 1e-9, "it ended meanwhile");
+    count(free, 0, 8);
+    let after = next();
+    assert_eq!(after.picked, busy);
+    assert!(
+        after.candidates[free].2 > 8.0 * before.candidates[free].2,
+        "each of the eight waits for its own"
+    );
 }
 
 #[test]

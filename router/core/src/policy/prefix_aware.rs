@@ -33,7 +33,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Candidate, Choice, Policy, precedence};
 use crate::ledger::Sent;
-use crate::reports::LoadReport;
+use crate::reports::{LoadReport, QueueSource};
 use crate::request::{PromptUse, RequestView};
 
 /// A second that others wait against a second of its own.
@@ -116,10 +116,10 @@ impl Work {
         };
         let Some(report) = report else { return own };
         Self {
-            queued_s: if report.others.requests > 0 {
-                queued_by_report_s(report, token_s) + candidate.line_s
-            } else {
-                own.queued_s
+            queued_s: match report.queue {
+                _ if report.others.requests == 0 => own.queued_s,
+                QueueSource::Told => queued_by_report_s(report, token_s) + candidate.line_s,
+                QueueSource::Counted => own.queued_s + f64::from(report.others.uncached_tokens) * token_s,
             },
             waiting: own.waiting + f64::from(report.others.waiting),
             running: own.running + f64::from(report.others.requests),
@@ -153,6 +153,8 @@ struct Sums {
     own: f64,
     /// Those of others.
     others: f64,
+    /// Of these, those at workers that tell their load all the time: other routers' like this one.
+    other_routers: f64,
 }
 
 impl Sums {
@@ -165,18 +167,30 @@ impl Sums {
                 context_tokens: choice.context_tokens as f64,
                 own: 0.0,
                 others: 0.0,
+                other_routers: 0.0,
             };
         }
-        let none = Self { running: 0.0, waiting: 0.0, busy: 0.0, context_tokens: 0.0, own: 0.0, others: 0.0 };
-        choice.candidates.iter().zip(works(choice)).fold(none, |sums, (candidate, work)| {
+        let none = Self {
+            running: 0.0,
+            waiting: 0.0,
+            busy: 0.0,
+            context_tokens: 0.0,
+            own: 0.0,
+            others: 0.0,
+            other_routers: 0.0,
+        };
+        choice.candidates.iter().enumerate().zip(works(choice)).fold(none, |sums, ((at, candidate), work)| {
             let own = f64::from(candidate.load.requests) + f64::from(candidate.usual_requests);
+            let others = work.running + work.usual - own;
+            let tells = choice.report(at).is_some_and(|report| report.queue == QueueSource::Told);
             Self {
                 running: sums.running + work.running,
                 waiting: sums.waiting + work.waiting,
                 busy: sums.busy + f64::from(u8::from(work.waiting > 0.0)),
                 context_tokens: sums.context_tokens + work.context_tokens,
                 own: sums.own + own,
-                others: sums.others + work.running + work.usual - own,
+                others: sums.others + others,
+                other_routers: sums.other_routers + if tells { others } else { 0.0 },
             }
         })
     }
@@ -225,17 +239,17 @@ struct Fleet {
 
 impl Fleet {
     fn of(request: &RequestView<'_>, choice: &Choice<'_>, worth: Worth) -> Self {
-        let Sums { running, waiting, busy, context_tokens, own, others } = Sums::of(choice);
-        // What other routers send is seen in what runs. This request is one of this router's, if it has no other.
-        let routers = 1.0 + others / own.max(1.0);
-        let arrivals_per_s = choice.arrivals_per_s * choice.share * routers;
+        let Sums { running, waiting, busy, context_tokens, own, others, other_routers } = Sums::of(choice);
+        // What others send is seen in what runs. This request is one of this router's, if it has no other.
+        let own = own.max(1.0);
+        let arrivals_per_s = choice.arrivals_per_s * choice.share * (1.0 + others / own);
         let count = choice.candidates.len() as f64;
         let crowd = if worth.crowd { 1.0 + waiting / count } else { 1.0 };
         Self {
             worth,
             waiting_per_s: busy / count * arrivals_per_s / count * crowd,
             stay_s: if arrivals_per_s > 0.0 { running / arrivals_per_s } else { 0.0 },
-            routers,
+            routers: 1.0 + other_routers / own,
             share: choice.share,
             token_s: choice.speed.token_s,
             fixed_s: choice.speed.fixed_s,

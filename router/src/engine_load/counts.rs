@@ -1,0 +1,180 @@
+//! What an engine's metrics say of its load: vLLM's names, SGLang's, and our own worker's, which are vLLM's.
+
+use std::collections::BTreeMap;
+
+use crate::metrics_text::samples;
+
+/// Of one data-parallel rank of an engine, or of an engine without ranks.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Counts {
+    /// Requests that take part in its steps.
+    pub(super) running: f64,
+    /// Requests that wait in it.
+    pub(super) waiting: f64,
+    /// The share of its KV cache that requests hold, from 0 to 1.
+    pub(super) kv_usage: f64,
+}
+
+/// What is counted up, over all ranks of an engine.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Totals {
+    /// Prompts that have their first token.
+    pub(super) prompts: f64,
+    /// Their tokens.
+    pub(super) prompt_tokens: f64,
+    /// Those of them that were cached.
+    pub(super) cached_tokens: f64,
+}
+
+impl Totals {
+    /// Tokens that were computed of a prompt on average, since it said `before`; `None` where there were no prompts.
+    #[must_use]
+    pub(super) fn mean_uncached(&self, before: &Self) -> Option<f64> {
+        let prompts = self.prompts - before.prompts;
+        let tokens = self.prompt_tokens - before.prompt_tokens;
+        let cached = self.cached_tokens - before.cached_tokens;
+        // An engine that was started anew has less than before.
+        (prompts >= 1.0).then(|| (tokens - cached).max(0.0) / prompts)
+    }
+}
+
+/// All that an engine's metrics say of its load.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Told {
+    ranks: Vec<Counts>,
+    /// Counted up.
+    pub(super) totals: Totals,
+}
+
+impl Told {
+    /// `None` if `text` says nothing of requests that run.
+    #[must_use]
+    pub(super) fn read(text: &str) -> Option<Self> {
+        let mut ranks: BTreeMap<Option<u32>, Counts> = BTreeMap::new();
+        let (mut totals, mut is_told) = (Totals::default(), false);
+        for sample in samples(text) {
+            let Some((engine, what)) = sample.name.split_once(':') else { continue };
+            let rank_label = match engine {
+                "vllm" | "worker" => "engine",
+                "sglang" => "dp_rank",
+                _ => continue,
+            };
+            let Some(value) = sample.number() else { continue };
+            // Ranks of one engine that hold parts of the same sequences all count these.
+            let most = |known: &mut f64| *known = value.max(*known);
+            match what {
+                "num_requests_running" | "num_running_reqs" => {
+                    is_told = true;
+                    most(&mut rank(&mut ranks, sample.label(rank_label)).running);
+                }
+                "num_requests_waiting" | "num_queue_reqs" => {
+                    most(&mut rank(&mut ranks, sample.label(rank_label)).waiting);
+                }
+                "kv_cache_usage_perc" | "gpu_cache_usage_perc" | "token_usage" => {
+                    most(&mut rank(&mut ranks, sample.label(rank_label)).kv_usage);
+                }
+                "time_to_first_token_seconds_count" => totals.prompts += value,
+                "prompt_tokens_total" => totals.prompt_tokens += value,
+                "prefix_cache_hits_total" | "gpu_prefix_cache_hits_total" | "cached_tokens_total" => {
+                    totals.cached_tokens += value;
+                }
+                _ => {}
+            }
+        }
+        is_told.then(|| Self { ranks: ranks.into_values().collect(), totals })
+    }
+
+    /// Of all ranks together, or of the one with that place in their order: engines that have only some of all ranks count those from 0 in requests,
+    /// and from somewhere else in metrics. An engine that tells of one alone says what each has, if it is asked for one.
+    #[must_use]
+    pub(super) fn part(&self, rank: Option<u16>) -> Option<Counts> {
+        let count = self.ranks.len();
+        if let Some(number) = rank {
+            return self
+                .ranks
+                .get(usize::from(number))
+                .or_else(|| self.ranks.first().filter(|_| count == 1))
+                .copied();
+        }
+        let sum = |of: fn(&Counts) -> f64| self.ranks.iter().map(of).sum::<f64>();
+        Some(Counts {
+            running: sum(|rank| rank.running),
+            waiting: sum(|rank| rank.waiting),
+            kv_usage: sum(|rank| rank.kv_usage) / count as f64,
+        })
+    }
+}
+
+fn rank<'a>(ranks: &'a mut BTreeMap<Option<u32>, Counts>, label: Option<&str>) -> &'a mut Counts {
+    ranks.entry(label.and_then(|number| number.parse().ok())).or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VLLM: &str = "# TYPE vllm:num_requests_running gauge\n\
+        vllm:num_requests_running{engine=\"0\",model_name=\"tiny\"} 3.0\n\
+        vllm:num_requests_running{engine=\"1\",model_name=\"tiny\"} 5.0\n\
+        vllm:num_requests_waiting{engine=\"0\",model_name=\"tiny\"} 2.0\n\
+        vllm:num_requests_waiting{engine=\"1\",model_name=\"tiny\"} 0.0\n\
+        vllm:num_requests_waiting_by_reason{engine=\"0\",model_name=\"tiny\",reason=\"capacity\"} 2.0\n\
+        vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"tiny\"} 0.25\n\
+        vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"tiny\"} 0.75\n\
+        vllm:prompt_tokens_total{engine=\"0\",model_name=\"tiny\"} 900.0\n\
+        vllm:prompt_tokens_total{engine=\"1\",model_name=\"tiny\"} 100.0\n\
+        vllm:prefix_cache_hits_total{engine=\"0\",model_name=\"tiny\"} 600.0\n\
+        vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"tiny\"} 4.0\n";
+
+    #[test]
+    fn vllm_counts_for_each_rank() {
+        let told = Told::read(VLLM).unwrap();
+        let ranks = [
+            Counts { running: 3.0, waiting: 2.0, kv_usage: 0.25 },
+            Counts { running: 5.0, waiting: 0.0, kv_usage: 0.75 },
+        ];
+        assert_eq!(told.part(None), Some(Counts { running: 8.0, waiting: 2.0, kv_usage: 0.5 }));
+        assert_eq!(
+            [told.part(Some(0)), told.part(Some(1)), told.part(Some(2))],
+            [Some(ranks[0]), Some(ranks[1]), None]
+        );
+        assert_eq!(told.totals.mean_uncached(&Totals::default()), Some(100.0));
+        assert_eq!(told.totals.mean_uncached(&told.totals), None, "no prompts since");
+        let more = Totals { prompts: 9.0, ..told.totals };
+        assert_eq!(told.totals.mean_uncached(&more), None, "started anew");
+    }
+
+    #[test]
+    fn sglang_counts_once_what_its_ranks_share() {
+        let line = |name: &str, tp: u32, dp: &str, value: f64| {
+            format!("sglang:{name}{{model_name=\"m\",tp_rank=\"{tp}\"{dp}}} {value:?}\n")
+        };
+        let of = |dp: &str, running| {
+            line("num_running_reqs", 0, dp, running)
+                + &line("num_running_reqs", 1, dp, running)
+                + &line("num_queue_reqs", 0, dp, 1.0)
+                + &line("token_usage", 0, dp, 0.5)
+        };
+        let one = Told::read(&of("", 4.0)).unwrap();
+        let all = Counts { running: 4.0, waiting: 1.0, kv_usage: 0.5 };
+        assert_eq!([one.part(None), one.part(Some(7))], [Some(all), Some(all)]);
+        let two = Told::read(&(of(",dp_rank=\"0\"", 4.0) + &of(",dp_rank=\"1\"", 2.0))).unwrap();
+        assert_eq!(two.part(None), Some(Counts { running: 6.0, waiting: 2.0, kv_usage: 0.5 }));
+        assert_eq!(two.part(Some(1)).unwrap().running, 2.0);
+    }
+
+    #[test]
+    fn what_says_nothing_of_requests_is_no_load() {
+        for text in [
+            "",
+            "a 1\n",
+            "vllm:kv_cache_usage_perc 1\n",
+            "tgi:num_requests_running 1\n",
+            "vllm:num_requests_running NaN\n",
+        ] {
+            assert_eq!(Told::read(text), None, "{text}");
+        }
+        let bare = Told::read("worker:num_requests_running 1\n").unwrap();
+        assert_eq!(bare.part(None), Some(Counts { running: 1.0, ..Counts::default() }));
+    }
+}
