@@ -25,8 +25,8 @@ use crate::probes::ask;
 const PLACES: u32 = 10;
 /// How long an engine may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// An engine rests for so many times what its answer took: of its time, and of what it takes from requests, this is one hundredth at most.
-const REST: u32 = 100;
+/// An engine rests for so many times what its answer took, so that one that has much to do is asked more rarely.
+const REST: u32 = 20;
 /// The longest rest, and until an engine that does not say is asked again: it may be another one by then.
 const LONGEST_REST: Duration = Duration::from_secs(60);
 /// What was heard counts for so many rounds.

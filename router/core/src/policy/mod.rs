@@ -24,7 +24,7 @@ use roundhouse_types::RouterPlace;
 use crate::fleet::Ring;
 use crate::ledger::LoadReading;
 use crate::models::PoolNumber;
-use crate::reports::LoadReport;
+use crate::reports::{LoadReport, QueueSource};
 use crate::request::{Leg, PromptUse, RequestView};
 use crate::speed::{Prefill, PrefillSpeed};
 use crate::unseen::Unseen;
@@ -171,7 +171,13 @@ impl Choice<'_> {
     /// Requests waiting there: as reported, or those without a first token.
     #[must_use]
     pub fn waiting_requests(&self, at: usize) -> u32 {
-        self.report(at).map_or(self.candidates[at].load.prefilling, |report| report.waiting)
+        let own = self.candidates[at].load.prefilling;
+        match self.report(at) {
+            Some(report) if report.queue == QueueSource::Told => report.waiting,
+            // What it counted is old: the ledger knows its own part better.
+            Some(report) => own.saturating_add(report.others.waiting),
+            None => own,
+        }
     }
 
     /// Share of its KV cache that sequences hold, from 0 to 1: as reported, or by the prompts in flight; 0 if neither is known.
@@ -182,7 +188,11 @@ impl Choice<'_> {
             0 => 0.0,
             capacity => (f64::from(load.context_tokens) / f64::from(*capacity)).min(1.0),
         };
-        self.report(at).map_or_else(by_ledger, LoadReport::kv_usage)
+        match self.report(at) {
+            Some(report) if report.queue == QueueSource::Told => report.kv_usage(),
+            Some(report) => report.kv_usage().max(by_ledger()),
+            None => by_ledger(),
+        }
     }
 }
 
