@@ -121,7 +121,7 @@ struct Simulation<'a, E> {
     /// When each worker's next event is, as entered in `events`.
     expected_ns: Vec<Option<u64>>,
     placed: Vec<Option<Placed>>,
-    /// Of each router.
+    /// Of each router that is not the strangers'.
     heard: Vec<Heard>,
     called: Arc<Called>,
     /// Which router had each request.
@@ -182,7 +182,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             entered: 0,
             expected_ns: vec![None; engines.len()],
             placed: (0..count).map(|_| None).collect(),
-            heard: (0..=replicas).map(|_| Heard::new()).collect(),
+            heard: (0..replicas).map(|_| Heard::new()).collect(),
             called: Arc::default(),
             replicas: vec![0; count],
             records: vec![Record::default(); count],

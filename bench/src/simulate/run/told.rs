@@ -37,9 +37,10 @@ pub(super) enum Coming {
 pub(super) type Heard = HashMap<u32, router_core::Booked>;
 
 impl<E: Engine> Simulation<'_, E> {
-    /// The router that has a request says so to all others, if they tell each other anything.
+    /// The router that has a request says so to all others, if they tell each other anything. Strangers say nothing.
     pub(super) fn tell(&mut self, number: u32, word: Word, now_ns: u64) {
-        if let (Some(after_ms), true) = (self.setup.routers.told_after_ms, self.routers.len() > 1) {
+        let tells = self.heard.len() > 1 && usize::from(self.replicas[number as usize]) < self.heard.len();
+        if let (Some(after_ms), true) = (self.setup.routers.told_after_ms, tells) {
             self.enter(now_ns.saturating_add(after_ms * 1_000_000), Event::Told(number, word));
         }
     }
