@@ -39,6 +39,7 @@ fn cell(workload: &Workload, engine: EngineKind, seed: u64) -> Cell<'_> {
         fleet: FleetKind::Even,
         workers: 8,
         blocks: 2_000,
+        adapter_places: None,
         apart: Apart::NOBODY,
         routers: Routers::ONE,
         engine,

@@ -231,6 +231,7 @@ fn explained(explanation: &Explanation, reading: &Reading) -> Value {
                 "queued_prefill_tokens": candidate.load.prefill_tokens,
                 "requests_in_flight": candidate.load.requests,
                 "decoding": candidate.load.decoding(),
+                "adapter_waits_for": candidate.adapter.waits_for,
             })
         })
         .collect();

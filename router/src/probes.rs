@@ -324,6 +324,8 @@ async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Re
         if let (true, Some(entries)) = (status.is_success(), entries_of(&body)) {
             let id = |entry: &Value| entry.get("id")?.as_str().map(str::to_owned);
             upstream.worker.set_models(entries.iter().filter_map(id).collect());
+            let adapters = entries.iter().filter(|entry| entry.get("parent").is_some_and(Value::is_string));
+            upstream.worker.set_adapters(&adapters.filter_map(id).collect::<Vec<_>>());
             if let Ok(mut known) = upstream.model_entries.write() {
                 *known = entries.into();
             }

@@ -81,6 +81,12 @@ pub struct SimulateArgs {
     /// Of the sessions, so many percent are of strangers, who give their requests to the first half of the workers, in turn; results leave them out
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=90))]
     pub strangers: u8,
+    /// Each session is for one of so many adapters of the model, the nth of them with a weight of 1/n; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub adapters: u32,
+    /// How many adapters an engine computes side by side; requests for others wait in it until one of these has none that runs
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub adapter_places: u32,
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,

@@ -44,6 +44,8 @@ pub struct Cell<'a> {
     pub workers: usize,
     /// Blocks of each one's cache.
     pub blocks: usize,
+    /// How many adapters it computes side by side, if requests are for any.
+    pub adapter_places: Option<u32>,
     /// Who computes prompts and nothing else.
     pub apart: Apart,
     /// Who decides, in how many places.
@@ -129,14 +131,14 @@ impl Cell<'_> {
     }
 
     fn setup<'b>(&'b self, contender: &'b Contender, time_scale: f64) -> Setup<'b> {
-        let Cell { workload, blocks, apart, routers, seed, .. } = *self;
+        let Cell { workload, blocks, adapter_places, apart, routers, seed, .. } = *self;
         let at_ns = |share: f64| nanoseconds(workload.duration_s() * time_scale * share);
         let fault = (self.fleet == FleetKind::Restarting && time_scale > 0.0).then(|| Fault {
             worker: 0,
             dies_ns: at_ns(1.0 / 3.0),
             back_ns: at_ns(0.5),
         });
-        Setup { workload, contender, time_scale, blocks, apart, routers, fault, seed }
+        Setup { workload, contender, time_scale, blocks, adapter_places, apart, routers, fault, seed }
     }
 
     fn engines(&self, duration_s: Option<f64>) -> Vec<ScheduledEngine> {
@@ -158,6 +160,7 @@ impl Cell<'_> {
             pace: pace(number),
             kv_bytes_per_s: self.apart.gb_per_s * 1e9,
             queued_tokens_limit,
+            max_adapters: self.adapter_places.map_or(usize::MAX, |places| places as usize),
         };
         (0..self.workers).map(|number| ScheduledEngine::new(&build(number))).collect()
     }

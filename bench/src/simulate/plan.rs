@@ -61,6 +61,9 @@ pub fn scenes(args: &SimulateArgs) -> anyhow::Result<Vec<Scene>> {
     }
     for scene in &mut scenes {
         scene.workload.truncate(args.requests.unwrap_or(usize::MAX));
+        if args.adapters > 0 {
+            scene.workload.give_adapters(args.adapters, scene.seed)?;
+        }
     }
     Ok(scenes)
 }
@@ -82,6 +85,10 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
     let prefill_workers = or_default(&args.prefill_workers, false, &[0], &[]);
     let (count, front) = (args.replicas, args.front);
     let (told_after_ms, reports_every_ms) = (args.told_after, args.reports_every);
+    let (adapters, adapter_places) = match args.adapters {
+        0 => (String::new(), None),
+        count => (format!("+{count}-adapters-in-{}-places", args.adapter_places), Some(args.adapter_places)),
+    };
     let routers = Routers { count, told_after_ms, front, reports_every_ms, strangers: args.strangers };
     let mut cells = Vec::new();
     for Scene { seed, workload, fleets } in scenes {
@@ -90,7 +97,7 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
                 let (prefill_workers, splits) = (*prefill_workers, args.split);
                 let (decode_weight, gb_per_s) = (args.split_decode_weight, args.kv_bandwidth);
                 let apart = Apart { prefill_workers, splits, decode_weight, gb_per_s };
-                let suffixes = [fleet.suffix(), &apart.suffix(), &routers.suffix()].concat();
+                let suffixes = [fleet.suffix(), &adapters, &apart.suffix(), &routers.suffix()].concat();
                 let (saturated, floor) = (OnceLock::new(), OnceLock::new());
                 let cell = Cell {
                     workload,
@@ -99,6 +106,7 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
                     fleet,
                     workers,
                     blocks,
+                    adapter_places,
                     apart,
                     routers,
                     engine,

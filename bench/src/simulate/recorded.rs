@@ -172,6 +172,7 @@ impl Run {
             pace: Pace::EVEN,
             kv_bytes_per_s: f64::INFINITY,
             queued_tokens_limit: usize::MAX,
+            max_adapters: usize::MAX,
         };
         drive(&workload, &mut ScheduledEngine::new(&build), self.concurrency.unwrap_or(usize::MAX))
     }

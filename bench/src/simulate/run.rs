@@ -40,6 +40,8 @@ pub struct Setup<'a> {
     pub time_scale: f64,
     /// Blocks of an engine's cache.
     pub blocks: usize,
+    /// How many adapters it computes side by side, if requests are for any.
+    pub adapter_places: Option<u32>,
     /// Who computes prompts and nothing else.
     pub apart: Apart,
     /// Who decides, in how many places.
@@ -160,6 +162,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
             let router = Router::new(contender.policy(), (engines.len(), apart), blocks, seed);
             if routers.told_after_ms.is_some() {
                 router.is_told(RouterPlace { rank, count: places }, blocks);
+            }
+            if let Some(places) = setup.adapter_places {
+                router.knows_adapters(&workload.adapters, places);
             }
             router
         };

@@ -8,6 +8,8 @@ pub mod azure;
 pub mod generated;
 pub mod trace;
 
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use roundhouse_types::{BlockHash, ChainHasher, TokenId};
 
 /// Tokens in a block: what published traces are cut into, and the block size of the simulated engines.
@@ -33,6 +35,8 @@ pub struct Request {
     pub session: Option<u64>,
     /// The request that must have ended before this one comes.
     pub after: Option<u32>,
+    /// Which of [`Workload::adapters`] it is for.
+    pub adapter: Option<u32>,
 }
 
 /// A workload: requests in order of time.
@@ -42,6 +46,8 @@ pub struct Workload {
     pub name: String,
     /// Requests; those that wait for another come after it.
     pub requests: Vec<Request>,
+    /// Names of adapters that requests are for; none where all are for the model itself.
+    pub adapters: Vec<String>,
     ids: Vec<u32>,
 }
 
@@ -83,7 +89,42 @@ impl Workload {
             ids,
             session,
             after,
+            adapter: None,
         });
+    }
+
+    /// Gives each session, or where there are none each beginning of prompts, one of `count` adapters, the nth of them with a weight of 1/n. What
+    /// is computed with one is not found with another.
+    ///
+    /// # Errors
+    /// When there are more blocks than can be told apart for so many.
+    pub fn give_adapters(&mut self, count: u32, seed: u64) -> anyhow::Result<()> {
+        let most = self.ids.iter().max().copied().unwrap_or(0);
+        let names_all =
+            most.checked_add(1).and_then(|ids| ids.checked_mul(count)).is_some_and(|ids| ids < FIRST_UNIQUE);
+        anyhow::ensure!(
+            names_all,
+            "{}: --adapters must be at most {}",
+            self.name,
+            FIRST_UNIQUE / most.saturating_add(1)
+        );
+        let total: f64 = (1..=count).map(|nth| 1.0 / f64::from(nth)).sum();
+        for (number, request) in self.requests.iter_mut().enumerate() {
+            let ids = &mut self.ids[request.first_id as usize..][..request.ids as usize];
+            let known_by = request.session.or(ids.first().map(|id| u64::from(*id))).unwrap_or(number as u64);
+            let drawn =
+                SmallRng::seed_from_u64(seed ^ ChainHasher::new(2).push_bytes(&known_by.to_le_bytes()).0);
+            let mut left = total * { drawn }.random::<f64>();
+            let adapter = (0..count - 1).find(|nth| {
+                left -= 1.0 / f64::from(nth + 1);
+                left < 0.0
+            });
+            let adapter = adapter.unwrap_or(count - 1);
+            request.adapter = Some(adapter);
+            ids.iter_mut().for_each(|id| *id = *id * count + adapter);
+        }
+        self.adapters = (0..count).map(|adapter| format!("adapter-{adapter}")).collect();
+        Ok(())
     }
 
     /// Ids of the blocks of `request`.

@@ -94,6 +94,7 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
                 room: CacheRoom::default(),
                 may_wait_since: None,
                 answer: Answer::Streamed,
+                adapter: None,
             };
             leases.iter_mut().last().map(Lease::first_token);
             leases.push(Lease::reserve(&worker.load, booking));

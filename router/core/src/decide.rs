@@ -260,7 +260,8 @@ impl Decider {
             let State { index, recomputed, follow_ups, pools, others, picks, rng, candidates } = &mut *state;
             index.catch_up();
             let hits = self.look_up(index, request);
-            let moment = self.moment(now, request, pools);
+            let moment = self.moment(fleet, (now, request), pools);
+            let adapter = moment.adapter;
             let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
             candidates.gather(fleet, &sought, self.policy.most_workers(), &mut || rng.random::<f64>());
             if candidates.list.is_empty() {
@@ -309,6 +310,7 @@ impl Decider {
                 room: recomputed.room(picked.slot, candidates.capacity(&picked)),
                 may_wait_since,
                 answer: request.answer,
+                adapter,
             };
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;
@@ -370,7 +372,7 @@ impl Decider {
         if !eligible.has_any(fleet) {
             eligible = eligible.with_suspects(fleet).ok_or_else(|| why_nobody(fleet, request))?;
         }
-        let moment = self.moment(now, request, &state.pools);
+        let moment = self.moment(fleet, (now, request), &state.pools);
         let sought = Sought { request, eligible: &eligible, moment, hits: &hits };
         candidates.gather(fleet, &sought, u32::MAX, &mut || 0.0);
         if candidates.list.is_empty() {
@@ -527,8 +529,14 @@ impl Decider {
         if self.reads_prefixes() { index.hits(request.blocks) } else { PrefixHits::default() }
     }
 
-    fn moment<'a>(&self, now: Duration, request: &RequestView<'_>, pools: &'a Pools) -> Moment<'a> {
-        Moment::new(now, request, self.reads_prefixes().then_some(pools))
+    fn moment<'a>(
+        &self,
+        fleet: &FleetSnapshot,
+        (now, request): (Duration, &RequestView<'_>),
+        pools: &'a Pools,
+    ) -> Moment<'a> {
+        let adapter = fleet.adapter(request.model);
+        Moment::new(now, (request, adapter), self.reads_prefixes().then_some(pools))
     }
 
     fn add_tree_sizes(&self, index: &PrefixIndex, candidates: &mut Candidates) {

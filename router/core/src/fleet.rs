@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use pingora_ketama::{Bucket, Continuum, DEFAULT_POINT_MULTIPLE};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::adapters::Adapter;
 use crate::load_table::{self, LoadTable};
 use crate::models::{ModelNames, Serving};
 use crate::worker::{Role, Worker, WorkerId, WorkerSlot, WorkerSpec};
@@ -172,6 +173,11 @@ impl FleetSnapshot {
     /// Where among the workers that of a slot is.
     pub(crate) fn place(&self, slot: WorkerSlot) -> Option<u32> {
         self.places.get(slot.index()).copied().filter(|place| *place != u32::MAX)
+    }
+
+    /// The adapter that `model` is, if it is one.
+    pub(crate) fn adapter(&self, model: Option<&str>) -> Option<Adapter> {
+        self.names.adapter(model)
     }
 
     /// Who may serve a model.

@@ -13,12 +13,15 @@ use std::time::Duration;
 
 pub use self::held::HeldPrompt;
 use self::held::HeldTokens;
+use crate::adapters::{Adapter, AdapterOutlook};
 use crate::load_table::{Row, RowHandle};
 use crate::models::PoolNumber;
 use crate::prefix::index::InFlight;
 use crate::request::Answer;
 pub use crate::speed::Sent;
-use crate::speed::{CacheRoom, Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading, lapses_s};
+use crate::speed::{
+    Asked, CacheRoom, Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading, lapses_s,
+};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, PoisonError};
 use crate::telling::{Beginning, Told, Word};
@@ -171,6 +174,23 @@ impl WorkerLoad {
         RECONSIDERED_AFTER.saturating_mul(1 + longer)
     }
 
+    /// It says for how many adapters it has places; 0 for any number.
+    pub fn set_adapter_places(&self, count: usize) {
+        self.row.adapter_places.store(self::count(count), Ordering::Relaxed);
+        self.change(|queue| queue.set_adapter_places(count));
+    }
+
+    /// For how many adapters it has places, if it has said.
+    #[must_use]
+    pub fn adapter_places(&self) -> Option<usize> {
+        Some(self.row.adapter_places.load(Ordering::Relaxed) as usize).filter(|places| *places > 0)
+    }
+
+    /// What a request for `adapter` meets there.
+    pub(crate) fn adapter_outlook(&self, adapter: Adapter) -> AdapterOutlook {
+        self.look(|queue| queue.adapter_outlook(adapter))
+    }
+
     /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s` here.
     pub(crate) fn behind_s(&self, arrived_s: f64, own_s: f64) -> f64 {
         self.look(|queue| queue.behind_s(arrived_s, own_s))
@@ -249,6 +269,8 @@ pub struct Booking {
     pub may_wait_since: Option<Duration>,
     /// Whether its first token will be seen.
     pub answer: Answer,
+    /// What it is computed with, besides the model.
+    pub adapter: Option<Adapter>,
 }
 
 /// How long a request in line waits before it is decided anew: often beside what a prompt takes, and seldom beside what a decision does.
@@ -287,6 +309,7 @@ pub struct Lease {
     prefill_tokens: Option<u32>,
     /// Whether it was put in line.
     waits: bool,
+    adapter: Option<Adapter>,
     /// Its path in the prefix tree.
     pub(crate) in_flight: Option<InFlight>,
     /// Other routers, of it. Most requests are told of to nobody, and a lease is moved often.
@@ -299,8 +322,19 @@ impl Lease {
     /// Books a request.
     #[must_use]
     pub fn reserve(load: &Arc<WorkerLoad>, booking: Booking) -> Self {
-        let Booking { pick, now, context_tokens, held, prefill, speed, room, may_wait_since, answer } =
-            booking;
+        let Booking {
+            pick,
+            now,
+            context_tokens,
+            held,
+            prefill,
+            speed,
+            room,
+            may_wait_since,
+            answer,
+            adapter,
+        } = booking;
+        let asked = Asked { prefill, answer, adapter };
         load.note_usual(now);
         let row = &*load.row;
         let (context_tokens, prefill_tokens) = (count(context_tokens), count(prefill.new_tokens));
@@ -314,9 +348,9 @@ impl Lease {
         let waits = load.change(|queue| {
             queue.may_add(room);
             let waits = match may_wait_since {
-                Some(since) => queue.push_or_wait(pick, (prefill, answer, since.as_secs_f64()), &speed, now),
+                Some(since) => queue.push_or_wait(pick, (asked, since.as_secs_f64()), &speed, now),
                 None => {
-                    queue.push(pick, (prefill, answer), &speed, now);
+                    queue.push(pick, asked, &speed, now);
                     false
                 }
             };
@@ -331,6 +365,7 @@ impl Lease {
             adds,
             prefill_tokens: Some(prefill_tokens),
             waits,
+            adapter,
             in_flight: None,
             told: None,
             is_others: false,
@@ -436,13 +471,13 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let adds = self.adds;
+        let (ticket, adds, adapter) = (self.ticket, self.adds, self.adapter);
         let released = self.release_prefill(|queue, ticket| {
+            queue.over(ticket, adds, adapter);
             queue.remove(ticket);
-            queue.over(adds);
         });
         if released.is_none() {
-            self.load.change(|queue| queue.over(adds));
+            self.load.change(|queue| queue.over(ticket, adds, adapter));
         }
         self.load.row.requests.fetch_sub(1, Ordering::Relaxed);
         self.load.row.context_tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
@@ -474,6 +509,7 @@ mod tests {
                 room: CacheRoom::default(),
                 may_wait_since: None,
                 answer: Answer::Streamed,
+                adapter: None,
             },
         )
     }

@@ -4,6 +4,7 @@
 //! Pure: no tokio, HTTP, clock or metrics. Readings of the clock, randomness and snapshots come in as arguments,
 //! decisions go out as values; the stages in `router` do the effects. The simulator runs this same code.
 
+pub mod adapters;
 pub mod decide;
 pub mod dp_rank;
 pub mod fleet;

@@ -66,6 +66,8 @@ pub(crate) struct Row {
     pub(crate) ratio_less_one_bits: AtomicU32,
     /// What its KV cache has room for; 0 while it has not said.
     pub(crate) kv_capacity_tokens: atomic::AtomicU32,
+    /// Adapters that it computes side by side; 0 while it has not said.
+    pub(crate) adapter_places: AtomicU32,
 }
 
 impl Row {
@@ -94,6 +96,7 @@ impl Row {
         for seconds in [&self.owed_bits, &self.line_bits, &self.head_bits, &self.ratio_less_one_bits] {
             seconds.store(0, Ordering::Relaxed);
         }
+        self.adapter_places.store(0, Ordering::Relaxed);
         self.last_pick.store(0, Ordering::Relaxed);
         self.since_bits.store(0, Ordering::Relaxed);
         self.lapses_bits.store(0, Ordering::Relaxed);

@@ -1,7 +1,10 @@
 //! Models that workers have named, as bits, so that a pick can tell from a word whether a worker may serve a request.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
+
+use crate::adapters::Adapter;
 
 /// Models beyond these share one bit.
 const OWN_BITS: usize = 31;
@@ -15,6 +18,8 @@ pub(crate) struct ModelNames {
     names: RwLock<Names>,
     /// Those that workers name first.
     pools: RwLock<HashMap<Box<str>, PoolNumber>>,
+    /// Whether any of the names is an adapter's.
+    has_adapters: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +35,8 @@ struct Names {
 struct Known {
     bit: u32,
     workers: u32,
+    /// Whether it is an adapter's, for whoever listed it last.
+    is_adapter: bool,
 }
 
 /// Workers that name the same model first, by number; 0 is for those that have named none. See [`pools`](crate::pools).
@@ -78,6 +85,26 @@ impl ModelNames {
         bits
     }
 
+    /// Of the names in `all`, those in `adapters` are adapters'.
+    pub(crate) fn tell_apart(&self, all: &[String], adapters: &[String]) {
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        for name in all {
+            if let Some(known) = names.known.get_mut(name.as_str()) {
+                known.is_adapter = adapters.contains(name);
+            }
+        }
+        if !adapters.is_empty() {
+            self.has_adapters.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The adapter that `model` is, if it is one.
+    pub(crate) fn adapter(&self, model: Option<&str>) -> Option<Adapter> {
+        let model = model.filter(|_| self.has_adapters.load(Ordering::Relaxed))?;
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        names.known.get(model).filter(|known| known.is_adapter).map(|_| Adapter::named(model))
+    }
+
     /// The pool of a worker that serves these models.
     pub(crate) fn pool(&self, models: &[String]) -> PoolNumber {
         let Some(first) = models.first() else { return PoolNumber::default() };
@@ -119,7 +146,7 @@ impl Names {
         }
         let bit = if self.own < OWN_BITS { 1 << self.own } else { OTHERS };
         self.own += usize::from(bit != OTHERS);
-        self.known.insert(model.into(), Known { bit, workers: 1 });
+        self.known.insert(model.into(), Known { bit, workers: 1, is_adapter: false });
         bit
     }
 

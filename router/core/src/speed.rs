@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub use additions::CacheRoom;
 pub(crate) use queue::lapses_s;
-pub use queue::{PrefillQueue, QueueReading, Sent};
+pub use queue::{Asked, PrefillQueue, QueueReading, Sent};
 use regression::Regression;
 
 /// What a request makes a worker compute before its first token.

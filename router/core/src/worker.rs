@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use roundhouse_types::WorkerLoad as ReportedWorkerLoad;
 
+use crate::adapters::Adapter;
 use crate::dp_rank::DpRank;
 use crate::health::Health;
 use crate::ledger::{LoadReading, WorkerLoad};
@@ -383,6 +384,16 @@ impl Worker {
             self.row.pool.store(self.names.pool(&models).0, Ordering::Relaxed);
             *known = Some(models.into());
         }
+    }
+
+    /// Of the models it serves, it says, these are adapters of others.
+    pub fn set_adapters(&self, adapters: &[String]) {
+        self.names.tell_apart(&self.models().unwrap_or_default(), adapters);
+    }
+
+    /// The adapter that `model` is, if it is one.
+    pub(crate) fn adapter(&self, model: Option<&str>) -> Option<Adapter> {
+        self.names.adapter(model)
     }
 
     /// It has left the fleet: what it listed may be looked for at those who have listed nothing, if nobody else lists it.

@@ -59,6 +59,7 @@ fn worker_state(worker: &Worker, now: Duration) -> Value {
         "context_tokens": load.context_tokens,
         "cache_trust": worker.reports.trust().label(),
         "kv_capacity_tokens": worker.reports.kv_capacity_tokens(),
+        "adapter_places": worker.load.adapter_places(),
         "reported": worker.reports.load(now).map(|report| json!({
             "running": report.running,
             "waiting": report.waiting,

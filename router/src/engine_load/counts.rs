@@ -44,6 +44,8 @@ pub(super) struct Told {
     ranks: Vec<Counts>,
     /// Counted up.
     pub(super) totals: Totals,
+    /// How many adapters each rank computes side by side; vLLM tells once it has had a request, SGLang if its metrics are on.
+    pub(super) adapter_places: Option<usize>,
 }
 
 impl Told {
@@ -52,6 +54,7 @@ impl Told {
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut ranks: BTreeMap<Option<u32>, Counts> = BTreeMap::new();
         let (mut totals, mut is_told) = (Totals::default(), false);
+        let mut adapter_places = None;
         for sample in samples(text) {
             let Some((engine, what)) = sample.name.split_once(':') else { continue };
             let rank_label = match engine {
@@ -73,6 +76,19 @@ impl Told {
                 "kv_cache_usage_perc" | "gpu_cache_usage_perc" | "token_usage" => {
                     most(&mut rank(&mut ranks, sample.label(rank_label)).kv_usage);
                 }
+                "lora_requests_info" => {
+                    let told = sample.label("max_lora").and_then(|places| places.parse().ok());
+                    adapter_places = adapter_places.max(told);
+                }
+                "lora_pool_slots_total" if value >= 1.0 => {
+                    #[expect(
+                        clippy::cast_possible_truncation,
+                        clippy::cast_sign_loss,
+                        reason = "from 1 to 10^15"
+                    )]
+                    let told = value as usize;
+                    adapter_places = adapter_places.max(Some(told));
+                }
                 "time_to_first_token_seconds_count" => totals.prompts += value,
                 "prompt_tokens_total" => totals.prompt_tokens += value,
                 "prefix_cache_hits_total" | "gpu_prefix_cache_hits_total" | "cached_tokens_total" => {
@@ -81,7 +97,7 @@ impl Told {
                 _ => {}
             }
         }
-        is_told.then(|| Self { ranks: ranks.into_values().collect(), totals })
+        is_told.then(|| Self { ranks: ranks.into_values().collect(), totals, adapter_places })
     }
 
     /// Of all ranks together, or of the one with that place in their order: engines that have only some of all ranks count those from 0 in requests,
@@ -125,6 +141,18 @@ mod tests {
         vllm:prompt_tokens_total{engine=\"1\",model_name=\"tiny\"} 100.0\n\
         vllm:prefix_cache_hits_total{engine=\"0\",model_name=\"tiny\"} 600.0\n\
         vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"tiny\"} 4.0\n";
+
+    #[test]
+    fn places_for_adapters_are_told_by_names_of_their_own() {
+        let places = |text: &str| Told::read(&format!("{VLLM}{text}")).unwrap().adapter_places;
+        assert_eq!(places(""), None);
+        // One line for each set of adapters that there has been.
+        let line = "vllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"a,b\",waiting_lora_adapters=\"\"} 1.79e+09\n";
+        assert_eq!(places(&format!("{line}{}", line.replace("a,b", "c"))), Some(4));
+        assert_eq!(places("vllm:lora_requests_info{max_lora=\"many\"} 1.0\n"), None);
+        assert_eq!(places("sglang:lora_pool_slots_total{tp_rank=\"0\"} 8.0\n"), Some(8));
+        assert_eq!(places("sglang:lora_pool_slots_total{tp_rank=\"0\"} 0.0\n"), None);
+    }
 
     #[test]
     fn vllm_counts_for_each_rank() {

@@ -1,5 +1,5 @@
 //! Asks engines that nobody here wrote how many requests they have, every few seconds: what is not this router's there, or another's that tells
-//! it, is others', who use the same engines for something else.
+//! it, is others', who use the same engines for something else. And for how many adapters they have places.
 //!
 //! One task for all engines. Each address is asked once, whatever its ranks. Our own workers, which tell their load by themselves, are not asked.
 //! Knows no policies. Next: [`Worker::hear_counts`].
@@ -136,6 +136,9 @@ impl Known {
         }
         (self.totals, self.heard) = (told.totals, Some(now));
         for (worker, before) in &before {
+            if let Some(places) = told.adapter_places {
+                worker.load.set_adapter_places(places);
+            }
             let Some(counts) = told.part(worker.spec.dp_rank.map(|rank| rank.number)) else { continue };
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 10^15")]
             let count = |value: f64| value as usize;

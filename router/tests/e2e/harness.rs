@@ -382,10 +382,15 @@ async fn play(
     }
 }
 
+/// What starts with `lora-` is an adapter of the first model.
+fn model_entry(id: &str, first: &str) -> serde_json::Value {
+    let parent = id.starts_with("lora-").then_some(first);
+    serde_json::json!({"id": id, "object": "model", "parent": parent})
+}
+
 pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
     if path == "/v1/models" {
-        let entries: Vec<_> =
-            models.iter().map(|id| serde_json::json!({"id": id, "object": "model"})).collect();
+        let entries: Vec<_> = models.iter().map(|id| model_entry(id, models[0])).collect();
         return json_reply(200, &serde_json::json!({"object": "list", "data": entries}).to_string());
     }
     let told = match path {
@@ -395,6 +400,10 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
         "/metrics" if models.contains(&"tells-ranks") => {
             "vllm:cache_config_info{block_size=\"16\",engine=\"0\",kv_cache_size_tokens=\"8000\",num_gpu_blocks=\"1100\"} 1.0\n\
              vllm:cache_config_info{block_size=\"16\",engine=\"1\",kv_cache_size_tokens=\"9600\",num_gpu_blocks=\"1100\"} 1.0\n"
+        }
+        "/metrics" if models.contains(&"lora-one") => {
+            "vllm:num_requests_running{engine=\"0\"} 0.0\n\
+             vllm:lora_requests_info{max_lora=\"1\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} 1.7e+09\n"
         }
         "/metrics" if models.contains(&"has-others") => {
             "vllm:num_requests_running{engine=\"0\"} 30.0\nvllm:num_requests_waiting{engine=\"0\"} 6.0\n\

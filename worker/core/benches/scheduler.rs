@@ -33,6 +33,7 @@ fn decoding(sequences: usize, events: bool) -> Scheduler {
             max_tokens: 5_000_000,
             end_tokens: Arc::new([]),
             priority: 0,
+            adapter: None,
         };
         scheduler.submit(submission).expect("the pool has room");
     }

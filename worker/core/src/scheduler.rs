@@ -184,7 +184,11 @@ impl Scheduler {
         sequence.foreseen_tokens = self.foresee(&mut sequence);
         self.counted.uncomputed_tokens += sequence.owed_tokens();
         self.waiting.push(sequence);
-        if self.waiting.front_mut().is_some_and(|first| first.id == id) {
+        if self
+            .first_admissible()
+            .and_then(|first| self.waiting.get_mut(first))
+            .is_some_and(|first| first.id == id)
+        {
             self.blocked = None;
         }
         Ok(id)

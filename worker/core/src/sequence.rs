@@ -21,6 +21,8 @@ pub struct Submission {
     pub end_tokens: Arc<[TokenId]>,
     /// Who goes first: higher before lower, 0 unless asked for. Decides who waits, and who is retracted last.
     pub priority: i64,
+    /// Which adapter of the model computes it, if one does.
+    pub adapter: Option<u32>,
 }
 
 /// A sequence: its tokens, and how far their KV is computed.
@@ -43,6 +45,7 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: Option<usize>,
     pub(crate) table: BlockTable,
     pub(crate) priority: i64,
+    pub(crate) adapter: Option<u32>,
     /// Tokens that were computed when it was retracted last: computing one of those again is what that cost.
     pub(crate) lost_tokens: usize,
     /// The most of its tokens that were ever computed before it was retracted: what it finds of those was its own.
@@ -59,7 +62,7 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub(crate) fn new(id: SequenceId, submission: Submission, root: ChainHasher) -> Self {
-        let Submission { prompt, params, max_tokens, end_tokens, priority } = submission;
+        let Submission { prompt, params, max_tokens, end_tokens, priority, adapter } = submission;
         Self {
             id,
             params,
@@ -72,6 +75,7 @@ impl Sequence {
             cached_tokens: None,
             table: BlockTable::default(),
             priority,
+            adapter,
             lost_tokens: 0,
             furthest_tokens: 0,
             is_salted: false,

@@ -149,7 +149,7 @@ impl EnginePreset {
     #[must_use]
     pub fn limits(&self) -> SchedulerLimits {
         let Self { max_running, max_tokens_per_step, prefill, reserve, .. } = *self;
-        SchedulerLimits { max_running, max_tokens_per_step, prefill, reserve }
+        SchedulerLimits { max_running, max_tokens_per_step, prefill, reserve, max_adapters: usize::MAX }
     }
 }
 

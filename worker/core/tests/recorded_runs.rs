@@ -35,7 +35,14 @@ fn run(engine: &EnginePreset, requests: u32, prompt_tokens: u32, output_tokens: 
         let params = Arc::clone(&params);
         let end_tokens = Arc::new([]);
         scheduler
-            .submit(Submission { prompt, params, max_tokens: output_tokens, end_tokens, priority: 0 })
+            .submit(Submission {
+                prompt,
+                params,
+                max_tokens: output_tokens,
+                end_tokens,
+                priority: 0,
+                adapter: None,
+            })
             .expect("it fits into the pool");
     }
     let (mut now, mut gaps) = (0.0, Vec::new());

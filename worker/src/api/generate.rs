@@ -195,6 +195,7 @@ impl Api {
                 end_tokens: Arc::clone(&end_tokens),
                 // Of the scheduler's priorities the highest goes first, of vLLM's the lowest.
                 priority: -i64::from(request.priority),
+                adapter: None,
             };
             let generations = self.engine.submit(params.iter().map(submission).collect(), &caller)?;
             self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);

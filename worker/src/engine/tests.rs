@@ -64,6 +64,7 @@ impl Rig {
             max_tokens: 50,
             end_tokens: Arc::new([]),
             priority: 0,
+            adapter: None,
         };
         self.engine.submit((0..choices).map(|_| submission()).collect(), caller)
     }
@@ -242,6 +243,7 @@ fn the_core_is_kept_awake_from_the_first_step_until_nothing_is_due() {
         max_tokens: 5,
         end_tokens: Arc::new([]),
         priority: 0,
+        adapter: None,
     };
     let client = Client { events: sender, caller: Caller::default() };
     commands.send(Command::Submit([Asked { submission, client }].into())).unwrap();

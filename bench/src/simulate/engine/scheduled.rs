@@ -131,15 +131,26 @@ pub struct Build<'a> {
     pub kv_bytes_per_s: f64,
     /// Tokens of waiting prompts that are kept in memory at most.
     pub queued_tokens_limit: usize,
+    /// Adapters that it computes side by side.
+    pub max_adapters: usize,
 }
 
 impl ScheduledEngine {
     /// An idle engine with an empty cache.
     #[must_use]
     pub fn new(build: &Build<'_>) -> Self {
-        let Build { preset, prefill, block_tokens, blocks, pace, kv_bytes_per_s, queued_tokens_limit } =
-            *build;
-        let limits = SchedulerLimits { prefill: prefill.unwrap_or(preset.prefill), ..preset.limits() };
+        let Build {
+            preset,
+            prefill,
+            block_tokens,
+            blocks,
+            pace,
+            kv_bytes_per_s,
+            queued_tokens_limit,
+            max_adapters,
+        } = *build;
+        let limits =
+            SchedulerLimits { max_adapters, prefill: prefill.unwrap_or(preset.prefill), ..preset.limits() };
         let capacity = KvCapacity { block_tokens, blocks };
         Self {
             scheduler: Scheduler::new(capacity, limits, HASH_SEED),
@@ -188,6 +199,7 @@ impl ScheduledEngine {
                 },
                 end_tokens: Arc::clone(&self.shared.end_tokens),
                 priority: 0,
+                adapter: workload.requests[number as usize].adapter,
             };
             let submitted = match part {
                 Part::Whole | Part::Prompt => self.scheduler.submit(submission),
@@ -439,8 +451,16 @@ mod tests {
     fn engine(queued_tokens_limit: usize, pace: Pace) -> ScheduledEngine {
         let preset = preset("qwen3-8b").unwrap();
         let (prefill, block_tokens, blocks, kv_bytes_per_s) = (None, BLOCK_TOKENS, 100, 25e9);
-        let build =
-            Build { preset, prefill, block_tokens, blocks, pace, kv_bytes_per_s, queued_tokens_limit };
+        let build = Build {
+            preset,
+            prefill,
+            block_tokens,
+            blocks,
+            pace,
+            kv_bytes_per_s,
+            queued_tokens_limit,
+            max_adapters: usize::MAX,
+        };
         ScheduledEngine::new(&build)
     }
 

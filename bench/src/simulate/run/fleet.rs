@@ -65,6 +65,15 @@ impl Router {
         }
     }
 
+    /// Every worker has said what adapters it has, and for how many of them it has places.
+    pub(super) fn knows_adapters(&self, names: &[String], places: u32) {
+        for worker in self.fleet.workers() {
+            worker.set_models([&["model".to_owned()], names].concat());
+            worker.set_adapters(names);
+            worker.load.set_adapter_places(places as usize);
+        }
+    }
+
     /// A worker has died: nothing goes there, and its cache is gone.
     pub(super) fn loses(&self, worker: u32) {
         let worker = &self.fleet.workers()[worker as usize];

@@ -78,7 +78,9 @@ impl<E: Engine> Simulation<'_, E> {
     pub(super) fn view(&self, number: u32) -> RequestView<'_> {
         let request = &self.setup.workload.requests[number as usize];
         let prompt_tokens = request.input_tokens as usize;
+        let adapters = &self.setup.workload.adapters;
         RequestView {
+            model: request.adapter.map(|adapter| adapters[adapter as usize].as_str()),
             session: request.session,
             blocks: self.knowledge.indexed(&self.path),
             block_tokens: Some(BLOCK_TOKENS),

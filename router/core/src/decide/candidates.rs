@@ -8,6 +8,7 @@ use roundhouse_types::RouterPlace;
 
 use super::Among;
 use super::told::Others;
+use crate::adapters::Adapter;
 use crate::fleet::{FleetSnapshot, Member, Ring};
 use crate::health::{Standing, Trial};
 use crate::ledger::{LoadReading, usual_requests};
@@ -41,6 +42,8 @@ pub(super) struct Candidates {
     prefilling: u64,
     busy: u64,
     context_tokens: u64,
+    /// Shares of their places for adapters.
+    places_taken: f64,
     /// Of the fleet that was looked at.
     share: f64,
     /// Workers of that fleet.
@@ -97,6 +100,8 @@ pub(super) struct Moment<'a> {
     now_ms: u64,
     /// The whole prompt, with nothing cached.
     cold: Prefill,
+    /// What the request is computed with, besides the model.
+    pub(super) adapter: Option<Adapter>,
 }
 
 /// How fast workers of a pool compute prompts.
@@ -109,8 +114,13 @@ struct Usual {
 }
 
 impl<'a> Moment<'a> {
-    pub(super) fn new(now: Duration, request: &RequestView<'_>, pools: Option<&'a Pools>) -> Self {
+    pub(super) fn new(
+        now: Duration,
+        (request, adapter): (&RequestView<'_>, Option<Adapter>),
+        pools: Option<&'a Pools>,
+    ) -> Self {
         Self {
+            adapter,
             now,
             pools,
             now_s: now.as_secs_f64(),
@@ -266,6 +276,7 @@ impl Candidates {
         self.reports.clear();
         (self.standing, self.requests, self.prefilling) = (standing, 0, 0);
         (self.busy, self.context_tokens, self.pools) = (0, 0, 0);
+        self.places_taken = 0.0;
     }
 
     #[inline]
@@ -302,6 +313,12 @@ impl Candidates {
                 candidate.line_s = queue.line_s.into();
                 self.with_lines.push(self.list.len());
             }
+        }
+        if let Some(adapter) = moment.adapter
+            && row.load.adapter_places.load(Ordering::Relaxed) > 0
+        {
+            candidate.adapter = fleet.worker(row).load.adapter_outlook(adapter);
+            self.places_taken += f64::from(candidate.adapter.taken_share);
         }
         if row.load.tells_load.load(Ordering::Relaxed) > 0 {
             self.read_report(fleet.worker(row), moment.now);
@@ -368,6 +385,7 @@ impl Candidates {
             prefilling: self.prefilling,
             busy: self.busy,
             context_tokens: self.context_tokens,
+            places_taken: self.places_taken / (self.list.len() as f64).max(1.0),
             share: self.share,
             workers: self.workers,
             router_place: if others.count() > 0 { others.place } else { self.router_place() },

@@ -97,7 +97,7 @@ impl Decider {
     ) -> Option<(f64, usize)> {
         let mut candidates = Candidates::default();
         let eligible = Eligible::new(fleet, request, among);
-        let moment = self.moment(now, request, &state.pools);
+        let moment = self.moment(fleet, (now, request), &state.pools);
         let sought = Sought { request, eligible: &eligible, moment, hits };
         let mut rng = state.rng.clone();
         candidates.gather(fleet, &sought, PrefixAware.most_workers(), &mut || rng.random::<f64>());

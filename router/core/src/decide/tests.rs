@@ -1,5 +1,6 @@
 //! The decider over a small fleet.
 
+mod adapters;
 mod left;
 mod legs;
 mod line;

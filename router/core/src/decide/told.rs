@@ -111,6 +111,7 @@ impl Decider {
             room: recomputed.room(worker.slot, capacity),
             may_wait_since: request.may_wait_since,
             answer: request.answer,
+            adapter: worker.adapter(request.model),
         };
         let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();

@@ -21,6 +21,7 @@ mod sglang_cache_aware;
 use rand::Rng;
 use roundhouse_types::RouterPlace;
 
+use crate::adapters::AdapterOutlook;
 use crate::fleet::Ring;
 use crate::ledger::LoadReading;
 use crate::models::PoolNumber;
@@ -78,6 +79,8 @@ pub struct Candidate {
     pub usual_requests: f32,
     /// Whether the request would be computed in one step with some that wait.
     pub joins_step: bool,
+    /// What the request's adapter meets there; nothing where it is for none, or the worker does not say for how many it has places.
+    pub adapter: AdapterOutlook,
 }
 
 impl Candidate {
@@ -100,6 +103,7 @@ impl Candidate {
             ratio: 1.0,
             usual_requests: 0.0,
             joins_step: false,
+            adapter: AdapterOutlook::default(),
         }
     }
 
@@ -141,6 +145,8 @@ pub struct Choice<'a> {
     pub busy: u64,
     /// Prompt tokens of all requests in flight.
     pub context_tokens: u64,
+    /// Share of their places for adapters that are taken, on average; 0 for a request without one.
+    pub places_taken: f64,
     /// What share of the fleet was looked at for candidates.
     pub share: f64,
     /// Workers of the fleet.

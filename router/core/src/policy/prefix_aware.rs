@@ -1,6 +1,6 @@
 //! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x + M + ⅔·{x·[Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω/2·A + p·[R·(a + c·prompt) + a·R + c·K]}`, in seconds:
+//! `cost = W + x + M + P + ⅔·{x·[Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω/2·A + p·[R·(a + c·prompt) + a·R + c·K]}`, in seconds:
 //!
 //! | term | meaning | where it comes from |
 //! |---|---|---|
@@ -12,6 +12,7 @@
 //! | `D·ω/2·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it; half, since others that come may join it | ledger; `speed` |
 //! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average; then half of those that usually run there, half of these once more for who will come because of this request, and if it begins a session, all of them for each turn that is expected to follow | ledger; [`follow_ups`](crate::prefix::follow_ups) |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
+//! | `P` | for a request with an adapter: the mean time a request stays, times the requests of other adapters that have to end until it has a place; or a quarter of it, times the square of the share of places that are taken, where it takes a free one | ledger; the engine says for how many adapters it has places |
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
 //!
 //! Where workers report their load, others' requests count in all of these as well. A worker that others use too owes what it said last, and
@@ -23,7 +24,7 @@
 //! What routers tell each other is in the ledger already, and the same is done for what is on its way alone. Where most of that is the same prompts,
 //! nothing is placed in thought, and ties go by the prompt: siblings meet at one worker.
 //!
-//! `W + x + M` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
+//! `W + x + M + P` is what the request itself waits for. The rest is what it costs others, and keeps a hot prefix from burying the worker that
 //! has it; a second of it counts two thirds, since it is less certain, and some of those others would have waited anyway. The form began with the study in `design/policy.md`. A worker of which nothing is known is taken to be as fast as the fleet.
 
 use rand::{Rng, RngExt};
@@ -32,6 +33,7 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Candidate, Choice, Policy, precedence};
+use crate::adapters::AdapterOutlook;
 use crate::ledger::Sent;
 use crate::reports::{LoadReport, QueueSource};
 use crate::request::{PromptUse, RequestView};
@@ -52,6 +54,9 @@ const CONTEXT_SHARE: f64 = 0.06;
 const USUAL_MET: f64 = 1.0;
 /// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
 const FULL_SHARE: f64 = 0.9;
+
+/// What a free place for an adapter is worth where all others are taken, in times a request stays.
+const PLACE_WORTH: f64 = 0.25;
 
 /// Differences in cost that nobody feels, besides a share of a step's fixed part: when a prompt comes in the course of a step is chance, and
 /// moves its first token by as much.
@@ -235,6 +240,8 @@ struct Fleet {
     usual_context: f64,
     /// What a request that runs is worth, for being slowed down by this one and for slowing it down, in tokens of prefill.
     running_tokens: f64,
+    /// Share of workers' places for adapters that are taken.
+    places_taken: f64,
 }
 
 impl Fleet {
@@ -257,6 +264,7 @@ impl Fleet {
             usual_met: USUAL_MET + choice.later_turns,
             usual_context: context_tokens / running.max(1.0),
             running_tokens: 2.0 * RUNNING_TOKENS + CONTEXT_SHARE * request.prompt_tokens as f64,
+            places_taken: choice.places_taken,
         }
     }
 
@@ -272,7 +280,8 @@ impl Fleet {
         let step_s = if candidate.joins_step { 0.0 } else { self.fixed_s * ratio };
         let decode_s = self.token_s * ratio * slow_tokens;
         let others_s = own_s * delayed + step_s * STEP_SHARE * decoding + decode_s;
-        queued_s + own_s + self.memory_wait_s(candidate, held_tokens) + self.worth.others * others_s
+        let waits_s = self.memory_wait_s(candidate, held_tokens) + self.adapter_wait_s(candidate);
+        queued_s + own_s + waits_s + self.worth.others * others_s
     }
 
     fn costs(&self, choice: &Choice<'_>) -> Vec<f64> {
@@ -341,6 +350,14 @@ impl Fleet {
             works[*at].queued_s += owes_s;
             *known = cost(*at, &works[*at]);
         }
+    }
+
+    /// Until the request's adapter has a place: others' requests have to end one after the other, and more of them come meanwhile. And what it costs
+    /// others to take a free one, of which the next adapter finds one less.
+    fn adapter_wait_s(&self, candidate: &Candidate) -> f64 {
+        let AdapterOutlook { waits_for, takes_place, .. } = candidate.adapter;
+        let taken = if takes_place { PLACE_WORTH * self.places_taken.powi(2) } else { 0.0 };
+        self.stay_s * (f64::from(waits_for) + taken)
     }
 
     fn memory_wait_s(&self, candidate: &Candidate, held_tokens: f64) -> f64 {

@@ -6,7 +6,10 @@
 
 use std::task::Waker;
 
+use smallvec::SmallVec;
+
 use super::queue::Waiting;
+use crate::adapters::Adapter;
 
 /// How much later a request may go, for each second that its own prefill takes, than one that takes none: short prompts do not wait for long
 /// ones that came a moment before, and no prompt waits for ever.
@@ -102,20 +105,32 @@ impl Line {
         0.0
     }
 
-    /// The next to go, given whether so many tokens more fit into the worker's cache. Who does not fit waits on, and is passed by those alone that are
-    /// little beside it: it would never go otherwise.
-    pub(super) fn next(&mut self, fits: impl Fn(usize) -> bool) -> Option<(Waiting, Option<Waker>)> {
+    /// Where the next to go is, given whether so many tokens more fit into the worker's cache, and whether what an adapter computes may run. Who does
+    /// not fit waits on, and is passed by those alone that are little beside it: it would never go otherwise. Whose adapter may not run is passed by
+    /// all.
+    pub(super) fn next(
+        &self,
+        fits: impl Fn(usize) -> bool,
+        may_run: impl Fn(Option<Adapter>) -> bool,
+    ) -> Option<usize> {
         let mut most = usize::MAX;
         let goes = |one: &InLine| {
+            if !may_run(one.waiting.adapter) {
+                return false;
+            }
             let tokens = one.waiting.adds;
             let goes = tokens <= most && fits(tokens);
             most = most.min(tokens / LITTLE);
             goes
         };
-        let at = self.requests.iter().rposition(goes)?;
+        self.requests.iter().rposition(goes)
+    }
+
+    /// Takes out the one there.
+    pub(super) fn take(&mut self, at: usize) -> (Waiting, Option<Waker>) {
         let next = self.requests.remove(at);
         self.left(&next);
-        Some((next.waiting, next.waker))
+        (next.waiting, next.waker)
     }
 
     pub(super) fn leave(&mut self, ticket: u64) -> Option<Waiting> {
@@ -123,6 +138,27 @@ impl Line {
         let gone = self.requests.remove(at);
         self.left(&gone);
         Some(gone.waiting)
+    }
+
+    /// Whether `ticket` is in line.
+    pub(super) fn has(&self, ticket: u64) -> bool {
+        self.requests.iter().any(|request| request.waiting.ticket == ticket)
+    }
+
+    /// Whether one that was due before `due_s` is for an adapter that `waits`, as far as the first of them tell.
+    pub(super) fn is_overdue(&self, due_s: f64, waits: impl Fn(Adapter) -> bool) -> bool {
+        let mut overdue = self.requests.iter().rev().take(MOST_COUNTED).take_while(|one| one.due_s < due_s);
+        overdue.any(|one| one.waiting.adapter.is_some_and(&waits))
+    }
+
+    /// How many adapters besides `one` are wanted by those in line that `wait`, of the first of them.
+    pub(super) fn adapters_but(&self, one: Adapter, wait: impl Fn(Adapter) -> bool) -> usize {
+        let mut others: SmallVec<[Adapter; 8]> = SmallVec::new();
+        for request in self.requests.iter().rev().take(MOST_COUNTED) {
+            let other = request.waiting.adapter.filter(|other| *other != one && wait(*other));
+            others.extend(other.filter(|other| !others.contains(other)));
+        }
+        others.len()
     }
 
     /// Whether `ticket` still waits; `waker` is told when it goes.
@@ -158,7 +194,14 @@ mod tests {
             adds: 1,
             is_past: false,
             answer: Answer::Streamed,
+            adapter: None,
         }
+    }
+
+    /// Who goes next, if so many tokens more fit.
+    fn next(line: &mut Line, room: usize) -> Option<u64> {
+        let at = line.next(|tokens| tokens <= room, |_| true)?;
+        Some(line.take(at).0.ticket)
     }
 
     #[test]
@@ -169,8 +212,7 @@ mod tests {
             line.enter(due_s(arrived_s, own_s, Memory::Enough), one(ticket, own_s));
         }
         assert!(line.len() == 5 && (line.owed_s() - 2.8).abs() < 1e-9);
-        let order: Vec<u64> =
-            std::iter::from_fn(|| line.next(|_| true)).map(|(waiting, _)| waiting.ticket).collect();
+        let order: Vec<u64> = std::iter::from_fn(|| next(&mut line, usize::MAX)).collect();
         assert_eq!(order, [2, 3, 1, 4, 5]);
         assert_eq!((line.len(), line.owed_s()), (0, 0.0));
         assert!(
@@ -186,9 +228,9 @@ mod tests {
         let mut line = Line::default();
         (1..=3).for_each(|ticket| line.enter(1.0, one(ticket, 0.5)));
         assert!(line.leave(2).is_some() && line.leave(2).is_none());
-        assert_eq!(line.next(|_| true).unwrap().0.ticket, 1);
-        assert_eq!(line.next(|_| true).unwrap().0.ticket, 3);
-        assert!(line.next(|_| true).is_none());
+        assert_eq!(next(&mut line, 9), Some(1));
+        assert_eq!(next(&mut line, 9), Some(3));
+        assert!(next(&mut line, 9).is_none());
     }
 
     #[test]
@@ -197,7 +239,7 @@ mod tests {
         for (ticket, adds) in [(1, 1_000), (2, 300), (3, 60), (4, 900)] {
             line.enter(ticket as f64, Waiting { adds, ..one(ticket, 1.0) });
         }
-        let mut next = |room: usize| line.next(|tokens| tokens <= room).map(|(waiting, _)| waiting.ticket);
+        let mut next = |room| next(&mut line, room);
         assert_eq!(next(400), Some(3), "the second would fit, and is not little beside the first");
         assert_eq!(next(400), None);
         assert_eq!((next(1_000), next(1_000), next(1_000)), (Some(1), Some(2), Some(4)));

@@ -11,6 +11,7 @@ use super::line::{Line, Memory, due_s};
 use super::ratio::Ratio;
 use super::silent::Silent;
 use super::{Observation, Prefill, PrefillSpeed};
+use crate::adapters::{Adapter, AdapterOutlook, AdapterPlaces};
 use crate::load_table::Row;
 use crate::request::Answer;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -35,6 +36,9 @@ const LEAST_SENT: usize = 2;
 /// A request waits for room in the cache so many times as long as its own prefill takes, and then goes as soon as its worker has too little to
 /// compute, room or not.
 const MOST_WAIT: f64 = 8.0;
+/// How long after it is due a request waits in line for a place for its adapter until one of those that have places gives way. Shorter, and
+/// adapters that have next to no requests in common would run one after the other; longer, and those with few requests would starve.
+const PATIENCE_S: f64 = 30.0;
 /// First tokens less whole answers of late that say when a worker has room; as many more are remembered.
 const TELLING_FIRST_TOKENS: u32 = 16;
 
@@ -68,6 +72,19 @@ pub(super) struct Waiting {
     pub(super) is_past: bool,
     /// Whether its first token will be seen.
     pub(super) answer: Answer,
+    /// What it is computed with, besides the model.
+    pub(super) adapter: Option<Adapter>,
+}
+
+/// What a request asks of a worker.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Of its prompt.
+    pub prefill: Prefill,
+    /// Whether its first token will be seen.
+    pub answer: Answer,
+    /// What it is computed with, besides the model.
+    pub adapter: Option<Adapter>,
 }
 
 /// What ended with first tokens of one step.
@@ -91,6 +108,9 @@ pub struct PrefillQueue {
     /// Those that wait in the router.
     line: Line,
     additions: Additions,
+    places: AdapterPlaces,
+    /// When a request came last.
+    asked_s: f64,
     sent: Sent,
     /// First tokens less whole answers of late.
     first_tokens: u32,
@@ -230,24 +250,26 @@ impl PrefillQueue {
     }
 
     /// A request is sent to the worker; `speed` is the fleet's.
-    pub fn push(&mut self, ticket: u64, asked: (Prefill, Answer), speed: &PrefillSpeed, now: Duration) {
+    pub fn push(&mut self, ticket: u64, asked: Asked, speed: &PrefillSpeed, now: Duration) {
         let one = self.expected(ticket, asked, speed, now);
         self.send(one);
     }
 
-    /// The same, unless the worker has enough to compute: then the request, which came at `arrived_s`, gets into line. Returns whether it did.
+    /// The same, unless the worker has enough to compute, or no place for its adapter: then the request, which came at `arrived_s`, gets into line.
+    /// Returns whether it did.
     pub fn push_or_wait(
         &mut self,
         ticket: u64,
-        (prefill, answer, arrived_s): (Prefill, Answer, f64),
+        (asked, arrived_s): (Asked, f64),
         speed: &PrefillSpeed,
         now: Duration,
     ) -> bool {
-        let one = self.expected(ticket, (prefill, answer), speed, now);
+        let one = self.expected(ticket, asked, speed, now);
         let has_waited = now.as_secs_f64() - arrived_s > MOST_WAIT * one.service_s;
         let fits = self.line.len() == 0 && self.additions.fit(one.adds, 0);
         let is_long = self.waiting.len() + self.line.len() >= MOST_REQUESTS;
-        let goes = is_long || self.has_room() && (fits || has_waited);
+        let may_run = self.may_run(one.adapter, self.gives_way());
+        let goes = is_long || may_run && self.has_room() && (fits || has_waited);
         if goes {
             self.send(one);
         } else {
@@ -259,21 +281,23 @@ impl PrefillQueue {
     fn expected(
         &mut self,
         ticket: u64,
-        (prefill, answer): (Prefill, Answer),
+        Asked { prefill, answer, adapter }: Asked,
         speed: &PrefillSpeed,
         now: Duration,
     ) -> Waiting {
         self.lapse(now);
+        self.asked_s = now.as_secs_f64();
         let ratio = self.ratio.value();
         self.fixed_s = speed.fixed_s * ratio;
         // By its tokens, or by its pairs if these are all that seems to take time.
         self.step_s = (speed.token_s * STEP.new_tokens as f64).max(speed.pair_s * STEP.pairs()) * ratio;
         let service_s = speed.seconds(prefill) * ratio;
         let adds = prefill.new_tokens.min(self.additions.room.each);
-        Waiting { ticket, sent: now, prefill, service_s, adds, is_past: false, answer }
+        Waiting { ticket, sent: now, prefill, service_s, adds, is_past: false, answer, adapter }
     }
 
     fn send(&mut self, one: Waiting) {
+        self.places.enter(one.adapter);
         self.sent.add(one.prefill, one.service_s);
         if self.waiting.is_empty() {
             (self.since, self.step_since) = (one.sent, one.sent);
@@ -313,17 +337,46 @@ impl PrefillQueue {
         self.additions.tokens += tokens;
     }
 
-    /// A request is over, and what it added can be evicted.
-    pub fn over(&mut self, tokens: usize) {
+    /// A request is over: what it added can be evicted, and its adapter's place may be another's. To be said before it is [removed](Self::remove).
+    pub fn over(&mut self, ticket: u64, tokens: usize, adapter: Option<Adapter>) {
         self.additions.tokens = self.additions.tokens.saturating_sub(tokens);
+        if adapter.is_some() && !self.line.has(ticket) {
+            self.places.leave(adapter);
+        }
+    }
+
+    /// The worker says for how many adapters it has places; 0 for any number.
+    pub fn set_adapter_places(&mut self, count: usize) {
+        self.places.set_count(count);
+    }
+
+    /// What a request for `adapter` meets.
+    #[must_use]
+    pub fn adapter_outlook(&self, adapter: Adapter) -> AdapterOutlook {
+        let waits = !self.may_run(Some(adapter), self.gives_way());
+        let before = || self.line.adapters_but(adapter, |other| !self.places.has_place(other));
+        self.places.outlook(adapter, waits.then(before))
+    }
+
+    /// Who gets nothing more until another adapter has its place, which has waited for long: nobody's requests would ever end otherwise.
+    fn gives_way(&self) -> Option<Adapter> {
+        let first_to_end = self.places.first_to_end()?;
+        let waits = |adapter| !self.places.has_place(adapter);
+        self.line.is_overdue(self.asked_s - PATIENCE_S, waits).then_some(first_to_end)
+    }
+
+    fn may_run(&self, adapter: Option<Adapter>, gives_way: Option<Adapter>) -> bool {
+        adapter.is_none_or(|adapter| gives_way != Some(adapter) && self.places.has_place(adapter))
     }
 
     /// Sends as many of those in line as there is room for: those to be woken.
     pub fn call(&mut self) -> SmallVec<[Waker; 2]> {
         let mut called = SmallVec::new();
         while self.line.len() > 0 && self.has_room() {
-            let (additions, in_line) = (self.additions, self.line.adds());
-            let Some((one, waker)) = self.line.next(|tokens| additions.fit(tokens, in_line)) else { break };
+            let (gives_way, in_line) = (self.gives_way(), self.line.adds());
+            let fits = |tokens| self.additions.fit(tokens, in_line);
+            let Some(at) = self.line.next(fits, |adapter| self.may_run(adapter, gives_way)) else { break };
+            let (one, waker) = self.line.take(at);
             // When it goes is told by itself, in a moment.
             self.send(Waiting { sent: self.since.max(one.sent), ..one });
             called.extend(waker);

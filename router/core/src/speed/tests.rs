@@ -8,12 +8,18 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::adapters::Adapter;
 use crate::request::Answer;
 
 const TRUTH: PrefillSpeed = PrefillSpeed { fixed_s: 0.05, token_s: 2e-4, pair_s: 5e-9, surprise: 0.0 };
 
 fn seconds(value: f64) -> Duration {
     Duration::from_secs_f64(value)
+}
+
+/// A prompt of the model itself, whose first token will be seen.
+fn streamed(prefill: Prefill) -> Asked {
+    Asked { prefill, answer: Answer::Streamed, adapter: None }
 }
 
 fn draw(rng: &mut SmallRng) -> Prefill {
@@ -33,7 +39,7 @@ fn two_workers(slowness: f64, requests: u64) -> (Speeds, [PrefillQueue; 2]) {
         for (at, queue) in queues.iter_mut().enumerate() {
             let prefill = draw(&mut rng);
             let speed = speeds.prefill();
-            queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clocks[at]));
+            queue.push(ticket, streamed(prefill), &speed, seconds(clocks[at]));
             clocks[at] += whole_s(&TRUTH, prefill) * if at == 1 { slowness } else { 1.0 };
             if let Some(observation) = queue.first_token(ticket, seconds(clocks[at]), &speed) {
                 speeds.learn(&observation);
@@ -127,7 +133,7 @@ fn a_worker_that_slows_is_known_within_some_ten_requests() {
     for ticket in 1_000..1_015 {
         let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
         let speed = speeds.prefill();
-        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
+        queue.push(ticket, streamed(prefill), &speed, seconds(clock_s));
         clock_s += 4.0 * whole_s(&TRUTH, prefill);
         if let Some(observation) = queue.first_token(ticket, seconds(clock_s), &speed) {
             speeds.learn(&observation);
@@ -145,7 +151,7 @@ fn a_worker_that_is_well_again_is_forgiven_within_a_few_requests() {
     for ticket in 1_000..1_005 {
         let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
         let speed = speeds.prefill();
-        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
+        queue.push(ticket, streamed(prefill), &speed, seconds(clock_s));
         clock_s += whole_s(&TRUTH, prefill);
         if let Some(observation) = queue.first_token(ticket, seconds(clock_s), &speed) {
             speeds.learn(&observation);
@@ -162,7 +168,7 @@ fn waiting_for_memory_is_not_taken_for_slowness() {
     for ticket in 1_000..1_100 {
         let prefill = Prefill { new_tokens: 2_000, cached_tokens: 0 };
         let speed = speeds.prefill();
-        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(clock_s));
+        queue.push(ticket, streamed(prefill), &speed, seconds(clock_s));
         clock_s += whole_s(&TRUTH, prefill) + if ticket % 3 == 0 { 5.0 } else { 0.0 };
         if let Some(observation) = queue.first_token(ticket, seconds(clock_s), &speed) {
             speeds.learn(&observation);
@@ -177,16 +183,16 @@ fn a_head_that_is_late_is_expected_to_be_as_late_again() {
         (PrefillQueue::default(), PrefillSpeed { fixed_s: 0.5, ..PrefillSpeed::default() });
     let prefill = Prefill { new_tokens: 0, cached_tokens: 0 };
     let stream = |queue: &mut PrefillQueue, ticket| {
-        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(1.0));
+        queue.push(ticket, streamed(prefill), &speed, seconds(1.0));
         queue.first_token(ticket, seconds(1.1), &speed);
     };
     (0..20).for_each(|ticket| stream(&mut queue, ticket));
-    queue.push(50, (prefill, Answer::Streamed), &speed, seconds(10.0));
+    queue.push(50, streamed(prefill), &speed, seconds(10.0));
     let left = |queue: &PrefillQueue, at: f64| queue.reading().left_s(at);
     assert!((left(&queue, 10.2) - 0.3).abs() < 1e-6);
     assert!((left(&queue, 13.0) - 2.5).abs() < 1e-6, "2.5 s late");
     // Where answers come whole, late first tokens say nothing.
-    queue.push(51, (prefill, Answer::Streamed), &speed, seconds(10.0));
+    queue.push(51, streamed(prefill), &speed, seconds(10.0));
     queue.whole_answer(51, seconds(12.0));
     assert_eq!(left(&queue, 13.0), 0.0);
     queue.remove(50);
@@ -198,13 +204,13 @@ fn what_the_first_request_has_had_is_not_owed_any_more() {
     let mut queue = PrefillQueue::default();
     let speed = PrefillSpeed { fixed_s: 0.5, token_s: 0.1, pair_s: 0.0, surprise: 0.0 };
     let tokens = |new_tokens| Prefill { new_tokens, cached_tokens: 0 };
-    queue.push(1, (tokens(20), Answer::Streamed), &speed, seconds(10.0));
-    queue.push(2, (tokens(30), Answer::Streamed), &speed, seconds(11.0));
+    queue.push(1, streamed(tokens(20)), &speed, seconds(10.0));
+    queue.push(2, streamed(tokens(30)), &speed, seconds(11.0));
     assert!(queue.reading().joins_step, "the second will be in another step");
     let left = |at: f64| queue.reading().left_s(at);
     assert!((left(11.0) - 4.5).abs() < 1e-6);
     assert!((left(30.0) - 3.0).abs() < 1e-6, "late as the first is, the second has not begun");
-    queue.push(3, (tokens(30), Answer::Streamed), &speed, seconds(12.0));
+    queue.push(3, streamed(tokens(30)), &speed, seconds(12.0));
     queue.remove(2);
     assert!(queue.reading().joins_step, "the third is left");
     queue.remove(3);
@@ -218,12 +224,7 @@ fn what_a_worker_takes_while_it_computes_for_others_teaches_nothing() {
     let speed = PrefillSpeed::default();
     let mut queue = PrefillQueue::default();
     for ticket in 0..5 {
-        queue.push(
-            ticket,
-            (Prefill { new_tokens: 1_000, cached_tokens: 0 }, Answer::Streamed),
-            &speed,
-            Duration::ZERO,
-        );
+        queue.push(ticket, streamed(Prefill { new_tokens: 1_000, cached_tokens: 0 }), &speed, Duration::ZERO);
     }
     let first_token = |queue: &mut PrefillQueue, ticket: u64| {
         queue.first_token(ticket, Duration::from_secs(ticket + 1), &speed).is_some()
@@ -241,7 +242,7 @@ fn first_tokens_of_one_step_are_one_observation() {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     let prefill = Prefill { new_tokens: 100, cached_tokens: 0 };
     for ticket in 1..=3 {
-        queue.push(ticket, (prefill, Answer::Streamed), &speed, seconds(1.0));
+        queue.push(ticket, streamed(prefill), &speed, seconds(1.0));
     }
     assert_eq!(queue.first_token(1, seconds(2.0), &speed), None);
     assert_eq!(queue.first_token(2, seconds(2.001), &speed), None);
@@ -255,7 +256,7 @@ fn learned_from_whole_answers(answer_s: f64) -> f64 {
     let (mut speeds, mut queue) = (Speeds::default(), PrefillQueue::default());
     let prefill = Prefill { new_tokens: 250, cached_tokens: 0 };
     for ticket in 0..300 {
-        queue.push(ticket, (prefill, Answer::Streamed), &speeds.prefill(), seconds(10.0));
+        queue.push(ticket, streamed(prefill), &speeds.prefill(), seconds(10.0));
         let answer = queue.whole_answer(ticket, seconds(10.0 + answer_s)).unwrap();
         speeds.learn_whole(&answer);
     }
@@ -297,14 +298,14 @@ const SHORT: Prefill = Prefill { new_tokens: 100, cached_tokens: 0 };
 fn telling() -> (PrefillQueue, PrefillSpeed) {
     let (mut queue, speed) = (PrefillQueue::default(), PrefillSpeed::default());
     for ticket in 0..40 {
-        queue.push(ticket, (SHORT, Answer::Streamed), &speed, seconds(1.0));
+        queue.push(ticket, streamed(SHORT), &speed, seconds(1.0));
         queue.first_token(ticket, seconds(2.0), &speed);
     }
     (queue, speed)
 }
 
 fn enter(queue: &mut PrefillQueue, ticket: u64, prefill: Prefill, speed: &PrefillSpeed) -> bool {
-    queue.push_or_wait(ticket, (prefill, Answer::Streamed, 3.0), speed, seconds(3.0))
+    queue.push_or_wait(ticket, (streamed(prefill), 3.0), speed, seconds(3.0))
 }
 
 #[test]
@@ -365,7 +366,7 @@ fn a_worker_that_tells_of_no_first_tokens_gets_everything() {
     assert!((0..50).all(|ticket| !enter(&mut queue, ticket, LONG, &speed)));
     let (mut queue, speed) = telling();
     for ticket in 100..140 {
-        queue.push(ticket, (SHORT, Answer::Streamed), &speed, seconds(3.0));
+        queue.push(ticket, streamed(SHORT), &speed, seconds(3.0));
         queue.whole_answer(ticket, seconds(4.0));
     }
     assert!((200..250).all(|ticket| !enter(&mut queue, ticket, LONG, &speed)), "answers come whole");
@@ -391,7 +392,7 @@ fn bounded(queue: &mut PrefillQueue, prompts: &[(u64, usize)], now_s: f64) -> Ve
     let mut push = |(ticket, new_tokens): &(u64, usize)| {
         let prefill = Prefill { new_tokens: *new_tokens, cached_tokens: 0 };
         queue.may_add(CacheRoom { each: 500, all: Some(1_000) });
-        let waits = queue.push_or_wait(*ticket, (prefill, Answer::Streamed, 0.0), &speed, seconds(now_s));
+        let waits = queue.push_or_wait(*ticket, (streamed(prefill), 0.0), &speed, seconds(now_s));
         queue.adds((*new_tokens).min(500));
         queue.call();
         waits && queue.waits(*ticket, Waker::noop())
@@ -407,10 +408,10 @@ fn prompts_wait_while_those_under_way_add_enough_to_the_cache() {
     queue.remove(1);
     queue.call();
     assert_eq!(queue.in_line(), 2, "until its last token it holds its memory");
-    queue.over(400);
+    queue.over(0, 400, None);
     queue.call();
     assert_eq!(queue.in_line(), 1, "the one that is due first");
-    queue.over(300);
+    queue.over(0, 300, None);
     queue.call();
     assert_eq!(queue.in_line(), 0);
 }
@@ -429,6 +430,65 @@ fn nobody_waits_for_memory_much_longer_than_it_computes() {
     let mut queue = PrefillQueue::default();
     assert_eq!(bounded(&mut queue, &[(1, 1_000), (2, 490), (3, 500)], 3.0), [false, false, true]);
     assert_eq!(queue.remove(3).map(|prefill| prefill.new_tokens), Some(500));
-    queue.over(500);
+    queue.over(0, 500, None);
     assert_eq!(bounded(&mut queue, &[(3, 500)], 4.1), [false], "0.5 s of its own, and it came 4.1 s ago");
+}
+
+#[test]
+fn prompts_whose_adapter_has_no_place_wait_and_are_passed() {
+    let speed = PrefillSpeed { fixed_s: 0.0, token_s: 1e-3, pair_s: 0.0, surprise: 0.0 };
+    let [one, two, three] = ["one", "two", "three"].map(Adapter::named);
+    let mut queue = PrefillQueue::default();
+    let push = |queue: &mut PrefillQueue, ticket: u64, adapter: Option<Adapter>| {
+        let asked = Asked { adapter, ..streamed(Prefill { new_tokens: 100, cached_tokens: 0 }) };
+        let waits = queue.push_or_wait(ticket, (asked, 0.0), &speed, seconds(1.0));
+        queue.call();
+        waits && queue.waits(ticket, Waker::noop())
+    };
+    queue.set_adapter_places(2);
+    let asked = [(1, Some(one)), (2, Some(two)), (3, Some(three)), (4, Some(one)), (5, None), (6, Some(two))];
+    let waits = asked.map(|(ticket, adapter)| push(&mut queue, ticket, adapter));
+    assert_eq!(waits, [false, false, true, false, false, false]);
+    let waits_for = |queue: &PrefillQueue, adapter| queue.adapter_outlook(adapter).waits_for;
+    assert_eq!([one, two, three].map(|adapter| waits_for(&queue, adapter)), [0, 0, 2]);
+    assert_eq!(waits_for(&queue, Adapter::named("four")), 2, "after the third, when both have gone");
+    queue.over(3, 0, Some(three));
+    queue.remove(3);
+    assert!(push(&mut queue, 3, Some(three)), "who was in line had no place");
+    for ticket in [1, 4] {
+        queue.first_token(ticket, seconds(2.0), &speed);
+        queue.call();
+        assert_eq!(queue.in_line(), 1, "it is computed still");
+        queue.over(ticket, 0, Some(one));
+        queue.call();
+    }
+    assert_eq!((queue.in_line(), waits_for(&queue, three)), (0, 0));
+}
+
+#[test]
+fn whoever_has_waited_long_for_a_place_gets_the_one_that_has_the_fewest_requests() {
+    let speed = PrefillSpeed { fixed_s: 0.0, token_s: 1e-3, pair_s: 0.0, surprise: 0.0 };
+    let [one, two, three] = ["one", "two", "three"].map(Adapter::named);
+    let mut queue = PrefillQueue::default();
+    let push = |queue: &mut PrefillQueue, ticket: u64, adapter: Adapter, now_s: f64| {
+        let adapter = Some(adapter);
+        let asked = Asked { adapter, ..streamed(Prefill { new_tokens: 100, cached_tokens: 0 }) };
+        let waits = queue.push_or_wait(ticket, (asked, now_s), &speed, seconds(now_s));
+        queue.call();
+        waits && queue.waits(ticket, Waker::noop())
+    };
+    queue.set_adapter_places(2);
+    let waits =
+        [(1, one), (2, two), (3, two), (4, three)].map(|(ticket, name)| push(&mut queue, ticket, name, 1.0));
+    assert_eq!(waits, [false, false, false, true]);
+    assert!(!push(&mut queue, 5, one, 20.0) && !push(&mut queue, 6, two, 21.0), "it has not waited for long");
+    assert!(push(&mut queue, 7, one, 40.0), "one has the fewest");
+    assert!(!push(&mut queue, 8, two, 41.0));
+    assert!(queue.adapter_outlook(one).waits_for > 0 && queue.adapter_outlook(two).waits_for == 0);
+    for ticket in [1, 5] {
+        queue.first_token(ticket, seconds(42.0), &speed);
+        queue.over(ticket, 0, Some(one));
+        queue.call();
+    }
+    assert!(!queue.waits(4, Waker::noop()) && queue.waits(7, Waker::noop()));
 }

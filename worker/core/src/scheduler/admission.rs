@@ -1,12 +1,13 @@
 //! Who of those that wait begins to run: in order, as long as each finds room for all of its tokens and for what the
-//! others grow.
+//! others grow. Who wants an adapter for which there is no place is passed.
 
 use roundhouse_types::BlockHash;
+use smallvec::SmallVec;
 
 use super::{Plan, PrefillOrder, Scheduler};
 use crate::sequence::Sequence;
 
-/// There was no room for the first that waits. Until blocks are given back it is not looked at again, unless more of it
+/// There was no room for the first that waits and has a place for its adapter. Until blocks are given back it is not looked at again, unless more of it
 /// can be found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocked {
@@ -46,6 +47,25 @@ impl Scheduler {
         self.blocked.as_ref().is_some_and(|blocked| !can_go_on(blocked))
     }
 
+    /// The first of the queue that has a place for its adapter.
+    pub(super) fn first_admissible(&self) -> Option<usize> {
+        if self.limits.max_adapters == usize::MAX {
+            return (!self.waiting.is_empty()).then_some(0);
+        }
+        let present = self.running_adapters();
+        let is_full = present.len() >= self.limits.max_adapters;
+        let has_place = |adapter: u32| !is_full || present.binary_search(&adapter).is_ok();
+        self.waiting.iter().position(|sequence| sequence.adapter.is_none_or(has_place))
+    }
+
+    /// Adapters of what runs, sorted.
+    pub(super) fn running_adapters(&self) -> SmallVec<[u32; 16]> {
+        let mut present: SmallVec<_> = self.running.iter().filter_map(|sequence| sequence.adapter).collect();
+        present.sort_unstable();
+        present.dedup();
+        present
+    }
+
     /// Tokens to keep free for what runs.
     fn reserved_tokens(&self) -> usize {
         let Some(reserve) = self.limits.reserve else { return 0 };
@@ -57,7 +77,8 @@ impl Scheduler {
     /// for the rest and for the reserve. Returns its place.
     fn admit_first(&mut self, reserved_tokens: usize) -> Option<usize> {
         let block_tokens = self.block_tokens;
-        let next = self.waiting.front_mut()?;
+        let first = self.first_admissible()?;
+        let next = self.waiting.get_mut(first)?;
         // At least one token must be computed, or there would be nothing to draw from.
         let findable = (next.tokens.len() - 1) / block_tokens;
         let needed = next.tokens.len().div_ceil(block_tokens);
@@ -72,7 +93,7 @@ impl Scheduler {
             self.blocked = Some(Blocked { missing });
             return None;
         }
-        let mut sequence = self.waiting.pop_front()?;
+        let mut sequence = self.waiting.take(first)?;
         self.blocked = None;
         self.pool.hold_all(&found.blocks);
         sequence.computed_tokens = found.blocks.len() * block_tokens;

@@ -33,7 +33,7 @@ impl Scheduler {
         let is_full = self.running.len() >= self.limits.max_running;
         if self.running.is_empty()
             || self.running.len() > self.limits.max_tokens_per_step
-            || !(self.waiting.is_empty() || is_full || self.is_blocked())
+            || !(is_full || self.is_blocked() || self.first_admissible().is_none())
         {
             return None;
         }
@@ -107,12 +107,14 @@ mod tests {
 
     const BLOCK_TOKENS: usize = 4;
 
+    /// With few running at most it has few places for adapters.
     fn scheduler(blocks: usize, max_running: usize, prefill: PrefillOrder) -> Scheduler {
         let limits = SchedulerLimits {
             max_running,
             max_tokens_per_step: 9,
             prefill,
             reserve: Some(GrowthReserve { ahead_tokens: 2, ..GrowthReserve::SGLANG }),
+            max_adapters: 1 + max_running / 3,
         };
         Scheduler::new(KvCapacity { block_tokens: BLOCK_TOKENS, blocks }, limits, 5)
     }
@@ -158,8 +160,9 @@ mod tests {
                 for (prompt, max_tokens, _, is_fetched) in requests.iter().filter(|(.., at, _)| *at == turn) {
                     let (prompt, params) = (prompt.clone(), Arc::clone(&params));
                     let end_tokens = Arc::new([]);
-                    let submission =
-                        Submission { prompt, params, max_tokens: *max_tokens, end_tokens, priority: 0 };
+                    let adapter = u32::try_from(max_tokens % 4).ok();
+                    let max_tokens = *max_tokens;
+                    let submission = Submission { prompt, params, max_tokens, end_tokens, priority: 0, adapter };
                     let submit = |scheduler: &mut Scheduler| {
                         let submission = submission.clone();
                         if *is_fetched { scheduler.submit_fetched(submission) } else { scheduler.submit(submission) }

@@ -25,6 +25,7 @@ impl Scheduler {
         assert_eq!(self.stats().uncomputed_tokens, remaining);
         assert!(self.counted.recomputed_tokens <= self.counted.retracted_tokens);
         assert!(self.running.len() <= self.limits.max_running);
+        assert!(self.running_adapters().len() <= self.limits.max_adapters);
     }
 
     fn check_tables(&self) {

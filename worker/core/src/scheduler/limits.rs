@@ -13,13 +13,22 @@ pub struct SchedulerLimits {
     pub prefill: PrefillOrder,
     /// Room that is left for running sequences to grow into; `None` admits as long as a prompt fits.
     pub reserve: Option<GrowthReserve>,
+    /// Adapters that sequences in a step may have between them, at least one; those of others wait until one of these has none that runs, as vLLM's
+    /// `--max-loras` has it.
+    pub max_adapters: usize,
 }
 
 impl SchedulerLimits {
     /// Prompts beside decodes, and no reserve.
     #[must_use]
     pub fn mixed(max_running: usize, max_tokens_per_step: usize) -> Self {
-        Self { max_running, max_tokens_per_step, prefill: PrefillOrder::Mixed, reserve: None }
+        Self {
+            max_running,
+            max_tokens_per_step,
+            prefill: PrefillOrder::Mixed,
+            reserve: None,
+            max_adapters: usize::MAX,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Who waits, and in which order: higher priority first, and among equals whoever came first.
 //!
-//! A retracted sequence comes behind all others of its priority. Next: [`super::Scheduler`] takes from the front.
+//! A retracted sequence comes behind all others of its priority. Next: [`super::Scheduler`] takes from the front, or whoever comes first there with a place for its adapter.
 
 use std::collections::VecDeque;
 
@@ -23,12 +23,12 @@ impl WaitingQueue {
         self.sequences.insert(at, sequence);
     }
 
-    pub(super) fn front_mut(&mut self) -> Option<&mut Sequence> {
-        self.sequences.front_mut()
+    pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Sequence> {
+        self.sequences.get_mut(at)
     }
 
-    pub(super) fn pop_front(&mut self) -> Option<Sequence> {
-        self.sequences.pop_front()
+    pub(super) fn take(&mut self, at: usize) -> Option<Sequence> {
+        self.sequences.remove(at)
     }
 
     pub(super) fn remove(&mut self, id: SequenceId) -> Option<Sequence> {

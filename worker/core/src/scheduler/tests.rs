@@ -49,7 +49,14 @@ impl Device {
 
 fn submission(prompt: &[TokenId], max_tokens: usize) -> Submission {
     let params = Arc::new(SamplingParams::greedy());
-    Submission { prompt: prompt.to_vec(), params, max_tokens, end_tokens: Arc::new([]), priority: 0 }
+    Submission {
+        prompt: prompt.to_vec(),
+        params,
+        max_tokens,
+        end_tokens: Arc::new([]),
+        priority: 0,
+        adapter: None,
+    }
 }
 
 fn scheduler(blocks: usize, max_running: usize, max_tokens_per_step: usize) -> Scheduler {
@@ -466,12 +473,14 @@ fn happening() -> impl Strategy<Value = Happening> {
 fn limits() -> impl Strategy<Value = SchedulerLimits> {
     let reserve = GrowthReserve { decay_steps: 3, ahead_tokens: 2, ..GrowthReserve::SGLANG };
     let order = prop_oneof![Just(PrefillOrder::Mixed), Just(PrefillOrder::First)];
-    (1usize..6, 1usize..40, order, prop_oneof![Just(None), Just(Some(reserve))]).prop_map(
-        |(max_running, max_tokens_per_step, prefill, reserve)| SchedulerLimits {
+    let adapters = prop_oneof![Just(usize::MAX), 1usize..3];
+    (1usize..6, 1usize..40, order, prop_oneof![Just(None), Just(Some(reserve))], adapters).prop_map(
+        |(max_running, max_tokens_per_step, prefill, reserve, max_adapters)| SchedulerLimits {
             max_running,
             max_tokens_per_step,
             prefill,
             reserve,
+            max_adapters,
         },
     )
 }
@@ -564,7 +573,8 @@ impl Trial {
     fn apply(&mut self, happening: Happening) {
         match happening {
             Happening::Submit { prompt, max_tokens, priority, is_fetched } => {
-                let submission = Submission { priority, ..submission(&prompt, max_tokens) };
+                let adapter = u32::try_from(prompt.len() % 4).ok().filter(|adapter| *adapter > 0);
+                let submission = Submission { priority, adapter, ..submission(&prompt, max_tokens) };
                 let id = if is_fetched {
                     let id = self.scheduler.submit_fetched(submission).unwrap();
                     self.coming.push((id, prompt[..prompt.len() - 1].to_vec()));
@@ -734,4 +744,25 @@ fn a_prompt_that_was_fetched_computes_its_last_token_beside_those_that_decode() 
         assert_eq!((stats.computed_tokens, stats.cached_blocks), (6 + 2, 1 + 2));
         scheduler.check_invariants();
     }
+}
+
+#[test]
+fn who_wants_an_adapter_without_a_place_waits_and_is_passed() {
+    let limits = SchedulerLimits { max_adapters: 2, ..SchedulerLimits::mixed(16, 100) };
+    let mut scheduler = Scheduler::new(KvCapacity { block_tokens: BLOCK_TOKENS, blocks: 64 }, limits, 5);
+    let asked = [(Some(1), 2), (Some(2), 4), (Some(3), 4), (None, 4), (Some(2), 4)];
+    let mut device = Device::default();
+    let ids = asked.map(|(adapter, max_tokens)| {
+        scheduler.submit(Submission { adapter, ..submission(&[7; 5], max_tokens) }).unwrap()
+    });
+    let mut step = || {
+        let batch = scheduler.schedule();
+        let drawn = device.forward(&batch);
+        scheduler.commit(&batch, &drawn);
+        batch.sequences.iter().map(|step| step.id).collect::<Vec<_>>()
+    };
+    assert_eq!(step(), [ids[0], ids[1], ids[3], ids[4]]);
+    assert_eq!(step().len(), 4);
+    let third = step();
+    assert!(third.contains(&ids[2]) && !third.contains(&ids[0]), "the first has ended: {third:?}");
 }

@@ -67,7 +67,7 @@ fn an_engine_is_known_by_what_all_of_its_adapters_were_asked() {
         let sought = Sought {
             request: &request,
             eligible: &eligible,
-            moment: Moment::new(NOW, &request, None),
+            moment: Moment::new(NOW, (&request, None), None),
             hits: &hits,
         };
         candidates.gather(&fleet, &sought, u32::MAX, &mut || 0.0);

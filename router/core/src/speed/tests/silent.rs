@@ -9,7 +9,7 @@ fn tokens(new_tokens: usize) -> Prefill {
 }
 
 fn push(queue: &mut PrefillQueue, ticket: u64, answer: Answer, now_s: f64) {
-    queue.push(ticket, (tokens(100), answer), &SPEED, seconds(now_s));
+    queue.push(ticket, Asked { answer, ..streamed(tokens(100)) }, &SPEED, seconds(now_s));
 }
 
 fn left_s(queue: &mut PrefillQueue, now_s: f64) -> f64 {
