@@ -187,6 +187,16 @@ fn routers_that_tell_each_other_do_as_well_as_one() {
 }
 
 #[test]
+fn who_knows_of_places_for_adapters_keeps_requests_from_waiting_for_one() {
+    let preset = worker_core::timing::preset("qwen3-8b").unwrap();
+    let mut workload = Kind::MultiTurn.generate(1_500, 3);
+    workload.give_adapters(24, 3).unwrap();
+    let cell = Cell { adapter_places: Some(4), ..cell(&workload, EngineKind::Preset(preset, None), 3) };
+    let [ours, theirs] = ["prefix_aware", "kv_aware"].map(|policy| figures(&cell, 0.7, policy).mean_ttft_ms);
+    assert!(ours < theirs / 4.0, "{ours} beside {theirs}");
+}
+
+#[test]
 fn offered_far_more_than_it_takes_a_fleet_completes_what_it_can() {
     let preset = worker_core::timing::preset("qwen3-8b").unwrap();
     let workload = Kind::Groups.generate(3_000, 1);

@@ -59,7 +59,7 @@ pub struct SimulateArgs {
     /// How fast KV comes to a worker, in GB/s
     #[arg(long, value_name = "GB/S", default_value_t = Apart::GB_PER_S)]
     pub kv_bandwidth: f64,
-    /// Who is compared: names, or all (the router's policies and the oracle). Besides: prefix_aware_reported, prefix_aware_asking, min_ttft,
+    /// Who is compared: names, or all (the router's policies and the oracle). Besides: prefix_aware_reported, prefix_aware_asking, llm_d_adapters, min_ttft,
     /// hash_two_blocks, cache_aware_smallest_tree
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all")]
     pub policies: Vec<String>,

@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use rand::Rng;
+use router_core::adapters::AdapterOutlook;
 use router_core::policy::{
-    Choice, ColdChoice, IndexBound, IndexSource, IndexUse, PrefixAware, SglangCacheAware, by_name,
+    Choice, ColdChoice, IndexBound, IndexSource, IndexUse, LlmD, PrefixAware, SglangCacheAware, by_name,
 };
 use router_core::{Policy, PromptUse, RequestView};
 use serde::{Deserialize, Serialize};
@@ -135,6 +136,12 @@ const SIMULATED_ONLY: &[Contender] = &[
         make: || Some(Box::new(MinTtft)),
     },
     Contender {
+        name: "llm_d_adapters",
+        family: Family::Peer,
+        splits: Splits::Always,
+        make: || Some(Box::new(LlmDAdapters)),
+    },
+    Contender {
         name: "hash_two_blocks",
         family: Family::Baseline,
         splits: Splits::Always,
@@ -193,6 +200,38 @@ pub fn named(names: &[String]) -> anyhow::Result<Vec<Contender>> {
         }
     });
     Ok(found)
+}
+
+/// llm-d's default scorers with its scorer of adapters beside them, which operators may configure: 1 where some request for the adapter is, 0.8 where
+/// there is a free place, else 0. It sees what this router has sent, at once; llm-d's own sees what engines said of it up to 50 ms ago.
+#[derive(Debug)]
+struct LlmDAdapters;
+
+/// As much as a prefix that is cached whole.
+const ADAPTER_WEIGHT: f64 = 3.0;
+
+impl Policy for LlmDAdapters {
+    fn name(&self) -> &'static str {
+        "llm_d_adapters"
+    }
+
+    fn prompt_use(&self) -> PromptUse {
+        LlmD.prompt_use()
+    }
+
+    fn index_use(&self) -> IndexUse {
+        LlmD.index_use()
+    }
+
+    fn costs(&self, request: &RequestView<'_>, choice: &Choice<'_>) -> Vec<f64> {
+        let score = |outlook: AdapterOutlook| match outlook {
+            AdapterOutlook { waits_for: 0, takes_place: false, .. } => 1.0,
+            AdapterOutlook { takes_place: true, .. } => 0.8,
+            _ => 0.0,
+        };
+        let adapters = choice.candidates.iter().map(|one| ADAPTER_WEIGHT * (1.0 - score(one.adapter)));
+        LlmD.costs(request, choice).iter().zip(adapters).map(|(cost, adapter)| cost + adapter).collect()
+    }
 }
 
 /// Ours, with what the workers' caches really hold and are about to hold, and with the time that the request would really wait at each of

@@ -112,9 +112,8 @@ impl Workload {
         for (number, request) in self.requests.iter_mut().enumerate() {
             let ids = &mut self.ids[request.first_id as usize..][..request.ids as usize];
             let known_by = request.session.or(ids.first().map(|id| u64::from(*id))).unwrap_or(number as u64);
-            let drawn =
-                SmallRng::seed_from_u64(seed ^ ChainHasher::new(2).push_bytes(&known_by.to_le_bytes()).0);
-            let mut left = total * { drawn }.random::<f64>();
+            let hash = ChainHasher::new(2).push_bytes(&known_by.to_le_bytes()).0;
+            let mut left = total * SmallRng::seed_from_u64(seed ^ hash).random::<f64>();
             let adapter = (0..count - 1).find(|nth| {
                 left -= 1.0 / f64::from(nth + 1);
                 left < 0.0
@@ -273,6 +272,30 @@ mod tests {
         assert_eq!(path.len(), 2);
         workload.path(&workload.requests[0], Partial::Counted, &mut path);
         assert_eq!(path.len(), 3);
+    }
+
+    #[test]
+    fn a_session_has_one_adapter_and_shares_nothing_with_another_one() {
+        let mut workload = Workload::named("w");
+        for session in 0..400 {
+            let draft = Draft { session: Some(session % 200), ..draft(0.0, 1_100) };
+            workload.push(draft, [7, 1_000 + u32::try_from(session).unwrap()]);
+        }
+        workload.give_adapters(3, 5).unwrap();
+        let mut shares = [0; 3];
+        for (one, two) in workload.requests.iter().zip(&workload.requests[200..]) {
+            assert_eq!(one.adapter, two.adapter);
+            shares[one.adapter.unwrap() as usize] += 1;
+        }
+        assert!(shares.is_sorted_by(|one, next| one > next), "{shares:?}");
+        for (one, two) in workload.requests.iter().zip(&workload.requests[1..]) {
+            let first = |request| workload.ids(request)[0];
+            assert_eq!(first(one) == first(two), one.adapter == two.adapter);
+        }
+        assert_eq!(workload.adapters, ["adapter-0", "adapter-1", "adapter-2"]);
+        let mut many = Workload::named("w");
+        many.push(draft(0.0, 1), [1 << 30]);
+        assert!(many.give_adapters(3, 5).unwrap_err().to_string().contains("--adapters must be at most 1"));
     }
 
     #[test]
