@@ -4,10 +4,11 @@
 #   bench/apart/engines.sh install DIR          from PyPI and npm, some 6.5 GB; needs uv
 #   bench/apart/engines.sh start DIR [NAME]     both, or `prefill` or `decode` alone; takes two or three minutes, and 3 GB each
 #   bench/apart/engines.sh events DIR           two others, 18201 and 18202, with small caches (8,192 tokens), that publish what happens in them (events.py)
+#   bench/apart/engines.sh adapters DIR [N]     two others, 18301 and 18302, with eight adapters and places for N of them (2; adapters.py)
 #   bench/apart/engines.sh stop DIR             those that were started; each keeps a core busy while it runs
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-what=${1:?install, start or stop} dir=${2:?a folder for engines and logs}
+what=${1:?install, start, events, adapters or stop} dir=${2:?a folder for engines and logs}
 mkdir -p "$dir" && cd "$dir"
 
 install() {
@@ -43,6 +44,12 @@ publish() { # name, port, port for events, port for replays
         "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$3\",\"replay_endpoint\":\"tcp://*:$4\"}"
 }
 
+adapt() { # name, port, places
+    local modules=()
+    for number in $(seq 0 7); do modules+=("a$number=$PWD/adapters/a$number"); done
+    engine "$1" "$2" 1024 --enable-lora --max-loras "$3" --max-cpu-loras 8 --max-lora-rank 8 --lora-modules "${modules[@]}"
+}
+
 ready() { # name, port
     for _ in $(seq 300); do
         curl -sf -m 2 -o /dev/null "http://127.0.0.1:$2/health" && return
@@ -66,6 +73,13 @@ events)
     ready one 18201
     ready two 18202
     ;;
+adapters)
+    venv/bin/python "$here/lora.py" adapters 8
+    adapt lora-one 18301 "${3:-2}"
+    adapt lora-two 18302 "${3:-2}"
+    ready lora-one 18301
+    ready lora-two 18302
+    ;;
 stop)
     for file in *.pid; do
         pid=$(cat "$file")
@@ -74,5 +88,5 @@ stop)
         rm "$file"
     done
     ;;
-*) echo "install, start, events or stop" && exit 2 ;;
+*) echo "install, start, events, adapters or stop" && exit 2 ;;
 esac
