@@ -299,9 +299,11 @@ impl Reports {
         self.is_counted.store(true, Ordering::Relaxed);
         let report = LoadReport { running, waiting, ..LoadReport::default() };
         let others = OthersLoad::beside(own, Sent::default(), &report);
+        // This router's own may wait there once more, after their first tokens.
+        let waiting_others = others.waiting.min(others.requests);
         let share = self.newest_share(now);
         let requests = averaged(&self.mean_requests_bits, f64::from(others.requests), share);
-        let waiting = averaged(&self.mean_waiting_bits, f64::from(others.waiting), share);
+        let waiting = averaged(&self.mean_waiting_bits, f64::from(waiting_others), share);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts and an estimate")]
         let (requests, waiting, tokens) =
             (requests.round() as u32, waiting.round() as u32, (waiting * load.uncached_tokens) as u32);
@@ -345,6 +347,9 @@ impl Reports {
     /// It says nothing of its load any more.
     pub fn forget_load(&self) {
         self.row.tells_load.store(0, Ordering::Relaxed);
+        // Nor is what others had there last what they have had since.
+        self.others.store(0, Ordering::Relaxed);
+        self.usual_others_bits.store(0, Ordering::Relaxed);
         self.set_place(RouterPlace::ALONE);
     }
 
@@ -436,9 +441,17 @@ mod tests {
         reports.forget_load();
         reports.set_counts(&load(3, 0), &own, at(125));
         assert_eq!(reports.load(at(125)).unwrap().others, OthersLoad::default());
+        // Its own have been retracted: there is nobody else, whatever waits.
+        reports.set_counts(&load(0, 3), &LoadReading { requests: 3, ..LoadReading::default() }, at(125));
+        assert_eq!(reports.load(at(125)).unwrap().others, OthersLoad::default());
+        // Nobody knows what others had there while it said nothing.
+        reports.set_counts(&load(40, 0), &own, at(126));
+        reports.forget_load();
+        reports.set_counts(&load(3, 0), &own, at(1_026));
+        assert_eq!(reports.load(at(1_026)).unwrap().usual_others, 0.0);
         // A worker that tells by itself is believed.
-        reports.set_load(&WorkerLoad::default(), (&own, Sent::default()), at(126));
-        assert_eq!(reports.load(at(126)).unwrap().queue, QueueSource::Told);
+        reports.set_load(&WorkerLoad::default(), (&own, Sent::default()), at(1_027));
+        assert_eq!(reports.load(at(1_027)).unwrap().queue, QueueSource::Told);
     }
 
     #[test]

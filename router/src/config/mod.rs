@@ -274,8 +274,9 @@ pub struct Settings {
     #[arg(long, default_value = "on", value_name = "on|off")]
     pub engine_events: Switch,
 
-    /// How often to ask engines for their /metrics (vLLM's and SGLang's), which say how many requests they have that did not come through this router: at
-    /// least 100ms, or off. One that is slow to answer is asked more rarely, and of a hundred or more each is
+    /// How often to ask engines for their /metrics, which say how many requests they have that did not come through this router (vLLM's), and for how many
+    /// adapters they have places (vLLM's and SGLang's): at least 100ms, or off. One that is slow to answer is asked more rarely, and so is each where
+    /// that would be more than a hundred a second
     #[arg(long, default_value = "5s", value_parser = parse_time_limit, value_name = "TIME|off")]
     pub engine_load: TimeLimit,
 

@@ -1,4 +1,6 @@
-//! What an engine's metrics say of its load: vLLM's names, SGLang's, and our own worker's, which are vLLM's.
+//! What an engine's metrics say of its load: vLLM's names, and our own worker's, which are vLLM's. SGLang's gauges of requests are written with prefills,
+//! every so many decode steps and, where it has nothing to do, twice a minute: they count requests that are over, and would make them somebody else's. Of
+//! its metrics, places for adapters are read.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +51,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// `None` if `text` says nothing of requests that run.
+    /// `None` if `text` says nothing of requests that run, nor of adapters.
     #[must_use]
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut ranks: BTreeMap<Option<u32>, Counts> = BTreeMap::new();
@@ -57,47 +59,46 @@ impl Told {
         let mut adapter_places = None;
         for sample in samples(text) {
             let Some((engine, what)) = sample.name.split_once(':') else { continue };
-            let rank_label = match engine {
-                "vllm" | "worker" => "engine",
-                "sglang" => "dp_rank",
-                _ => continue,
-            };
             let Some(value) = sample.number() else { continue };
+            if engine == "sglang" && what == "lora_pool_slots_total" && value >= 1.0 {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "from 1 to 10^15"
+                )]
+                let told = value as usize;
+                adapter_places = adapter_places.max(Some(told));
+            }
+            if !["vllm", "worker"].contains(&engine) {
+                continue;
+            }
             // Ranks of one engine that hold parts of the same sequences all count these.
             let most = |known: &mut f64| *known = value.max(*known);
             match what {
-                "num_requests_running" | "num_running_reqs" => {
+                "num_requests_running" => {
                     is_told = true;
-                    most(&mut rank(&mut ranks, sample.label(rank_label)).running);
+                    most(&mut rank(&mut ranks, sample.label("engine")).running);
                 }
-                "num_requests_waiting" | "num_queue_reqs" => {
-                    most(&mut rank(&mut ranks, sample.label(rank_label)).waiting);
+                "num_requests_waiting" => {
+                    most(&mut rank(&mut ranks, sample.label("engine")).waiting);
                 }
-                "kv_cache_usage_perc" | "gpu_cache_usage_perc" | "token_usage" => {
-                    most(&mut rank(&mut ranks, sample.label(rank_label)).kv_usage);
+                "kv_cache_usage_perc" | "gpu_cache_usage_perc" => {
+                    most(&mut rank(&mut ranks, sample.label("engine")).kv_usage);
                 }
                 "lora_requests_info" => {
                     let told = sample.label("max_lora").and_then(|places| places.parse().ok());
                     adapter_places = adapter_places.max(told);
                 }
-                "lora_pool_slots_total" if value >= 1.0 => {
-                    #[expect(
-                        clippy::cast_possible_truncation,
-                        clippy::cast_sign_loss,
-                        reason = "from 1 to 10^15"
-                    )]
-                    let told = value as usize;
-                    adapter_places = adapter_places.max(Some(told));
-                }
                 "time_to_first_token_seconds_count" => totals.prompts += value,
                 "prompt_tokens_total" => totals.prompt_tokens += value,
-                "prefix_cache_hits_total" | "gpu_prefix_cache_hits_total" | "cached_tokens_total" => {
+                "prefix_cache_hits_total" => {
                     totals.cached_tokens += value;
                 }
                 _ => {}
             }
         }
-        is_told.then(|| Self { ranks: ranks.into_values().collect(), totals, adapter_places })
+        let tells = is_told || adapter_places.is_some();
+        tells.then(|| Self { ranks: ranks.into_values().collect(), totals, adapter_places })
     }
 
     /// Of all ranks together, or of the one with that place in their order: engines that have only some of all ranks count those from 0 in requests,
@@ -113,7 +114,7 @@ impl Told {
                 .copied();
         }
         let sum = |of: fn(&Counts) -> f64| self.ranks.iter().map(of).sum::<f64>();
-        Some(Counts {
+        (count > 0).then(|| Counts {
             running: sum(|rank| rank.running),
             waiting: sum(|rank| rank.waiting),
             kv_usage: sum(|rank| rank.kv_usage) / count as f64,
@@ -173,22 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn sglang_counts_once_what_its_ranks_share() {
-        let line = |name: &str, tp: u32, dp: &str, value: f64| {
-            format!("sglang:{name}{{model_name=\"m\",tp_rank=\"{tp}\"{dp}}} {value:?}\n")
-        };
-        let of = |dp: &str, running| {
-            line("num_running_reqs", 0, dp, running)
-                + &line("num_running_reqs", 1, dp, running)
-                + &line("num_queue_reqs", 0, dp, 1.0)
-                + &line("token_usage", 0, dp, 0.5)
-        };
-        let one = Told::read(&of("", 4.0)).unwrap();
-        let all = Counts { running: 4.0, waiting: 1.0, kv_usage: 0.5 };
-        assert_eq!([one.part(None), one.part(Some(7))], [Some(all), Some(all)]);
-        let two = Told::read(&(of(",dp_rank=\"0\"", 4.0) + &of(",dp_rank=\"1\"", 2.0))).unwrap();
-        assert_eq!(two.part(None), Some(Counts { running: 6.0, waiting: 2.0, kv_usage: 0.5 }));
-        assert_eq!(two.part(Some(1)).unwrap().running, 2.0);
+    fn what_sglang_counts_is_too_old_to_go_by() {
+        let counts =
+            "sglang:num_running_reqs{tp_rank=\"0\"} 20.0\nsglang:num_queue_reqs{tp_rank=\"0\"} 3.0\n";
+        assert_eq!(Told::read(counts), None);
+        let told =
+            Told::read(&format!("{counts}sglang:lora_pool_slots_total{{tp_rank=\"0\"}} 8.0\n")).unwrap();
+        assert_eq!((told.adapter_places, told.part(None), told.part(Some(0))), (Some(8), None, None));
     }
 
     #[test]

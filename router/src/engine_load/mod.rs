@@ -29,7 +29,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const REST: u32 = 20;
 /// The longest rest, and until an engine that does not say is asked again: it may be another one by then.
 const LONGEST_REST: Duration = Duration::from_secs(60);
-/// What was heard counts for so many rounds.
+/// What was heard counts for so many rounds after the longest rest.
 const ROUNDS_VALID: u32 = 4;
 /// Engines asked in a second, at most: with more of them, each more rarely. An answer is some 60 KB of text.
 const MOST_ASKED_PER_S: u32 = 100;
@@ -46,8 +46,8 @@ struct Known {
     heard: Option<Instant>,
     /// What it had counted up by then.
     totals: Totals,
-    /// Tokens computed of a prompt, on average.
-    uncached_tokens: f64,
+    /// Tokens computed of a prompt, on average, once it has computed some.
+    uncached_tokens: Option<f64>,
 }
 
 /// An answer, or that there was none.
@@ -95,7 +95,9 @@ pub async fn run(app: Arc<App>, every: Duration) {
             Some(Answer { address, asked, told, before }) = asking.next() => {
                 let (now, round) = (Instant::now(), round(every, known.len()));
                 let Some(entry) = known.get_mut(&address) else { continue };
-                let rest = if told.is_some() { (now - asked) * REST } else { LONGEST_REST };
+                // One that did not answer this time, and has before, has more to do than it can.
+                let tells = told.is_some() || entry.heard.is_some();
+                let rest = if tells { (now - asked) * REST } else { LONGEST_REST };
                 entry.next = Some(now + rest.clamp(round, round.max(LONGEST_REST)));
                 if let Some(told) = told {
                     entry.hear(&told, before, (now, now.saturating_duration_since(app.started)));
@@ -112,7 +114,7 @@ impl Known {
             next: Some(first),
             heard: None,
             totals: Totals::default(),
-            uncached_tokens: 0.0,
+            uncached_tokens: None,
         }
     }
 
@@ -132,14 +134,18 @@ impl Known {
         if let Some(mean) = told.totals.mean_uncached(&self.totals) {
             let passed_s = self.heard.map(|heard| now.saturating_duration_since(heard).as_secs_f64());
             let share = passed_s.map_or(1.0, |passed_s| passed_s / (passed_s + PROMPTS_S));
-            self.uncached_tokens += share * (mean - self.uncached_tokens);
+            self.uncached_tokens =
+                Some(self.uncached_tokens.map_or(mean, |before| before + share * (mean - before)));
         }
         (self.totals, self.heard) = (told.totals, Some(now));
         for (worker, before) in &before {
             if let Some(places) = told.adapter_places {
                 worker.load.set_adapter_places(places);
             }
-            let Some(counts) = told.part(worker.spec.dp_rank.map(|rank| rank.number)) else { continue };
+            let Some(counts) = told.part(worker.spec.dp_rank.map(|rank| rank.number)) else {
+                worker.reports.forget_load();
+                continue;
+            };
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 10^15")]
             let count = |value: f64| value as usize;
             let capacity = worker.reports.kv_capacity_tokens().unwrap_or(0);
@@ -149,11 +155,16 @@ impl Known {
                 waiting: count(counts.waiting),
                 kv_used_tokens,
                 kv_free_tokens: capacity - kv_used_tokens,
-                uncached_tokens: self.uncached_tokens,
+                uncached_tokens: self.uncached_tokens.unwrap_or(0.0),
             };
             worker.hear_counts(&load, before, clock);
         }
-        self.ranks = before.into_iter().map(|(worker, _)| worker).collect();
+        let heard: Vec<_> = before.into_iter().map(|(worker, _)| worker).collect();
+        for gone in self.ranks.drain(..).filter(|rank| !heard.iter().any(|worker| Arc::ptr_eq(worker, rank)))
+        {
+            gone.reports.forget_load();
+        }
+        self.ranks = heard;
     }
 }
 
@@ -168,7 +179,7 @@ fn engines(roster: &Roster) -> HashMap<Arc<str>, Vec<Arc<Upstream>>> {
     for worker in roster.snapshot.workers().iter().filter(|worker| worker.is_up()) {
         let Some(upstream) = roster.upstream(worker) else { continue };
         let tells_itself = upstream.follower.as_ref().is_some_and(|follower| !follower.is_of_engine());
-        if !tells_itself && worker.spec.address.starts_with("http") {
+        if !tells_itself && !worker.spec.address.starts_with("embedded:") {
             engines.entry(worker.spec.address.as_str().into()).or_default().push(upstream);
         }
     }

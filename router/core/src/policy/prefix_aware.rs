@@ -120,6 +120,9 @@ impl Work {
             held_tokens: f64::from(load.held_tokens),
         };
         let Some(report) = report else { return own };
+        // What an engine was asked seconds ago is mostly this router's own, which the ledger knows better.
+        let is_own = report.queue == QueueSource::Counted && report.others.requests == 0;
+        let kv_used_tokens = if is_own { 0.0 } else { f64::from(report.kv_used_tokens) };
         Self {
             queued_s: match report.queue {
                 _ if report.others.requests == 0 => own.queued_s,
@@ -129,8 +132,8 @@ impl Work {
             waiting: own.waiting + f64::from(report.others.waiting),
             running: own.running + f64::from(report.others.requests),
             usual: own.usual + f64::from(report.usual_others),
-            context_tokens: own.context_tokens.max(f64::from(report.kv_used_tokens)),
-            held_tokens: own.held_tokens.max(f64::from(report.kv_used_tokens)),
+            context_tokens: own.context_tokens.max(kv_used_tokens),
+            held_tokens: own.held_tokens.max(kv_used_tokens),
         }
     }
 }

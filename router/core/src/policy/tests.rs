@@ -343,3 +343,30 @@ fn prefix_aware_delays_one_that_waits_rather_than_eight() {
     }
     assert_eq!(pick_aware(&prompt(1_000), &candidates), 1);
 }
+
+#[test]
+fn what_waits_and_what_is_held_is_the_ledgers_and_others_where_an_engine_was_asked_a_while_ago() {
+    let snapshot = fleet(1).snapshot();
+    let load = LoadReading { requests: 4, prefilling: 2, context_tokens: 1_000, ..LoadReading::default() };
+    let candidates = [Candidate { load, kv_capacity_tokens: 10_000, ..Candidate::new(WorkerSlot(0)) }];
+    let report = |queue, others| LoadReport {
+        queue,
+        others,
+        waiting: 7,
+        kv_used_tokens: 8_000,
+        kv_free_tokens: 2_000,
+        ..LoadReport::default()
+    };
+    let others = OthersLoad { requests: 3, waiting: 1, ..OthersLoad::default() };
+    let expected = [
+        (report(QueueSource::Told, others), 7, 0.8),
+        (report(QueueSource::Counted, others), 3, 0.8),
+        (report(QueueSource::Counted, OthersLoad::default()), 2, 0.1),
+    ];
+    for (report, waiting, used) in expected {
+        let reports = [Some(report)];
+        let ring = &|| snapshot.ring();
+        let choice = Choice { reports: &reports, ..choice(&candidates, ring) };
+        assert_eq!((choice.waiting_requests(0), choice.kv_usage(0)), (waiting, used), "{report:?}");
+    }
+}
