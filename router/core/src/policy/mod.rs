@@ -197,8 +197,7 @@ impl Choice<'_> {
         match self.report(at) {
             Some(report) if report.queue == QueueSource::Told => report.kv_usage(),
             Some(report) if report.others.requests > 0 => report.kv_usage().max(by_ledger()),
-            Some(_) => by_ledger(),
-            None => by_ledger(),
+            Some(_) | None => by_ledger(),
         }
     }
 }

@@ -73,7 +73,7 @@ const OTHERS_PICKS: f64 = 3.0;
 const OTHERS_SERVICE: f64 = 0.5;
 /// Where no router has workers of its own: those of which one may decide in the same moment as this one; of more, some see what the others did.
 const OTHERS_AT_ONCE: f64 = 8.0;
-/// The best of so many is as good as the best of thousands; each costs some 20 ns, in which nobody else can pick.
+/// The best of so many is as good as the best of thousands; each costs some 40 ns, in which nobody else can pick.
 const MOST_WORKERS: u32 = 256;
 
 /// Requests of others that are placed in thought at most.
