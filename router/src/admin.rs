@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use router_core::{Among, Explanation, Leg, RequestView, SplitCosts};
+use router_core::{Among, Explained, Explanation, Leg, RequestView, SplitCosts};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -222,7 +222,7 @@ fn explained(explanation: &Explanation, reading: &Reading) -> Value {
     let candidates: Vec<_> = explanation
         .candidates
         .iter()
-        .map(|(worker, candidate, cost)| {
+        .map(|Explained { worker, candidate, adapter, cost }| {
             json!({
                 "worker": worker.id().as_str(),
                 "cost": cost,
@@ -231,11 +231,12 @@ fn explained(explanation: &Explanation, reading: &Reading) -> Value {
                 "queued_prefill_tokens": candidate.load.prefill_tokens,
                 "requests_in_flight": candidate.load.requests,
                 "decoding": candidate.load.decoding(),
-                "adapter_waits_for": candidate.adapter.waits_for,
+                "adapter_waits_for": adapter.waits_for,
             })
         })
         .collect();
-    let (picked, chosen, cost) = &explanation.candidates[explanation.picked];
+    let Explained { worker: picked, candidate: chosen, cost, .. } =
+        &explanation.candidates[explanation.picked];
     let why = format!(
         "{}: {} costs {cost:.1}, the least of {} candidates, with {} of about {} prompt tokens expected in its cache, {} \
          prefill tokens queued and {} requests in flight",

@@ -229,8 +229,8 @@ impl Policy for LlmDAdapters {
             AdapterOutlook { takes_place: true, .. } => 0.8,
             _ => 0.0,
         };
-        let adapters = choice.candidates.iter().map(|one| ADAPTER_WEIGHT * (1.0 - score(one.adapter)));
-        LlmD.costs(request, choice).iter().zip(adapters).map(|(cost, adapter)| cost + adapter).collect()
+        let costs = LlmD.costs(request, choice).into_iter().enumerate();
+        costs.map(|(at, cost)| cost + ADAPTER_WEIGHT * (1.0 - score(choice.adapter(at)))).collect()
     }
 }
 

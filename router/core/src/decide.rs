@@ -15,6 +15,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use roundhouse_types::BlockHash;
 
+use crate::adapters::AdapterOutlook;
 use crate::fleet::FleetSnapshot;
 use crate::health::Trial;
 use crate::ledger::{Booking, HeldPrompt, Lease};
@@ -99,8 +100,21 @@ pub struct Explanation {
     pub picked: usize,
     /// Turns that are expected to follow in its session.
     pub later_turns: f64,
-    /// Everyone who could have been picked, with hits and cost in the policy's unit.
-    pub candidates: Vec<(Arc<Worker>, Candidate, f64)>,
+    /// Everyone who could have been picked.
+    pub candidates: Vec<Explained>,
+}
+
+/// One of those who could have been picked.
+#[derive(Debug)]
+pub struct Explained {
+    /// Which worker.
+    pub worker: Arc<Worker>,
+    /// As it stands.
+    pub candidate: Candidate,
+    /// What the request's adapter would meet.
+    pub adapter: AdapterOutlook,
+    /// In the policy's unit.
+    pub cost: f64,
 }
 
 impl Decider {
@@ -385,13 +399,16 @@ impl Decider {
         let choice = candidates.choice(ring, learned);
         let costs = self.policy.costs(request, &choice);
         let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
-        let worker = |candidate: &Candidate| Arc::clone(&fleet.workers()[candidate.place as usize]);
-        let candidates = candidates.list.iter().zip(costs);
+        let explained = |(at, cost)| {
+            let candidate: Candidate = choice.candidates[at];
+            let worker = Arc::clone(&fleet.workers()[candidate.place as usize]);
+            Explained { worker, candidate, adapter: choice.adapter(at), cost }
+        };
         Ok(Explanation {
             policy: self.policy.name(),
             picked,
             later_turns: learned.later_turns,
-            candidates: candidates.map(|(one, cost)| (worker(one), *one, cost)).collect(),
+            candidates: costs.into_iter().enumerate().map(explained).collect(),
         })
     }
 

@@ -26,7 +26,7 @@ pub mod unseen;
 pub mod window;
 pub mod worker;
 
-pub use decide::{Among, Booked, Decided, Decider, Explanation, SplitCosts};
+pub use decide::{Among, Booked, Decided, Decider, Explained, Explanation, SplitCosts};
 pub use dp_rank::{DpRank, DpRanks, ToldBy};
 pub use fleet::{Fleet, FleetSnapshot};
 pub use health::{BreakerState, Health, Trial};

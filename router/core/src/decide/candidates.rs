@@ -8,7 +8,7 @@ use roundhouse_types::RouterPlace;
 
 use super::Among;
 use super::told::Others;
-use crate::adapters::Adapter;
+use crate::adapters::{Adapter, AdapterOutlook};
 use crate::fleet::{FleetSnapshot, Member, Ring};
 use crate::health::{Standing, Trial};
 use crate::ledger::{LoadReading, usual_requests};
@@ -37,13 +37,13 @@ pub(super) struct Candidates {
     pub(super) list: Vec<Candidate>,
     /// What each of them said of its load last; empty where none says anything.
     reports: Vec<Option<LoadReport>>,
+    /// What the request's adapter meets at each of them; empty where it is for none.
+    outlooks: Vec<AdapterOutlook>,
     standing: Rank,
     requests: u64,
     prefilling: u64,
     busy: u64,
     context_tokens: u64,
-    /// Shares of their places for adapters.
-    places_taken: f64,
     /// Of the fleet that was looked at.
     share: f64,
     /// Workers of that fleet.
@@ -174,6 +174,14 @@ impl Candidates {
         if !self.reports.is_empty() {
             self.reports.resize(self.list.len(), None);
         }
+        self.outlooks.clear();
+        if let Some(adapter) = sought.moment.adapter {
+            let outlook = |one: &Candidate| {
+                let load = &fleet.workers()[one.place as usize].load;
+                load.adapter_places().map_or_else(AdapterOutlook::default, |_| load.adapter_outlook(adapter))
+            };
+            self.outlooks.extend(self.list.iter().map(outlook));
+        }
     }
 
     /// Returns how many workers it has looked at.
@@ -276,7 +284,6 @@ impl Candidates {
         self.reports.clear();
         (self.standing, self.requests, self.prefilling) = (standing, 0, 0);
         (self.busy, self.context_tokens, self.pools) = (0, 0, 0);
-        self.places_taken = 0.0;
     }
 
     #[inline]
@@ -313,12 +320,6 @@ impl Candidates {
                 candidate.line_s = queue.line_s.into();
                 self.with_lines.push(self.list.len());
             }
-        }
-        if let Some(adapter) = moment.adapter
-            && row.load.adapter_places.load(Ordering::Relaxed) > 0
-        {
-            candidate.adapter = fleet.worker(row).load.adapter_outlook(adapter);
-            self.places_taken += f64::from(candidate.adapter.taken_share);
         }
         if row.load.tells_load.load(Ordering::Relaxed) > 0 {
             self.read_report(fleet.worker(row), moment.now);
@@ -381,11 +382,11 @@ impl Candidates {
         Choice {
             candidates: &self.list,
             reports: &self.reports,
+            outlooks: &self.outlooks,
             requests: self.requests,
             prefilling: self.prefilling,
             busy: self.busy,
             context_tokens: self.context_tokens,
-            places_taken: self.places_taken / (self.list.len() as f64).max(1.0),
             share: self.share,
             workers: self.workers,
             router_place: if others.count() > 0 { others.place } else { self.router_place() },

@@ -190,9 +190,9 @@ fn explaining_changes_nothing() {
     let second = decider.explain(&fleet, &view(&prompt), NOW).unwrap();
     assert_eq!(first.picked, second.picked);
     assert_eq!(decider.tree_blocks(), blocks);
-    let (worker, candidate, cost) = &first.candidates[first.picked];
+    let Explained { worker, candidate, cost, .. } = &first.candidates[first.picked];
     assert!(candidate.hit_tokens > 400);
-    assert!(first.candidates.iter().all(|(_, _, other)| other >= cost));
+    assert!(first.candidates.iter().all(|other| other.cost >= *cost));
     assert_eq!(
         decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap().worker.id(),
         worker.id()
@@ -411,7 +411,7 @@ fn what_a_worker_has_room_for_bounds_what_the_tree_holds_of_it() {
     let decide = |text: &str| {
         let prompt = hashed(&text.repeat(200));
         drop(decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap());
-        decider.explain(&fleet, &view(&prompt), NOW).unwrap().candidates[0].1.hit_tokens
+        decider.explain(&fleet, &view(&prompt), NOW).unwrap().candidates[0].candidate.hit_tokens
     };
     for text in ["abcdefghij", "bcdefghijk", "cdefghijkl"] {
         assert_eq!(decide(text), 1_984 / 4);
@@ -479,11 +479,11 @@ fn reports_of_workers_reach_the_policy() {
     fleet.workers()[1].hear_load(&load, NOW);
     let later = NOW + Duration::from_millis(40);
     let explained = decider.explain(&fleet, &RequestView::default(), later).unwrap();
-    let costs: Vec<_> = explained.candidates.iter().map(|(.., cost)| *cost).collect();
+    let costs: Vec<_> = explained.candidates.iter().map(|one| one.cost).collect();
     assert_eq!(costs, [0.0, 5_040.25]);
     assert!(fleet.workers()[1].reports.kv_capacity_tokens().is_none());
     fleet.workers()[1].reports.forget_load();
-    assert_eq!(decider.explain(&fleet, &RequestView::default(), later).unwrap().candidates[1].2, 0.0);
+    assert_eq!(decider.explain(&fleet, &RequestView::default(), later).unwrap().candidates[1].cost, 0.0);
 }
 
 /// What a worker says that has so many requests, one of which waits with `uncached_tokens` to compute.
@@ -511,7 +511,10 @@ fn what_others_have_to_compute_at_a_worker_counts_and_what_is_ours_counts_once()
     // All that the busy one says is what this router sent there, and the other one has far more to do for others.
     fleet.workers()[busy].hear_load(&told(1, 3_100), NOW);
     let after = next();
-    assert!((after.candidates[busy].2 - before.candidates[busy].2).abs() < 1e-9, "nothing new was said");
+    assert!(
+        (after.candidates[busy].cost - before.candidates[busy].cost).abs() < 1e-9,
+        "nothing new was said"
+    );
     fleet.workers()[free].hear_load(&told(6, 60_000), NOW);
     assert_eq!(next().picked, busy);
 }
@@ -534,7 +537,10 @@ fn what_engines_count_of_others_adds_to_what_is_ours_and_what_is_ours_counts_onc
     // It counts the one request that this router has there, whatever it calls it, and of one that has just ended it may count another.
     for (running, waiting) in [(0, 1), (1, 0), (0, 0)] {
         count(busy, running, waiting);
-        assert!((next().candidates[busy].2 - before.candidates[busy].2).abs() < 1e-9, "nothing new was said");
+        assert!(
+            (next().candidates[busy].cost - before.candidates[busy].cost).abs() < 1e-9,
+            "nothing new was said"
+        );
     }
     let worker = &fleet.workers()[busy];
     let one_more = LoadReading { requests: 2, prefilling: 2, ..worker.sent_there() };
@@ -543,12 +549,12 @@ fn what_engines_count_of_others_adds_to_what_is_ours_and_what_is_ours_counts_onc
         &one_more,
         NOW,
     );
-    assert!((next().candidates[busy].2 - before.candidates[busy].2).abs() < 1e-9, "it ended meanwhile");
+    assert!((next().candidates[busy].cost - before.candidates[busy].cost).abs() < 1e-9, "it ended meanwhile");
     count(free, 0, 8);
     let after = next();
     assert_eq!(after.picked, busy);
     assert!(
-        after.candidates[free].2 > 8.0 * before.candidates[free].2,
+        after.candidates[free].cost > 8.0 * before.candidates[free].cost,
         "each of the eight waits for its own"
     );
 }
@@ -645,7 +651,7 @@ fn hits_are_found_wherever_a_candidate_stands() {
     fleet.workers()[1].mark_down();
     fleet.workers()[4].mark_down();
     let told = decider.explain(&fleet, &view(&prompt), NOW).unwrap();
-    let hits: Vec<_> = told.candidates.iter().map(|(_, candidate, _)| candidate.hit_tokens).collect();
+    let hits: Vec<_> = told.candidates.iter().map(|one| one.candidate.hit_tokens).collect();
     assert_eq!(hits, [1_984 / 4; 4]);
 }
 

@@ -79,8 +79,6 @@ pub struct Candidate {
     pub usual_requests: f32,
     /// Whether the request would be computed in one step with some that wait.
     pub joins_step: bool,
-    /// What the request's adapter meets there; nothing where it is for none, or the worker does not say for how many it has places.
-    pub adapter: AdapterOutlook,
 }
 
 impl Candidate {
@@ -103,7 +101,6 @@ impl Candidate {
             ratio: 1.0,
             usual_requests: 0.0,
             joins_step: false,
-            adapter: AdapterOutlook::default(),
         }
     }
 
@@ -137,6 +134,8 @@ pub struct Choice<'a> {
     pub candidates: &'a [Candidate],
     /// What each of them said of its load last; empty where none says anything.
     pub reports: &'a [Option<LoadReport>],
+    /// What the request's adapter meets at each of them; empty where it is for none.
+    pub outlooks: &'a [AdapterOutlook],
     /// Requests in flight at all of them.
     pub requests: u64,
     /// Those without a first token.
@@ -145,8 +144,6 @@ pub struct Choice<'a> {
     pub busy: u64,
     /// Prompt tokens of all requests in flight.
     pub context_tokens: u64,
-    /// Share of their places for adapters that are taken, on average; 0 for a request without one.
-    pub places_taken: f64,
     /// What share of the fleet was looked at for candidates.
     pub share: f64,
     /// Workers of the fleet.
@@ -172,6 +169,13 @@ impl Choice<'_> {
     #[must_use]
     pub fn report(&self, at: usize) -> Option<&LoadReport> {
         self.reports.get(at)?.as_ref()
+    }
+
+    /// What the request's adapter meets at the candidate at that index; nothing where it is for none, or the worker does not say for how many it
+    /// has places.
+    #[must_use]
+    pub fn adapter(&self, at: usize) -> AdapterOutlook {
+        self.outlooks.get(at).copied().unwrap_or_default()
     }
 
     /// Requests waiting there: as reported, or those without a first token.

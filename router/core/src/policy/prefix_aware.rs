@@ -109,25 +109,33 @@ struct Work {
 }
 
 impl Work {
-    fn of(candidate: &Candidate, report: Option<&LoadReport>, token_s: f64) -> Self {
+    /// By the ledger.
+    #[inline]
+    fn own(candidate: &Candidate) -> Self {
         let load = candidate.load;
-        let own = Self {
+        Self {
             queued_s: candidate.queued_s,
             waiting: f64::from(load.prefilling),
             running: f64::from(load.requests),
             usual: f64::from(candidate.usual_requests),
             context_tokens: f64::from(load.context_tokens),
             held_tokens: f64::from(load.held_tokens),
-        };
-        let Some(report) = report else { return own };
+        }
+    }
+
+    fn at(at: usize, candidate: &Candidate, choice: &Choice<'_>) -> Self {
+        let own = Self::own(candidate);
+        let Some(report) = choice.report(at) else { return own };
         // What an engine was asked seconds ago is mostly this router's own, which the ledger knows better.
         let is_own = report.queue == QueueSource::Counted && report.others.requests == 0;
         let kv_used_tokens = if is_own { 0.0 } else { f64::from(report.kv_used_tokens) };
         Self {
             queued_s: match report.queue {
                 _ if report.others.requests == 0 => own.queued_s,
-                QueueSource::Told => queued_by_report_s(report, token_s) + candidate.line_s,
-                QueueSource::Counted => own.queued_s + f64::from(report.others.uncached_tokens) * token_s,
+                QueueSource::Told => queued_by_report_s(report, choice.speed.token_s) + candidate.line_s,
+                QueueSource::Counted => {
+                    own.queued_s + f64::from(report.others.uncached_tokens) * choice.speed.token_s
+                }
             },
             waiting: own.waiting + f64::from(report.others.waiting),
             running: own.running + f64::from(report.others.requests),
@@ -267,7 +275,7 @@ impl Fleet {
             usual_met: USUAL_MET + choice.later_turns,
             usual_context: context_tokens / running.max(1.0),
             running_tokens: 2.0 * RUNNING_TOKENS + CONTEXT_SHARE * request.prompt_tokens as f64,
-            places_taken: choice.places_taken,
+            places_taken: choice.outlooks.iter().map(|one| f64::from(one.taken_share)).sum::<f64>() / count,
         }
     }
 
@@ -283,13 +291,14 @@ impl Fleet {
         let step_s = if candidate.joins_step { 0.0 } else { self.fixed_s * ratio };
         let decode_s = self.token_s * ratio * slow_tokens;
         let others_s = own_s * delayed + step_s * STEP_SHARE * decoding + decode_s;
-        let waits_s = self.memory_wait_s(candidate, held_tokens) + self.adapter_wait_s(candidate);
-        queued_s + own_s + waits_s + self.worth.others * others_s
+        queued_s + own_s + self.memory_wait_s(candidate, held_tokens) + self.worth.others * others_s
     }
 
     fn costs(&self, choice: &Choice<'_>) -> Vec<f64> {
-        let cost = |(candidate, work): (&Candidate, _)| self.cost(candidate, candidate.own_s, &work);
-        choice.candidates.iter().zip(works(choice)).map(cost).collect()
+        let cost = |((at, candidate), work): ((usize, &Candidate), _)| {
+            self.cost(candidate, candidate.own_s, &work) + self.adapter_wait_s(choice, at)
+        };
+        choice.candidates.iter().enumerate().zip(works(choice)).map(cost).collect()
     }
 
     /// Other routers of whose last decisions nothing is known: by what they have in flight, or those that tell of it a moment later.
@@ -357,8 +366,10 @@ impl Fleet {
 
     /// Until the request's adapter has a place: others' requests have to end one after the other, and more of them come meanwhile. And what it costs
     /// others to take a free one, of which the next adapter finds one less.
-    fn adapter_wait_s(&self, candidate: &Candidate) -> f64 {
-        let AdapterOutlook { waits_for, takes_place, .. } = candidate.adapter;
+    fn adapter_wait_s(&self, choice: &Choice<'_>, at: usize) -> f64 {
+        let Some(AdapterOutlook { waits_for, takes_place, .. }) = choice.outlooks.get(at).copied() else {
+            return 0.0;
+        };
         let taken = if takes_place { PLACE_WORTH * self.places_taken.powi(2) } else { 0.0 };
         self.stay_s * (f64::from(waits_for) + taken)
     }
@@ -400,6 +411,9 @@ impl Policy for PrefixAware {
             let mut works: Vec<_> = works(choice).collect();
             fleet.place_unseen(choice, &mut works, rng);
             fleet.cheapest(request, choice, works.into_iter())
+        } else if choice.reports.is_empty() {
+            // The usual case has a walk of its own, which keeps all of a worker in registers.
+            fleet.cheapest(request, choice, choice.candidates.iter().map(Work::own))
         } else {
             fleet.cheapest(request, choice, works(choice))
         }
@@ -425,7 +439,7 @@ impl Fleet {
             if work.queued_s + candidate.own_s > cheapest_s + felt_s {
                 continue;
             }
-            let cost = self.cost(candidate, candidate.own_s, &work);
+            let cost = self.cost(candidate, candidate.own_s, &work) + self.adapter_wait_s(choice, at);
             cheapest_s = cheapest_s.min(cost);
             if cost <= cheapest_s + even_s {
                 even.push((cost, at));
@@ -463,6 +477,5 @@ fn whole(count: f64) -> u32 {
 }
 
 fn works<'a>(choice: &'a Choice<'_>) -> impl Iterator<Item = Work> + 'a {
-    let of = |(at, candidate)| Work::of(candidate, choice.report(at), choice.speed.token_s);
-    choice.candidates.iter().enumerate().map(of)
+    choice.candidates.iter().enumerate().map(|(at, candidate)| Work::at(at, candidate, choice))
 }

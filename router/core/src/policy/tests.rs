@@ -32,12 +32,11 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
     Choice {
         candidates,
         reports: &[],
+        outlooks: &[],
         requests: sum(|load| load.requests),
         prefilling: sum(|load| load.prefilling),
         busy: candidates.iter().filter(|one| one.load.prefilling > 0).count() as u64,
         context_tokens: sum(|load| load.context_tokens),
-        places_taken: candidates.iter().map(|one| f64::from(one.adapter.taken_share)).sum::<f64>()
-            / candidates.len() as f64,
         share: 1.0,
         workers: candidates.len() as u32,
         router_place: RouterPlace::ALONE,

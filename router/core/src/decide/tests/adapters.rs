@@ -80,8 +80,8 @@ fn take_a_free_place_where_that_leaves_one() {
         let prompt = hashed("a prompt of one block or so, which nobody has asked for before");
         let request = RequestView { model: Some(model), ..view(&prompt) };
         let explained = trial.decider.explain(&trial.fleet, &request, NOW).unwrap();
-        let found = explained.candidates.iter().find(|(worker, ..)| worker.slot == slot);
-        found.map(|(_, candidate, _)| candidate.adapter).unwrap()
+        let found = explained.candidates.iter().find(|one| one.worker.slot == slot);
+        found.map(|one| one.adapter).unwrap()
     };
     assert!(!outlook("one", there).takes_place && outlook("two", there).takes_place);
     assert!((outlook("two", there).taken_share - 1.0 / 3.0).abs() < 1e-6);

@@ -17,7 +17,7 @@ fn come_up(fleet: &Fleet) -> Arc<FleetSnapshot> {
 /// Prompt tokens that each is known to hold, by name.
 fn hits(decider: &Decider, fleet: &FleetSnapshot, prompt: &PromptBlocks) -> Vec<(String, u32)> {
     let explanation = decider.explain(fleet, &view(prompt), NOW).unwrap();
-    let hit = |(worker, one, _): &(Arc<Worker>, Candidate, f64)| (worker.id().to_string(), one.hit_tokens);
+    let hit = |one: &Explained| (one.worker.id().to_string(), one.candidate.hit_tokens);
     explanation.candidates.iter().map(hit).collect()
 }
 

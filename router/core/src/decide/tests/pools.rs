@@ -28,7 +28,7 @@ fn flood(decider: &Decider, fleet: &FleetSnapshot, model: &str, count: u64) {
 
 fn costs(decider: &Decider, fleet: &FleetSnapshot, request: &RequestView<'_>) -> Vec<(f64, f64)> {
     let explanation = decider.explain(fleet, request, NOW).unwrap();
-    explanation.candidates.iter().map(|(_, one, cost)| (*cost, one.own_s)).collect()
+    explanation.candidates.iter().map(|one| (one.cost, one.candidate.own_s)).collect()
 }
 
 #[test]

@@ -14,7 +14,7 @@ const LATER: Duration = Duration::from_secs(101);
 
 fn costs(decider: &Decider, fleet: &FleetSnapshot, prompt: &PromptBlocks) -> Vec<f64> {
     let explained = decider.explain(fleet, &view(prompt), LATER).unwrap();
-    explained.candidates.iter().map(|(_, _, cost)| *cost).collect()
+    explained.candidates.iter().map(|one| one.cost).collect()
 }
 
 /// What the router whose fleet that is books of a request that another one has sent to worker `at`.
@@ -68,7 +68,7 @@ fn what_failed_elsewhere_is_not_expected_there() {
     let (fleet, decider) = (fleet(2), decider("prefix_aware"));
     let prompt = hashed(&"the same long story ".repeat(100));
     let Booked { mut lease, basis, .. } = book(&decider, &fleet, 1, &prompt);
-    let hits = || decider.explain(&fleet, &view(&prompt), LATER).unwrap().candidates[1].1.hit_tokens;
+    let hits = || decider.explain(&fleet, &view(&prompt), LATER).unwrap().candidates[1].candidate.hit_tokens;
     assert!(hits() > 0);
     decider.take_back(&mut lease, &fleet.workers()[1], &prompt.hashes, basis);
     assert_eq!(hits(), 0);

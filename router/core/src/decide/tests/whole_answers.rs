@@ -15,7 +15,9 @@ fn at(now_s: f64) -> Duration {
 fn loads(decider: &Decider, fleet: &FleetSnapshot, now: Duration) -> Vec<(u32, u32, f64)> {
     let prompt = hashed("short");
     let explanation = decider.explain(fleet, &view(&prompt), now).unwrap();
-    let of = |(_, one, _): &(_, Candidate, f64)| (one.load.prefilling, one.load.decoding(), one.queued_s);
+    let of = |Explained { candidate: one, .. }: &Explained| {
+        (one.load.prefilling, one.load.decoding(), one.queued_s)
+    };
     explanation.candidates.iter().map(of).collect()
 }
 
