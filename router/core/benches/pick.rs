@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
-use roundhouse_types::ChainHasher;
-use router_core::ledger::{Booking, HeldPrompt};
+use roundhouse_types::{ChainHasher, WorkerLoad};
+use router_core::ledger::{Booking, HeldPrompt, LoadReading};
 use router_core::prefix::PromptHasher;
 use router_core::prefix::blocks::PromptBlocks;
 use router_core::prefix::tree::TreeLimits;
+use router_core::reports::EngineLoad;
 use router_core::request::Answer;
 use router_core::speed::{CacheRoom, Prefill, PrefillSpeed};
 use router_core::{
@@ -105,12 +106,20 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
 
 /// What a decision costs beside the tree: prompts of one block, of which one worker holds 8 others.
 fn beyond_the_tree(criterion: &mut Criterion) {
-    for is_busy in [false, true] {
-        let name = if is_busy { "busy" } else { "idle" };
+    for name in ["idle", "busy", "engines count", "workers tell"] {
         let mut group = criterion.benchmark_group(format!("prefix_aware, beyond the tree, {name}"));
         for workers in [8, 1_000, 10_000] {
             let fleet = fleet(workers);
-            let _leases = if is_busy { occupy(&fleet) } else { Vec::new() };
+            let _leases = if name == "idle" { Vec::new() } else { occupy(&fleet) };
+            for worker in fleet.workers() {
+                match name {
+                    "engines count" => {
+                        worker.hear_counts(&EngineLoad::default(), &LoadReading::default(), Duration::ZERO);
+                    }
+                    "workers tell" => worker.hear_load(&WorkerLoad::default(), Duration::ZERO),
+                    _ => {}
+                }
+            }
             pick_beyond_the_tree(&mut group, &fleet);
         }
         group.finish();

@@ -214,6 +214,7 @@ impl Reports {
 
     /// Its load, as it said last, with its age at `now`; without what this router has sent.
     #[must_use]
+    #[inline]
     pub fn load(&self, now: Duration) -> Option<LoadReport> {
         if self.row.tells_load.load(Ordering::Relaxed) == 0 {
             return None;

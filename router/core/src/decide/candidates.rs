@@ -330,8 +330,11 @@ impl Candidates {
     #[cold]
     fn read_report(&mut self, worker: &Worker, now: Duration) {
         self.reports.resize(self.list.len(), None);
-        let sent = worker.load.sent();
-        self.reports.push(worker.reports.load(now).map(|report| LoadReport { sent, ..report }));
+        let mut report = worker.reports.load(now);
+        if let Some(report) = &mut report {
+            report.sent = worker.load.sent();
+        }
+        self.reports.push(report);
     }
 
     /// Where in the list the worker at that place of the fleet stands. In a small fleet most are at their own place.
