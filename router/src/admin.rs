@@ -238,10 +238,11 @@ fn explained(explanation: &Explanation, reading: &Reading) -> Value {
     let Explained { worker: picked, candidate: chosen, cost, .. } =
         &explanation.candidates[explanation.picked];
     let why = format!(
-        "{}: {} costs {cost:.1}, the least of {} candidates, with {} of about {} prompt tokens expected in its cache, {} \
+        "{}: {} costs {}, the least of {} candidates, with {} of about {} prompt tokens expected in its cache, {} \
          prefill tokens queued and {} requests in flight",
         explanation.policy,
         picked.id(),
+        three_digits(*cost),
         candidates.len(),
         chosen.hit_tokens,
         reading.prompt_tokens,
@@ -254,4 +255,24 @@ fn explained(explanation: &Explanation, reading: &Reading) -> Value {
         "why": why,
         "candidates": candidates,
     })
+}
+
+/// With the first three digits that tell something: costs are milliseconds to minutes in one unit, or counts.
+fn three_digits(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    let decimals = (0..=6).find(|&decimals| value.abs() * 10_f64.powi(decimals) >= 100.0).unwrap_or(6);
+    format!("{value:.*}", decimals.unsigned_abs() as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::three_digits;
+
+    #[test]
+    fn costs_are_told_with_three_digits_whatever_their_size() {
+        let told = [0.003_456_7, 0.45, 1.0, 12.34, 1_234.6, 0.0].map(three_digits);
+        assert_eq!(told, ["0.00346", "0.450", "1.00", "12.3", "1235", "0"]);
+    }
 }
