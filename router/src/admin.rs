@@ -197,6 +197,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     told["prompt_bytes"] = reading.prompt_bytes.into();
     told["prompt_tokens_estimated"] = reading.prompt_tokens.into();
     told["later_turns_expected"] = explanation.later_turns.into();
+    told["answer_tokens_expected"] = explanation.answer_tokens.into();
     if let Some(prefill) = prefill {
         told["prefill"] = explained(&prefill, &reading);
     }

@@ -385,7 +385,11 @@ impl<'a, E: Engine> Simulation<'a, E> {
     }
 
     fn end(&mut self, number: u32, now_ns: u64) {
-        self.records[number as usize].done_ns = now_ns;
+        let record = &mut self.records[number as usize];
+        record.done_ns = now_ns;
+        let router = &self.routers[self.replicas[number as usize] as usize];
+        let tokens = self.setup.workload.requests[number as usize].output_tokens as usize;
+        router.decider.answered(&router.fleet.workers()[record.worker as usize], tokens);
         self.placed[number as usize] = None;
         self.tell(number, Word::Over, now_ns);
         self.left -= 1;

@@ -15,7 +15,7 @@ use router_core::prefix::blocks::PromptBlocks;
 use router_core::prefix::tree::TreeLimits;
 use router_core::reports::EngineLoad;
 use router_core::request::Answer;
-use router_core::speed::{CacheRoom, Prefill, PrefillSpeed};
+use router_core::speed::{CacheRoom, Prefill, PrefillSpeed, Siblings};
 use router_core::{
     Among, Decider, Fleet, FleetSnapshot, Lease, PromptUse, RequestView, WorkerId, WorkerSpec, policy,
 };
@@ -96,6 +96,7 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
                 may_wait_since: None,
                 answer: Answer::Streamed,
                 adapter: None,
+                siblings: Siblings::default(),
             };
             leases.iter_mut().last().map(Lease::first_token);
             leases.push(Lease::reserve(&worker.load, booking));

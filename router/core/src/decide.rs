@@ -19,6 +19,7 @@ use crate::adapters::AdapterOutlook;
 use crate::fleet::FleetSnapshot;
 use crate::health::Trial;
 use crate::ledger::{Booking, HeldPrompt, Lease};
+use crate::models::PoolNumber;
 use crate::policy::{Candidate, PickError, Policy};
 use crate::pools::Pools;
 use crate::prefix::feed::CacheChange;
@@ -100,6 +101,8 @@ pub struct Explanation {
     pub picked: usize,
     /// Turns that are expected to follow in its session.
     pub later_turns: f64,
+    /// Tokens its answer is expected to have.
+    pub answer_tokens: f64,
     /// Everyone who could have been picked.
     pub candidates: Vec<Explained>,
 }
@@ -296,6 +299,7 @@ impl Decider {
                     Leg::Decode => follow_ups.later_turns(request.model, whole, hits.deepest()),
                     Leg::Whole | Leg::Prefill => follow_ups.see(request.model, whole, hits.deepest()),
                 },
+                answer_tokens: answer_tokens(request, pools, pool),
                 unseen: match candidates.unseen_for().max(others.unseen_for()) {
                     Some(age) => pools.unseen(pool).at(now, age, request.blocks.last().copied()),
                     None => pools.mean_unseen(pool),
@@ -314,17 +318,19 @@ impl Decider {
             pools.unseen(pool).picked(picked.own_s);
             *picks += 1;
             let may_wait_since = request.may_wait_since.filter(|_| self.policy.binds_late());
+            let speed = if picked.pool == pool { speed } else { pools.speed(picked.pool) };
             let booking = Booking {
                 pick: *picks,
                 now,
                 context_tokens: request.prompt_tokens,
                 held: HeldPrompt::of(request),
                 prefill: picked.prefill(request),
-                speed: if picked.pool == pool { speed } else { pools.speed(picked.pool) },
+                speed,
                 room: recomputed.room(picked.slot, candidates.capacity(&picked)),
                 may_wait_since,
                 answer: request.answer,
                 adapter,
+                siblings: worker.load.siblings(request, picked.hit_blocks as usize, &speed),
             };
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;
@@ -408,6 +414,7 @@ impl Decider {
             policy: self.policy.name(),
             picked,
             later_turns: learned.later_turns,
+            answer_tokens: learned.answer_tokens,
             candidates: costs.into_iter().enumerate().map(explained).collect(),
         })
     }
@@ -422,6 +429,7 @@ impl Decider {
         Learned {
             arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
             later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
+            answer_tokens: answer_tokens(request, &state.pools, candidates.pool()),
             unseen: state.pools.mean_unseen(candidates.pool()),
             others: state.others,
             speed: candidates.speed(),
@@ -580,6 +588,11 @@ impl Decider {
         }
     }
 
+    /// A worker's answer has ended, after so many tokens.
+    pub fn answered(&self, worker: &Worker, tokens: usize) {
+        self.lock().pools.answered(worker.pool(), tokens);
+    }
+
     /// How fast workers like this one compute prompts, as learned so far.
     #[must_use]
     pub fn prefill_speed(&self, worker: &Worker) -> PrefillSpeed {
@@ -618,6 +631,14 @@ impl Decider {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while it was held left a tree that is at worst out of date.
         lock_soon(&self.state)
+    }
+}
+
+/// What a request will add to the memory of a worker of that pool, besides its prompt. One that only computes prompts keeps no answers.
+fn answer_tokens(request: &RequestView<'_>, pools: &Pools, pool: PoolNumber) -> f64 {
+    match request.leg {
+        Leg::Prefill => 0.0,
+        Leg::Whole | Leg::Decode => pools.answer_tokens(pool),
     }
 }
 

@@ -17,10 +17,10 @@ use crate::adapters::{Adapter, AdapterOutlook};
 use crate::load_table::{Row, RowHandle};
 use crate::models::PoolNumber;
 use crate::prefix::index::InFlight;
-use crate::request::Answer;
+use crate::request::{Answer, RequestView};
 pub use crate::speed::Sent;
 use crate::speed::{
-    Asked, CacheRoom, Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading, lapses_s,
+    Asked, CacheRoom, Observation, Prefill, PrefillQueue, PrefillSpeed, QueueReading, Siblings, lapses_s,
 };
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, PoisonError};
@@ -170,8 +170,8 @@ impl WorkerLoad {
     /// How long a request waits in line for this worker before it is decided anew.
     #[must_use]
     pub fn reconsider_after(&self) -> Duration {
-        let longer = count(self.in_line()) / LONG_LINE;
-        RECONSIDERED_AFTER.saturating_mul(1 + longer)
+        let (in_line, begins_after) = self.look(|queue| (queue.in_line(), queue.begins_after()));
+        begins_after.unwrap_or_else(|| RECONSIDERED_AFTER.saturating_mul(1 + count(in_line) / LONG_LINE))
     }
 
     /// It says for how many adapters it has places; 0 for any number.
@@ -194,6 +194,16 @@ impl WorkerLoad {
     /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s` here.
     pub(crate) fn behind_s(&self, arrived_s: f64, own_s: f64) -> f64 {
         self.look(|queue| queue.behind_s(arrived_s, own_s))
+    }
+
+    /// What a prompt shares with those that are about to be computed there, if it has `hit_blocks` of it.
+    pub(crate) fn siblings(
+        &self,
+        request: &RequestView<'_>,
+        hit_blocks: usize,
+        speed: &PrefillSpeed,
+    ) -> Siblings {
+        self.look(|queue| queue.siblings(request, hit_blocks, speed))
     }
 
     fn look<T>(&self, look: impl FnOnce(&PrefillQueue) -> T) -> T {
@@ -271,6 +281,8 @@ pub struct Booking {
     pub answer: Answer,
     /// What it is computed with, besides the model.
     pub adapter: Option<Adapter>,
+    /// What of its prompt others have too.
+    pub siblings: Siblings,
 }
 
 /// How long a request in line waits before it is decided anew: often beside what a prompt takes, and seldom beside what a decision does.
@@ -333,8 +345,9 @@ impl Lease {
             may_wait_since,
             answer,
             adapter,
+            siblings,
         } = booking;
-        let asked = Asked { prefill, answer, adapter };
+        let asked = Asked { prefill, answer, adapter, siblings };
         load.note_usual(now);
         let row = &*load.row;
         let (context_tokens, prefill_tokens) = (count(context_tokens), count(prefill.new_tokens));
@@ -510,6 +523,7 @@ mod tests {
                 may_wait_since: None,
                 answer: Answer::Streamed,
                 adapter: None,
+                siblings: Siblings::default(),
             },
         )
     }

@@ -5,6 +5,7 @@
 //! decisions go out as values; the stages in `router` do the effects. The simulator runs this same code.
 
 pub mod adapters;
+mod answer_lengths;
 pub mod decide;
 pub mod dp_rank;
 pub mod fleet;

@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use crate::answer_lengths::AnswerLengths;
 use crate::models::{MOST_POOLS, PoolNumber};
 use crate::speed::{Observation, PrefillSpeed, Speeds};
 use crate::unseen::UnseenPicks;
@@ -26,6 +27,7 @@ pub(crate) struct Part {
 #[derive(Debug, Default)]
 struct Pool {
     speeds: Speeds,
+    answers: AnswerLengths,
     unseen: UnseenPicks,
 }
 
@@ -51,6 +53,16 @@ impl Pools {
     /// Learns from a whole answer.
     pub(crate) fn learn_whole(&mut self, pool: PoolNumber, answer: &Observation) {
         self.of(pool).speeds.learn_whole(answer);
+    }
+
+    /// An answer has ended that had so many tokens.
+    pub(crate) fn answered(&mut self, pool: PoolNumber, tokens: usize) {
+        self.of(pool).answers.see(tokens);
+    }
+
+    /// Tokens of an answer, on average of late; 0 if there was none.
+    pub(crate) fn answer_tokens(&self, pool: PoolNumber) -> f64 {
+        self.pools.get(pool.index()).map_or(0.0, |pool| pool.answers.mean_tokens())
     }
 
     /// A request comes `now` for one of these.

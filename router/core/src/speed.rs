@@ -9,6 +9,7 @@ mod line;
 mod queue;
 mod ratio;
 mod regression;
+mod siblings;
 mod silent;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ pub use additions::CacheRoom;
 pub(crate) use queue::lapses_s;
 pub use queue::{Asked, PrefillQueue, QueueReading, Sent};
 use regression::Regression;
+pub use siblings::Siblings;
 
 /// What a request makes a worker compute before its first token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, Method, StatusCode};
 use router_core::prefix::feed::PromptUsage;
 use router_core::prefix::index::Basis;
+use router_core::request::Answer;
 use router_core::telling::{Found, Listener as _, Word};
 use router_core::{Decided, Leg, Trial, Worker};
 
-use super::parse::Reading;
+use super::parse::{Extent, Reading};
 use crate::app::App;
 use crate::error::{Blame, RequestError};
 use crate::kv_events::{Followed, Follower, SESSION_ID};
@@ -221,6 +222,7 @@ impl Recorder {
                 }
                 let status = self.status.unwrap_or(StatusCode::OK);
                 if status.is_success() {
+                    self.learn_answer(reported.as_ref(), reading);
                     metrics.e2e_seconds.observe(self.began.elapsed().as_secs_f64());
                 } else {
                     let blame = if status.is_client_error() { Blame::Client } else { Blame::Worker };
@@ -294,6 +296,18 @@ impl Recorder {
         self.app.metrics.predicted(comparison);
         let corrected = self.app.decider.compare(worker, self.basis, comparison);
         self.app.metrics.corrected_blocks.inc_by(corrected as u64);
+    }
+
+    /// How long an answer was says how much of a worker's memory the next ones will take. Of a stream that does not say it, each piece
+    /// is taken for a token.
+    fn learn_answer(&self, usage: Option<&ReportedUsage>, reading: &Reading) {
+        let Some(worker) = &self.worker else { return };
+        let tokens = match usage {
+            Some(usage) => usage.completion_tokens as usize,
+            None if reading.extent == Extent::Whole && reading.answer == Answer::Streamed => self.pieces,
+            None => return,
+        };
+        self.app.decider.answered(worker, tokens);
     }
 
     /// The request was not answered by a worker.

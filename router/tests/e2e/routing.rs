@@ -96,6 +96,9 @@ async fn explain_says_who_and_why() {
     assert!(chosen["hit_tokens"].as_u64().unwrap() > 400);
     assert!(candidates.iter().all(|other| cost(other) >= cost(chosen)));
     assert_eq!(router.admin("POST", "/explain", "{").await.status, 400);
+    let answer_tokens =
+        || async { router.admin("POST", "/explain", &body).await.json()["answer_tokens_expected"].as_f64() };
+    until("how long answers are is known", || async { answer_tokens().await > Some(0.0) }).await;
     let total: usize = mocks.iter().map(|mock| mock.seen().len()).sum();
     assert_eq!(total, 1, "explaining sends nothing");
 }

@@ -380,7 +380,7 @@ impl Candidates {
     pub(super) fn choice<'a>(
         &'a self,
         ring: &'a dyn Fn() -> &'a Ring,
-        Learned { arrivals_per_s, later_turns, unseen, others, speed }: Learned,
+        Learned { arrivals_per_s, later_turns, answer_tokens, unseen, others, speed }: Learned,
     ) -> Choice<'a> {
         Choice {
             candidates: &self.list,
@@ -397,6 +397,7 @@ impl Candidates {
             ring,
             arrivals_per_s,
             later_turns,
+            answer_tokens,
             unseen,
             speed,
         }
@@ -458,6 +459,7 @@ fn unlike(usual: &Usual, pool: PoolNumber, moment: &Moment<'_>) -> f32 {
 pub(super) struct Learned {
     pub(super) arrivals_per_s: f64,
     pub(super) later_turns: f64,
+    pub(super) answer_tokens: f64,
     pub(super) unseen: Unseen,
     pub(super) others: Others,
     pub(super) speed: PrefillSpeed,

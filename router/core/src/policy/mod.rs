@@ -158,6 +158,8 @@ pub struct Choice<'a> {
     pub arrivals_per_s: f64,
     /// Turns that are expected to follow this request in its session, if that begins with it; they will come to the same worker.
     pub later_turns: f64,
+    /// Tokens of an answer, on average of late; 0 where nothing is known of that.
+    pub answer_tokens: f64,
     /// What other routers may have decided, of which nothing is known yet.
     pub unseen: Unseen,
     /// How fast workers like the candidates compute prompts, as learned.

@@ -13,7 +13,7 @@
 //! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average; then half of those that usually run there, half of these once more for who will come because of this request, and if it begins a session, all of them for each turn that is expected to follow | ledger; [`follow_ups`](crate::prefix::follow_ups) |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `P` | for a request with an adapter: the mean time a request stays, times the requests of other adapters that have to end until it has a place; or a quarter of it, times the square of the share of places that are taken, where it takes a free one | ledger; the engine says for how many adapters it has places |
-//! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once | ledger; Little's law |
+//! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once, and each will have an answer of the usual length | ledger; answers of late; Little's law |
 //!
 //! Where workers report their load, others' requests count in all of these as well. A worker that others use too owes what it said last, and
 //! what this router has sent since; and routers that decide in the same moment, with the same view, must not all choose the same worker. So the
@@ -52,7 +52,7 @@ const CONTEXT_SHARE: f64 = 0.06;
 /// How often those that usually run at a worker count: half for the rest of a request's time, when those that run now have gone, and half
 /// for the requests that it will draw there. Each turn that follows in its session meets all of them.
 const USUAL_MET: f64 = 1.0;
-/// Share of the KV cache beyond which requests begin to wait for memory: outputs want some of it too.
+/// Share of the KV cache beyond which requests begin to wait for memory: some answers are longer than usual.
 const FULL_SHARE: f64 = 0.9;
 
 /// What a free place for an adapter is worth where all others are taken, in times a request stays.
@@ -106,6 +106,8 @@ struct Work {
     context_tokens: f64,
     /// Of these, what is in memory: a prefix that several share is there once.
     held_tokens: f64,
+    /// What is in memory as far as the worker says, answers among it.
+    used_tokens: f64,
 }
 
 impl Work {
@@ -120,6 +122,7 @@ impl Work {
             usual: f64::from(candidate.usual_requests),
             context_tokens: f64::from(load.context_tokens),
             held_tokens: f64::from(load.held_tokens),
+            used_tokens: 0.0,
         }
     }
 
@@ -141,7 +144,8 @@ impl Work {
             running: own.running + f64::from(report.others.requests),
             usual: own.usual + f64::from(report.usual_others),
             context_tokens: own.context_tokens.max(kv_used_tokens),
-            held_tokens: own.held_tokens.max(kv_used_tokens),
+            held_tokens: own.held_tokens,
+            used_tokens: kv_used_tokens,
         }
     }
 }
@@ -248,6 +252,8 @@ struct Fleet {
     token_s: f64,
     fixed_s: f64,
     prompt: f64,
+    /// Tokens of an answer, on average.
+    answer: f64,
     /// How often those that usually run at a worker count.
     usual_met: f64,
     /// Tokens of a request that runs, on average.
@@ -275,6 +281,7 @@ impl Fleet {
             token_s: choice.speed.token_s,
             fixed_s: choice.speed.fixed_s,
             prompt: request.prompt_tokens as f64,
+            answer: choice.answer_tokens,
             usual_met: USUAL_MET + choice.later_turns,
             usual_context: context_tokens / running.max(1.0),
             running_tokens: 2.0 * RUNNING_TOKENS + CONTEXT_SHARE * request.prompt_tokens as f64,
@@ -283,7 +290,7 @@ impl Fleet {
     }
 
     fn cost(&self, candidate: &Candidate, own_s: f64, work: &Work) -> f64 {
-        let Work { queued_s, waiting, running, usual, context_tokens, held_tokens } = *work;
+        let Work { queued_s, waiting, running, usual, context_tokens, .. } = *work;
         let decoding = self.worth.decode * (running - waiting).max(0.0);
         let delayed = waiting + self.waiting_per_s * (queued_s + own_s / 2.0) + decoding;
         let met = running / 2.0 + self.usual_met * usual;
@@ -294,7 +301,7 @@ impl Fleet {
         let step_s = if candidate.joins_step { 0.0 } else { self.fixed_s * ratio };
         let decode_s = self.token_s * ratio * slow_tokens;
         let others_s = own_s * delayed + step_s * STEP_SHARE * decoding + decode_s;
-        queued_s + own_s + self.memory_wait_s(candidate, held_tokens) + self.worth.others * others_s
+        queued_s + own_s + self.memory_wait_s(candidate, work) + self.worth.others * others_s
     }
 
     fn costs(request: &RequestView<'_>, choice: &Choice<'_>, worth: Worth) -> Vec<f64> {
@@ -379,11 +386,14 @@ impl Fleet {
         self.stay_s * (f64::from(waits_for) + taken)
     }
 
-    fn memory_wait_s(&self, candidate: &Candidate, held_tokens: f64) -> f64 {
+    fn memory_wait_s(&self, candidate: &Candidate, work: &Work) -> f64 {
         if candidate.kv_capacity_tokens == 0 {
             return 0.0;
         }
-        let wanted = (held_tokens + self.prompt) / f64::from(candidate.kv_capacity_tokens);
+        let Work { running, held_tokens, used_tokens, .. } = *work;
+        let answers = running * self.answer;
+        let others = (held_tokens + answers).max(used_tokens);
+        let wanted = (others + self.prompt + self.answer) / f64::from(candidate.kv_capacity_tokens);
         (wanted - FULL_SHARE).max(0.0) * self.stay_s
     }
 }

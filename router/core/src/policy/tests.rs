@@ -44,6 +44,7 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         ring,
         arrivals_per_s: 0.0,
         later_turns: 0.0,
+        answer_tokens: 0.0,
         unseen: Unseen::default(),
         speed: PrefillSpeed::default(),
     }
@@ -147,11 +148,15 @@ fn consistent_hash_with_every_worker_full_still_picks() {
 
 /// What `prefix_aware` picks, with queues and prefills foreseen at the fleet's speed; ten requests a second come.
 fn pick_aware(request: &RequestView<'_>, candidates: &[Candidate]) -> usize {
-    pick_for_session(request, candidates, 0.0)
+    pick_expecting(request, candidates, (0.0, 0.0))
 }
 
-/// The same for a request that so many turns are expected to follow.
-fn pick_for_session(request: &RequestView<'_>, candidates: &[Candidate], later_turns: f64) -> usize {
+/// The same for a request that so many turns are expected to follow, where answers have so many tokens.
+fn pick_expecting(
+    request: &RequestView<'_>,
+    candidates: &[Candidate],
+    (later_turns, answer_tokens): (f64, f64),
+) -> usize {
     let speed = PrefillSpeed::default();
     let mut candidates = candidates.to_vec();
     for candidate in &mut candidates {
@@ -160,7 +165,8 @@ fn pick_for_session(request: &RequestView<'_>, candidates: &[Candidate], later_t
     }
     let snapshot = fleet(candidates.len()).snapshot();
     let ring = &|| snapshot.ring();
-    let choice = Choice { arrivals_per_s: 10.0, later_turns, speed, ..choice(&candidates, ring) };
+    let expected = Choice { arrivals_per_s: 10.0, later_turns, answer_tokens, ..choice(&candidates, ring) };
+    let choice = Choice { speed, ..expected };
     PrefixAware.pick(request, &choice, &mut SmallRng::seed_from_u64(0))
 }
 
@@ -224,6 +230,20 @@ fn prefix_aware_leaves_a_hit_that_would_have_to_wait_for_memory() {
 }
 
 #[test]
+fn prefix_aware_knows_that_answers_will_want_memory() {
+    let mut candidates = [candidate(0, 20), candidate(1, 10)];
+    candidates[0].hit_tokens = 5_000;
+    for candidate in &mut candidates {
+        candidate.load.context_tokens = 60_000;
+        candidate.load.held_tokens = 60_000;
+        candidate.kv_capacity_tokens = 100_000;
+    }
+    let picked = |answer_tokens| pick_expecting(&prompt(6_000), &candidates, (0.0, answer_tokens));
+    assert_eq!(picked(0.0), 0, "prompts alone fit in both");
+    assert_eq!(picked(3_000.0), 1, "twenty answers do not");
+}
+
+#[test]
 fn prefix_aware_does_not_bury_the_worker_of_a_hot_prefix() {
     let mut candidates = [candidate(0, 0), candidate(1, 0)];
     candidates[0].hit_tokens = 1_000;
@@ -258,14 +278,14 @@ fn prefix_aware_begins_a_long_session_where_less_usually_runs() {
     let mut candidates = [candidate(0, 0), candidate(1, 0)];
     candidates[0].hit_tokens = 5_000;
     candidates[0].usual_requests = 4.0;
-    assert_eq!(pick_for_session(&prompt(8_000), &candidates, 0.0), 0);
+    assert_eq!(pick_expecting(&prompt(8_000), &candidates, (0.0, 0.0)), 0);
     assert_eq!(
-        pick_for_session(&prompt(8_000), &candidates, 14.0),
+        pick_expecting(&prompt(8_000), &candidates, (14.0, 0.0)),
         1,
         "its turns will meet those four each time"
     );
     candidates[1].usual_requests = 4.0;
-    assert_eq!(pick_for_session(&prompt(8_000), &candidates, 14.0), 0);
+    assert_eq!(pick_expecting(&prompt(8_000), &candidates, (14.0, 0.0)), 0);
 }
 
 #[test]

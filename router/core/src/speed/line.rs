@@ -105,17 +105,16 @@ impl Line {
         0.0
     }
 
-    /// Where the next to go is, given whether so many tokens more fit into the worker's cache, and whether what an adapter computes may run. Who does
-    /// not fit waits on, and is passed by those alone that are little beside it: it would never go otherwise. Whose adapter may not run is passed by
-    /// all.
+    /// Where the next to go is, given whether so many tokens more fit into the worker's cache, and whether one may go whether it fits or not. Who does
+    /// not fit waits on, and is passed by those alone that are little beside it: it would never go otherwise. Who may not go is passed by all.
     pub(super) fn next(
         &self,
         fits: impl Fn(usize) -> bool,
-        may_run: impl Fn(Option<Adapter>) -> bool,
+        may_go: impl Fn(&Waiting) -> bool,
     ) -> Option<usize> {
         let mut most = usize::MAX;
         let goes = |one: &InLine| {
-            if !may_run(one.waiting.adapter) {
+            if !may_go(&one.waiting) {
                 return false;
             }
             let tokens = one.waiting.adds;
@@ -182,7 +181,7 @@ mod tests {
 
     use super::*;
     use crate::request::Answer;
-    use crate::speed::Prefill;
+    use crate::speed::{Prefill, Siblings};
 
     fn one(ticket: u64, service_s: f64) -> Waiting {
         let prefill = Prefill { new_tokens: 1, cached_tokens: 0 };
@@ -195,6 +194,8 @@ mod tests {
             is_past: false,
             answer: Answer::Streamed,
             adapter: None,
+            siblings: Siblings::default(),
+            has_begun: false,
         }
     }
 

@@ -9,18 +9,23 @@ use smallvec::SmallVec;
 use super::additions::{Additions, CacheRoom};
 use super::line::{Line, Memory, due_s};
 use super::ratio::Ratio;
+use super::siblings::Siblings;
 use super::silent::Silent;
 use super::{Observation, Prefill, PrefillSpeed};
 use crate::adapters::{Adapter, AdapterOutlook, AdapterPlaces};
 use crate::load_table::Row;
-use crate::request::Answer;
+use crate::request::{Answer, RequestView};
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// First tokens that come closer together than this were drawn in one step.
 const SAME_STEP: Duration = Duration::from_millis(3);
+/// A prompt that finds no other waiting is taken to be in a step after so long: those that decode have one first.
+const DECODE_STEP: Duration = Duration::from_millis(50);
 /// Requests remembered; whoever has more waiting knows what one more means.
 pub(super) const MOST_REQUESTS: usize = 4_096;
 
+/// Of those that were sent so many are looked at, the last ones, for what a prompt shares with them.
+const MOST_SIBLINGS: usize = 64;
 /// So many streams in a row, and requests without a first token are not answers that come whole.
 const TELLING_STREAMS: u32 = 16;
 
@@ -74,6 +79,10 @@ pub(super) struct Waiting {
     pub(super) answer: Answer,
     /// What it is computed with, besides the model.
     pub(super) adapter: Option<Adapter>,
+    /// What of its prompt others have too.
+    pub(super) siblings: Siblings,
+    /// Whether it is in the step that is being computed, or has been in one.
+    pub(super) has_begun: bool,
 }
 
 /// What a request asks of a worker.
@@ -85,6 +94,8 @@ pub struct Asked {
     pub answer: Answer,
     /// What it is computed with, besides the model.
     pub adapter: Option<Adapter>,
+    /// What of its prompt others have too.
+    pub siblings: Siblings,
 }
 
 /// What ended with first tokens of one step.
@@ -268,7 +279,7 @@ impl PrefillQueue {
         let has_waited = now.as_secs_f64() - arrived_s > MOST_WAIT * one.service_s;
         let fits = self.line.len() == 0 && self.additions.fit(one.adds, 0);
         let is_long = self.waiting.len() + self.line.len() >= MOST_REQUESTS;
-        let may_run = self.may_run(one.adapter, self.gives_way());
+        let may_run = self.may_go(&one, self.gives_way());
         let goes = is_long || may_run && self.has_room() && (fits || has_waited);
         if goes {
             self.send(one);
@@ -281,7 +292,7 @@ impl PrefillQueue {
     fn expected(
         &mut self,
         ticket: u64,
-        Asked { prefill, answer, adapter }: Asked,
+        Asked { prefill, answer, adapter, siblings }: Asked,
         speed: &PrefillSpeed,
         now: Duration,
     ) -> Waiting {
@@ -293,7 +304,18 @@ impl PrefillQueue {
         self.step_s = (speed.token_s * STEP.new_tokens as f64).max(speed.pair_s * STEP.pairs()) * ratio;
         let service_s = speed.seconds(prefill) * ratio;
         let adds = prefill.new_tokens.min(self.additions.room.each);
-        Waiting { ticket, sent: now, prefill, service_s, adds, is_past: false, answer, adapter }
+        Waiting {
+            ticket,
+            sent: now,
+            prefill,
+            service_s,
+            adds,
+            is_past: false,
+            answer,
+            adapter,
+            siblings,
+            has_begun: false,
+        }
     }
 
     fn send(&mut self, one: Waiting) {
@@ -369,13 +391,56 @@ impl PrefillQueue {
         adapter.is_none_or(|adapter| gives_way != Some(adapter) && self.places.has_place(adapter))
     }
 
+    /// Whether one may be sent: its adapter may run, and no sibling is about to compute what it would compute as well in the same step.
+    fn may_go(&self, one: &Waiting, gives_way: Option<Adapter>) -> bool {
+        let is_before = |other: &Waiting| {
+            !other.has_begun
+                && !other.is_past
+                && other.answer == Answer::Streamed
+                && one.siblings.awaits(&other.siblings)
+        };
+        let tells = self.first_tokens >= TELLING_FIRST_TOKENS;
+        self.may_run(one.adapter, gives_way)
+            && !(tells && self.waiting.iter().rev().take(MOST_SIBLINGS).any(is_before))
+    }
+
+    /// Of what a prompt shares with those that were sent and are not computed yet, which is worth waiting for so that it is found in the cache.
+    #[must_use]
+    pub fn siblings(&self, request: &RequestView<'_>, hit_blocks: usize, speed: &PrefillSpeed) -> Siblings {
+        let sent = self.waiting.iter().rev().take(MOST_SIBLINGS).filter(|one| !one.has_begun);
+        Siblings::of(request, hit_blocks, sent.map(|one| &one.siblings), speed)
+    }
+
+    /// Whether the first of those that were sent found no other waiting, and is not in a step yet as far as is known.
+    fn is_about_to_begin(&self) -> bool {
+        self.waiting.front().is_some_and(|first| !first.has_begun && first.sent == self.step_since)
+    }
+
+    /// After how long at most a request in line is worth another decision, because a sibling may have begun.
+    #[must_use]
+    pub fn begins_after(&self) -> Option<Duration> {
+        self.is_about_to_begin().then_some(DECODE_STEP)
+    }
+
+    /// Those that were sent before the step that begins `at`, as far as they fit into it, are being computed from now on.
+    fn begin(&mut self, at: Duration) {
+        let mut tokens = 0;
+        for one in self.waiting.iter_mut().take_while(|one| one.sent < at) {
+            tokens += one.prefill.new_tokens;
+            if tokens > STEP.new_tokens {
+                return;
+            }
+            one.has_begun = true;
+        }
+    }
+
     /// Sends as many of those in line as there is room for: those to be woken.
     pub fn call(&mut self) -> SmallVec<[Waker; 2]> {
         let mut called = SmallVec::new();
         while self.line.len() > 0 && self.has_room() {
             let (gives_way, in_line) = (self.gives_way(), self.line.adds());
             let fits = |tokens| self.additions.fit(tokens, in_line);
-            let Some(at) = self.line.next(fits, |adapter| self.may_run(adapter, gives_way)) else { break };
+            let Some(at) = self.line.next(fits, |one| self.may_go(one, gives_way)) else { break };
             let (one, waker) = self.line.take(at);
             // When it goes is told by itself, in a moment.
             self.send(Waiting { sent: self.since.max(one.sent), ..one });
@@ -481,6 +546,9 @@ impl PrefillQueue {
     /// whole, and with most of them most of the time is output. If it was too soon, the worker is thought to have less to do by what is left
     /// of their prefill, and they count as requests that run there in any case.
     pub fn lapse(&mut self, now: Duration) {
+        if self.is_about_to_begin() && now >= self.step_since + DECODE_STEP {
+            self.waiting[0].has_begun = true;
+        }
         let before = self.since;
         while self.lapses_s().is_some_and(|at_s| at_s <= now.as_secs_f64()) {
             // The fixed part is paid once for what is computed together.
@@ -561,8 +629,11 @@ impl PrefillQueue {
         if let Some(step) = self.step.as_mut().filter(|step| now.saturating_sub(step.at) < SAME_STEP) {
             step.new_tokens += new_tokens;
             step.pairs += pairs;
+            let at = step.at;
+            self.begin(at);
             return None;
         }
+        self.begin(now);
         let seconds = now.saturating_sub(self.step_since).as_secs_f64();
         let is_shared = self.shared.is_some_and(|shared| shared >= self.step_since);
         (self.since, self.step_since) = (now, now);

@@ -1,5 +1,6 @@
 //! What is learned, from workers whose speed is known.
 
+mod siblings;
 mod silent;
 
 use std::task::Waker;
@@ -19,7 +20,7 @@ fn seconds(value: f64) -> Duration {
 
 /// A prompt of the model itself, whose first token will be seen.
 fn streamed(prefill: Prefill) -> Asked {
-    Asked { prefill, answer: Answer::Streamed, adapter: None }
+    Asked { prefill, answer: Answer::Streamed, adapter: None, siblings: Siblings::default() }
 }
 
 fn draw(rng: &mut SmallRng) -> Prefill {

@@ -67,6 +67,15 @@ fn who_is_down_is_told_of_the_role_that_was_asked() {
 }
 
 #[test]
+fn who_computes_prompts_keeps_no_answers() {
+    let (fleet, decider) = (divided(), decider("prefix_aware"));
+    let prompt = long("one");
+    decider.answered(&fleet.workers()[0], 700);
+    let expected = |leg| decider.explain(&fleet, &on(leg, &prompt), NOW).unwrap().answer_tokens;
+    assert_eq!([Leg::Whole, Leg::Prefill, Leg::Decode].map(expected), [700.0, 0.0, 700.0]);
+}
+
+#[test]
 fn what_another_computes_is_not_owed_where_it_goes_on() {
     let (fleet, decider) = (divided(), decider("prefix_aware"));
     let prompt = long("one");

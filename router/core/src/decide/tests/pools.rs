@@ -50,6 +50,19 @@ fn a_flood_for_one_model_changes_no_costs_of_another() {
 }
 
 #[test]
+fn answers_of_one_model_say_nothing_of_another() {
+    let fleet = serving(&[&["a"], &["b"]]);
+    let decider = decider("prefix_aware");
+    let [a, b] = fleet.workers() else { panic!("there are two") };
+    let prompt = hashed(&"a question ".repeat(100));
+    let expected = |model| decider.explain(&fleet, &of(model, &prompt), NOW).unwrap().answer_tokens;
+    assert_eq!(expected("a"), 0.0, "nothing is known yet");
+    decider.answered(a, 700);
+    decider.answered(b, 30);
+    assert_eq!((expected("a"), expected("b")), (700.0, 30.0));
+}
+
+#[test]
 fn an_engine_is_known_by_what_all_of_its_adapters_were_asked() {
     let fleet = serving(&[&["base"], &["base", "adapter"]]);
     let decider = decider("prefix_aware");
