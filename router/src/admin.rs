@@ -198,6 +198,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     told["prompt_tokens_estimated"] = reading.prompt_tokens.into();
     told["later_turns_expected"] = explanation.later_turns.into();
     told["answer_tokens_expected"] = explanation.answer_tokens.into();
+    told["followers_expected"] = explanation.followers.requests.into();
     if let Some(prefill) = prefill {
         told["prefill"] = explained(&prefill, &reading);
     }

@@ -25,6 +25,7 @@ use crate::pools::Pools;
 use crate::prefix::feed::CacheChange;
 use crate::prefix::follow_ups::FollowUps;
 use crate::prefix::index::{Basis, Comparison, InFlight};
+use crate::prefix::popularity::{Followers, Popularity};
 use crate::prefix::recomputed::Recomputed;
 use crate::prefix::tree::{KeptBlocks, TreeLimits, WorkerTells};
 use crate::prefix::{Path, PrefixHits, PrefixIndex};
@@ -37,6 +38,8 @@ use candidates::{Candidates, Eligible, Learned, Moment, Sought};
 
 /// Blocks that are forgotten at a time: some 200 µs in which nobody else can pick.
 const FORGET_BLOCKS: usize = 512;
+/// Of what is computed, what has been evicted everywhere a short time before, from which on no more copies are made of what many ask for.
+const MUCH_LOST: f64 = 0.2;
 /// Paths that are put back at a time.
 const PUT_BACK_PATHS: usize = 16;
 
@@ -57,6 +60,7 @@ struct State {
     index: PrefixIndex,
     recomputed: Recomputed,
     follow_ups: FollowUps,
+    popularity: Popularity,
     pools: Pools,
     others: Others,
     picks: u64,
@@ -103,6 +107,8 @@ pub struct Explanation {
     pub later_turns: f64,
     /// Tokens its answer is expected to have.
     pub answer_tokens: f64,
+    /// Who is expected to come for the same prefix.
+    pub followers: Followers,
     /// Everyone who could have been picked.
     pub candidates: Vec<Explained>,
 }
@@ -129,6 +135,7 @@ impl Decider {
             index: PrefixIndex::new(limits),
             recomputed: Recomputed::default(),
             follow_ups: FollowUps::default(),
+            popularity: Popularity::default(),
             pools: Pools::default(),
             others: Others::default(),
             picks: 0,
@@ -257,7 +264,8 @@ impl Decider {
         (new_blocks, new_tokens): (&[BlockHash], usize),
     ) -> (Basis, Option<InFlight>) {
         if request.leg != Leg::Decode {
-            recomputed.see(worker.slot, new_blocks, new_tokens);
+            let copied = hits.deepest().saturating_sub(request.blocks.len() - new_blocks.len());
+            recomputed.see(worker.slot, new_blocks, new_tokens, copied);
         }
         index.enter(worker.slot, (request.path(), hits), self.tells(&worker.reports, request))
     }
@@ -274,7 +282,8 @@ impl Decider {
         let mut counts = is_new;
         loop {
             let mut state = self.lock();
-            let State { index, recomputed, follow_ups, pools, others, picks, rng, candidates } = &mut *state;
+            let State { index, recomputed, follow_ups, popularity, pools, others, picks, rng, candidates } =
+                &mut *state;
             index.catch_up();
             let hits = self.look_up(index, request);
             let moment = self.moment(fleet, (now, request), pools);
@@ -300,6 +309,7 @@ impl Decider {
                     Leg::Whole | Leg::Prefill => follow_ups.see(request.model, whole, hits.deepest()),
                 },
                 answer_tokens: answer_tokens(request, pools, pool),
+                followers: followers((popularity, recomputed), (whole, &hits), now),
                 unseen: match candidates.unseen_for().max(others.unseen_for()) {
                     Some(age) => pools.unseen(pool).at(now, age, request.blocks.last().copied()),
                     None => pools.mean_unseen(pool),
@@ -307,6 +317,9 @@ impl Decider {
                 others: *others,
                 speed,
             };
+            if is_new && !follow_ups.is_turn(whole, hits.deepest()) {
+                popularity.see(whole, hits.deepest(), now);
+            }
             let ring = &|| fleet.ring();
             let choice = candidates.choice(ring, learned);
             let picked = choice.candidates[self.policy.pick(request, &choice, rng)];
@@ -401,7 +414,7 @@ impl Decider {
         }
         self.add_tree_sizes(&state.index, &mut candidates);
         let ring = &|| fleet.ring();
-        let learned = self.known(&state, &candidates, (request, &hits));
+        let learned = self.known(&state, &candidates, (request, &hits), now);
         let choice = candidates.choice(ring, learned);
         let costs = self.policy.costs(request, &choice);
         let picked = self.policy.pick(request, &choice, &mut state.rng.clone());
@@ -415,6 +428,7 @@ impl Decider {
             picked,
             later_turns: learned.later_turns,
             answer_tokens: learned.answer_tokens,
+            followers: learned.followers,
             candidates: costs.into_iter().enumerate().map(explained).collect(),
         })
     }
@@ -425,11 +439,13 @@ impl Decider {
         state: &State,
         candidates: &Candidates,
         (request, hits): (&RequestView<'_>, &PrefixHits),
+        now: Duration,
     ) -> Learned {
         Learned {
             arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
             later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
             answer_tokens: answer_tokens(request, &state.pools, candidates.pool()),
+            followers: followers((&state.popularity, &state.recomputed), (self.whole(request), hits), now),
             unseen: state.pools.mean_unseen(candidates.pool()),
             others: state.others,
             speed: candidates.speed(),
@@ -640,6 +656,18 @@ fn answer_tokens(request: &RequestView<'_>, pools: &Pools, pool: PoolNumber) -> 
         Leg::Prefill => 0.0,
         Leg::Whole | Leg::Decode => pools.answer_tokens(pool),
     }
+}
+
+/// Who is expected to come for what somebody holds of a prompt. Nobody that counts where memory is short: what a copy evicts is asked for as well.
+fn followers(
+    (popularity, recomputed): (&Popularity, &Recomputed),
+    (path, hits): (&[BlockHash], &PrefixHits),
+    now: Duration,
+) -> Followers {
+    if recomputed.lost_share() > MUCH_LOST {
+        return Followers::default();
+    }
+    popularity.followers(path, hits.deepest(), now)
 }
 
 fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {

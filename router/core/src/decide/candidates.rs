@@ -16,6 +16,7 @@ use crate::models::{MOST_POOLS, PoolNumber, Serving};
 use crate::policy::{Candidate, Choice};
 use crate::pools::{Part, Pools};
 use crate::prefix::PrefixHits;
+use crate::prefix::popularity::Followers;
 use crate::prefix::recomputed::Capacity;
 use crate::reports::{LoadReport, QueueSource};
 use crate::request::{Leg, RequestView};
@@ -380,7 +381,7 @@ impl Candidates {
     pub(super) fn choice<'a>(
         &'a self,
         ring: &'a dyn Fn() -> &'a Ring,
-        Learned { arrivals_per_s, later_turns, answer_tokens, unseen, others, speed }: Learned,
+        Learned { arrivals_per_s, later_turns, answer_tokens, followers, unseen, others, speed }: Learned,
     ) -> Choice<'a> {
         Choice {
             candidates: &self.list,
@@ -398,6 +399,7 @@ impl Candidates {
             arrivals_per_s,
             later_turns,
             answer_tokens,
+            followers,
             unseen,
             speed,
         }
@@ -460,6 +462,7 @@ pub(super) struct Learned {
     pub(super) arrivals_per_s: f64,
     pub(super) later_turns: f64,
     pub(super) answer_tokens: f64,
+    pub(super) followers: Followers,
     pub(super) unseen: Unseen,
     pub(super) others: Others,
     pub(super) speed: PrefillSpeed,

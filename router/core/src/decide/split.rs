@@ -104,7 +104,7 @@ impl Decider {
         if candidates.list.is_empty() {
             return None;
         }
-        let learned = self.known(state, &candidates, (request, hits));
+        let learned = self.known(state, &candidates, (request, hits), now);
         let ring = &|| fleet.ring();
         let costs = PrefixAware::seconds(request, &candidates.choice(ring, learned), self.decode_weight);
         let new_tokens = candidates.list.iter().map(|candidate| candidate.new_tokens(request));

@@ -86,7 +86,7 @@ impl Decider {
         is_new: bool,
     ) -> Option<Booked> {
         let mut state = self.lock_for(worker)?;
-        let State { index, recomputed, follow_ups, pools, picks, .. } = &mut *state;
+        let State { index, recomputed, follow_ups, popularity, pools, picks, .. } = &mut *state;
         index.catch_up();
         let hits = self.look_up(index, request);
         let pool = worker.pool();
@@ -97,6 +97,9 @@ impl Decider {
             pools.arrival(now, std::iter::once(Part { pool, of_candidates: 1.0, of_pool: 1.0 }));
             pools.unseen(pool).told(now, LATE, request.blocks.last().copied());
             follow_ups.see(request.model, self.whole(request), hits.deepest());
+            if !follow_ups.is_turn(self.whole(request), hits.deepest()) {
+                popularity.see(self.whole(request), hits.deepest(), now);
+            }
         }
         *picks += 1;
         let tokens = worker.reports.kv_capacity_tokens().unwrap_or(0);

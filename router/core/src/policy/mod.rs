@@ -25,6 +25,7 @@ use crate::adapters::AdapterOutlook;
 use crate::fleet::Ring;
 use crate::ledger::LoadReading;
 use crate::models::PoolNumber;
+use crate::prefix::popularity::Followers;
 use crate::reports::{LoadReport, QueueSource};
 use crate::request::{Leg, PromptUse, RequestView};
 use crate::speed::{Prefill, PrefillSpeed};
@@ -160,6 +161,8 @@ pub struct Choice<'a> {
     pub later_turns: f64,
     /// Tokens of an answer, on average of late; 0 where nothing is known of that.
     pub answer_tokens: f64,
+    /// Who is expected to come soon for what somebody holds of this prompt.
+    pub followers: Followers,
     /// What other routers may have decided, of which nothing is known yet.
     pub unseen: Unseen,
     /// How fast workers like the candidates compute prompts, as learned.

@@ -1,6 +1,6 @@
 //! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x + M + P + ⅔·{x·[Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω/2·A + p·[R·(a + c·prompt) + a·R + c·K]}`, in seconds:
+//! `cost = W + x + M + P + ⅔·{x·[Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω/2·A + p·[R·(a + c·prompt) + a·R + c·K]} − V`, in seconds:
 //!
 //! | term | meaning | where it comes from |
 //! |---|---|---|
@@ -14,6 +14,7 @@
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `P` | for a request with an adapter: the mean time a request stays, times the requests of other adapters that have to end until it has a place; or a quarter of it, times the square of the share of places that are taken, where it takes a free one | ledger; the engine says for how many adapters it has places |
 //! | `M` | wait for memory, where the worker's KV capacity is known: the share of it that is missing, of the mean time a request stays. What requests in flight share is in memory once, and each will have an answer of the usual length | ledger; answers of late; Little's law |
+//! | `V` | what a copy of the prefix that somebody holds is worth to those who come next for it | [`popularity`](crate::prefix::popularity); see `copies_worth` |
 //!
 //! Where workers report their load, others' requests count in all of these as well. A worker that others use too owes what it said last, and
 //! what this router has sent since; and routers that decide in the same moment, with the same view, must not all choose the same worker. So the
@@ -35,8 +36,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::{Candidate, Choice, Policy, precedence};
 use crate::adapters::AdapterOutlook;
 use crate::ledger::Sent;
+use crate::prefix::popularity::Followers;
 use crate::reports::{LoadReport, QueueSource};
 use crate::request::{PromptUse, RequestView};
+use crate::speed::Prefill;
 
 /// A second that others wait against a second of its own.
 const OTHERS_WORTH: f64 = 2.0 / 3.0;
@@ -97,6 +100,7 @@ impl PrefixAware {
 }
 
 /// What a worker has to do: by the router's own ledger, and what it reported beyond that, since others may send requests there as well.
+#[derive(Clone, Copy)]
 struct Work {
     queued_s: f64,
     waiting: f64,
@@ -254,6 +258,7 @@ struct Fleet {
     prompt: f64,
     /// Tokens of an answer, on average.
     answer: f64,
+    followers: Followers,
     /// How often those that usually run at a worker count.
     usual_met: f64,
     /// Tokens of a request that runs, on average.
@@ -282,6 +287,7 @@ impl Fleet {
             fixed_s: choice.speed.fixed_s,
             prompt: request.prompt_tokens as f64,
             answer: choice.answer_tokens,
+            followers: choice.followers,
             usual_met: USUAL_MET + choice.later_turns,
             usual_context: context_tokens / running.max(1.0),
             running_tokens: 2.0 * RUNNING_TOKENS + CONTEXT_SHARE * request.prompt_tokens as f64,
@@ -307,10 +313,48 @@ impl Fleet {
     fn costs(request: &RequestView<'_>, choice: &Choice<'_>, worth: Worth) -> Vec<f64> {
         let works = works(choice);
         let fleet = Self::of(request, choice, Sums::of(choice, &works), worth);
+        let copies = fleet.copies_worth(request, choice, works.iter().copied());
         let cost = |((at, candidate), work): ((usize, &Candidate), _)| {
             fleet.cost(candidate, candidate.own_s, work) + fleet.adapter_wait_s(choice, at)
+                - copies.get(at).copied().unwrap_or(0.0)
         };
         choice.candidates.iter().enumerate().zip(&works).map(cost).collect()
+    }
+
+    /// V: what it is worth to those who come next for a prefix that somebody holds that one more worker does; empty where next to nobody is expected.
+    /// Until the difference is evened out, each of them is better off there by half of it on average. Others help to even it out, so a share of those who
+    /// do are theirs.
+    fn copies_worth(
+        &self,
+        request: &RequestView<'_>,
+        choice: &Choice<'_>,
+        works: impl Iterator<Item = Work> + Clone,
+    ) -> Vec<f64> {
+        let Followers { blocks, requests, share } = self.followers;
+        if !self.worth.crowd || requests < 1.0 {
+            return Vec::new();
+        }
+        let holds = |one: &Candidate| one.hit_blocks as usize >= blocks;
+        let cached_tokens = request.covered_tokens(blocks);
+        let new_tokens = request.prompt_tokens.saturating_sub(cached_tokens).max(1);
+        let known_s = choice.speed.seconds(Prefill { new_tokens, cached_tokens });
+        let with = |(candidate, work): (&Candidate, Work)| {
+            self.cost(candidate, known_s * f64::from(candidate.ratio), &work)
+        };
+        let known: Vec<f64> = choice.candidates.iter().zip(works.clone()).map(with).collect();
+        let holders = choice.candidates.iter().zip(&known).filter(|(one, _)| holds(one));
+        let best_s = holders.map(|(_, cost)| *cost).fold(f64::INFINITY, f64::min);
+        let worth = |((candidate, known), work): ((&Candidate, &f64), Work)| {
+            let better_s = best_s - known;
+            if holds(candidate) || better_s <= 0.0 || better_s.is_infinite() {
+                return 0.0;
+            }
+            let each_s = self.worth.others * self.token_s * f64::from(candidate.ratio) * self.running_tokens;
+            let followers = requests.min(share * better_s / (2.0 * each_s));
+            let more_s = self.cost(candidate, candidate.own_s, &work) - known;
+            (followers * better_s / 2.0).min(more_s).max(0.0)
+        };
+        choice.candidates.iter().zip(&known).zip(works).map(worth).collect()
     }
 
     /// Other routers of whose last decisions nothing is known: by what they have in flight, or those that tell of it a moment later.
@@ -442,8 +486,9 @@ impl Fleet {
         &self,
         request: &RequestView<'_>,
         choice: &Choice<'_>,
-        works: impl Iterator<Item = Work>,
+        works: impl Iterator<Item = Work> + Clone,
     ) -> usize {
+        let copies = self.copies_worth(request, choice, works.clone());
         let felt_s = UNFELT_S + choice.speed.fixed_s * UNFELT_STEP;
         let even_s = EVEN_SHARE * felt_s;
         let mut cheapest_s = f64::INFINITY;
@@ -451,10 +496,12 @@ impl Fleet {
         let mut homes: SmallVec<[(f64, usize); 16]> = SmallVec::new();
         for ((at, candidate), work) in choice.candidates.iter().enumerate().zip(works) {
             // No term is negative: what it waits for itself is enough to see that it is out.
-            if work.queued_s + candidate.own_s > cheapest_s + felt_s {
+            let copy_s = copies.get(at).copied().unwrap_or(0.0);
+            if work.queued_s + candidate.own_s - copy_s > cheapest_s + felt_s {
                 continue;
             }
-            let cost = self.cost(candidate, candidate.own_s, &work) + self.adapter_wait_s(choice, at);
+            let cost =
+                self.cost(candidate, candidate.own_s, &work) + self.adapter_wait_s(choice, at) - copy_s;
             cheapest_s = cheapest_s.min(cost);
             if cost <= cheapest_s + even_s {
                 even.push((cost, at));

@@ -45,6 +45,7 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         arrivals_per_s: 0.0,
         later_turns: 0.0,
         answer_tokens: 0.0,
+        followers: Followers::default(),
         unseen: Unseen::default(),
         speed: PrefillSpeed::default(),
     }
@@ -241,6 +242,33 @@ fn prefix_aware_knows_that_answers_will_want_memory() {
     let picked = |answer_tokens| pick_expecting(&prompt(6_000), &candidates, (0.0, answer_tokens));
     assert_eq!(picked(0.0), 0, "prompts alone fit in both");
     assert_eq!(picked(3_000.0), 1, "twenty answers do not");
+}
+
+#[test]
+fn prefix_aware_makes_a_copy_of_what_many_will_ask_for() {
+    let mut candidates = [candidate(0, 60), candidate(1, 20)];
+    for candidate in &mut candidates {
+        candidate.load.context_tokens = candidate.load.requests * 8_000;
+    }
+    (candidates[0].hit_tokens, candidates[0].hit_blocks) = (8_000, 80);
+    let blocks: Vec<_> = (0..82).map(BlockHash).collect();
+    let request = RequestView { blocks: &blocks, block_tokens: Some(100), ..prompt(8_200) };
+    let picked = |followers| {
+        let snapshot = fleet(2).snapshot();
+        let ring = &|| snapshot.ring();
+        let speed = PrefillSpeed::default();
+        let mut candidates = candidates;
+        for candidate in &mut candidates {
+            candidate.own_s = speed.seconds(candidate.prefill(&request));
+        }
+        let expected = Choice { arrivals_per_s: 10.0, followers, speed, ..choice(&candidates, ring) };
+        PrefixAware.pick(&request, &expected, &mut SmallRng::seed_from_u64(0))
+    };
+    let many = Followers { blocks: 64, requests: 20.0, share: 0.8 };
+    assert_eq!(picked(Followers::default()), 0, "computing it again costs more than forty that decode");
+    assert_eq!(picked(many), 1);
+    assert_eq!(picked(Followers { requests: 1.0, ..many }), 0, "for one it is not worth it");
+    assert_eq!(picked(Followers { share: 0.01, ..many }), 0, "others will even it out");
 }
 
 #[test]

@@ -79,6 +79,12 @@ impl FollowUps {
         }
     }
 
+    /// Whether the prompt goes on from where another ended.
+    #[must_use]
+    pub fn is_turn(&self, path: &[BlockHash], known: usize) -> bool {
+        self.followed(path, known).is_some()
+    }
+
     /// The same of a prompt that comes, which is remembered; once, however often it is decided.
     pub fn see(&mut self, model: Option<&str>, path: &[BlockHash], known: usize) -> f64 {
         let (number, followed) = (number_of(model), self.followed(path, known));

@@ -10,6 +10,7 @@ pub mod blocks;
 pub mod feed;
 pub mod follow_ups;
 pub mod index;
+pub mod popularity;
 pub mod recomputed;
 pub mod tree;
 

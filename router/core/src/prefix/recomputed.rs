@@ -39,6 +39,8 @@ pub struct Recomputed {
     blocks: u64,
     /// What caches have room for, of all that might have got the last request.
     fleet_tokens: usize,
+    /// Of what was computed of late, by all, what had been computed a short time before and was held by nobody any more.
+    lost: f64,
     workers: Vec<Computes>,
 }
 
@@ -104,8 +106,14 @@ impl Recomputed {
         }
     }
 
-    /// `worker` is to compute the blocks `new`, of `tokens` tokens.
-    pub fn see(&mut self, worker: WorkerSlot, new: &[BlockHash], tokens: usize) {
+    /// How much of what was computed of late had been computed a short time before, and was held by nobody any more.
+    #[must_use]
+    pub fn lost_share(&self) -> f64 {
+        self.lost
+    }
+
+    /// `worker` is to compute the blocks `new`, of `tokens` tokens; others hold the first `copied` of them.
+    pub fn see(&mut self, worker: WorkerSlot, new: &[BlockHash], tokens: usize, copied: usize) {
         let Some(&Computes { capacity, share }) = self.workers.get(worker.index()) else { return };
         if new.is_empty() || capacity == 0 {
             return;
@@ -120,15 +128,18 @@ impl Recomputed {
         #[expect(clippy::cast_possible_truncation, reason = "wraps")]
         let step = (self.tokens / STEP_TOKENS) as u32;
         // Each stands for those that are not looked at.
-        let weight = (tokens as f64 / new.len() as f64 * f64::from(1 << bits) / capacity as f64).min(1.0);
+        let stands_for = tokens as f64 / new.len() as f64 * f64::from(1 << bits);
+        let weight = (stands_for / capacity as f64).min(1.0);
+        let of_all = (stands_for / self.fleet_tokens.max(capacity) as f64).min(1.0);
         let mut share = share;
-        for hash in new.iter().filter(|hash| hash.0.trailing_zeros() >= bits) {
+        for (at, hash) in new.iter().enumerate().filter(|(_, hash)| hash.0.trailing_zeros() >= bits) {
             let place = &mut self.places[place_of(*hash)];
             let print = print_of(*hash);
             let age_tokens = u64::from(step.wrapping_sub(place.step)) * STEP_TOKENS;
             let is_again = place.print == print && age_tokens as f64 <= soon_tokens;
             *place = Place { print, step };
             share += weight * (f64::from(u8::from(is_again)) - share);
+            self.lost += of_all * (f64::from(u8::from(is_again && at >= copied)) - self.lost);
         }
         self.workers[worker.index()].share = share;
     }
@@ -166,7 +177,7 @@ mod tests {
             let hash = |at| BlockHash(xxhash_rust::xxh3::xxh3_64(&(number * 10 + at as u64).to_le_bytes()));
             let blocks: Vec<_> = (0..10).map(hash).collect();
             recomputed.room(WORKER, CAPACITY);
-            recomputed.see(WORKER, &blocks, 10 * BLOCK_TOKENS);
+            recomputed.see(WORKER, &blocks, 10 * BLOCK_TOKENS, 0);
         }
         assert_eq!(recomputed.room(WorkerSlot(0), CAPACITY).all, None, "another worker");
         recomputed.room(WORKER, CAPACITY).all
@@ -180,11 +191,25 @@ mod tests {
     }
 
     #[test]
+    fn what_others_hold_is_not_lost() {
+        for (copied, is_lost) in [(10, false), (0, true)] {
+            let mut recomputed = Recomputed::default();
+            let blocks: Vec<_> = (1..=10).map(|at| BlockHash(at << 40)).collect();
+            for _ in 0..300 {
+                recomputed.room(WORKER, CAPACITY);
+                recomputed.see(WORKER, &blocks, 10 * BLOCK_TOKENS, copied);
+            }
+            assert!(recomputed.share(WORKER) > 0.9);
+            assert_eq!(recomputed.lost_share() > 0.9, is_lost, "{}", recomputed.lost_share());
+        }
+    }
+
+    #[test]
     fn who_comes_after_a_worker_that_left_is_another() {
         let mut recomputed = Recomputed::default();
         for _ in 0..200 {
             recomputed.room(WORKER, CAPACITY);
-            recomputed.see(WORKER, &[BlockHash(8)], BLOCK_TOKENS * 10);
+            recomputed.see(WORKER, &[BlockHash(8)], BLOCK_TOKENS * 10, 0);
         }
         assert!(recomputed.room(WORKER, CAPACITY).all.is_some());
         recomputed.forget(WORKER);
@@ -204,7 +229,7 @@ mod tests {
         for _ in 0..10 {
             let room = recomputed.room(WORKER, Capacity { worker: 0, fleet: 0 });
             assert_eq!(room, CacheRoom::default());
-            recomputed.see(WORKER, &[BlockHash(8)], 10);
+            recomputed.see(WORKER, &[BlockHash(8)], 10, 0);
         }
         assert!(recomputed.places.is_empty());
     }
