@@ -105,9 +105,9 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
     leases
 }
 
-/// What a decision costs beside the tree: prompts of one block, of which one worker holds 8 others.
+/// What a decision costs beside the tree: prompts of one block, of which one worker holds 8 others. A popular one has been asked for all the time.
 fn beyond_the_tree(criterion: &mut Criterion) {
-    for name in ["idle", "busy", "engines count", "workers tell"] {
+    for name in ["idle", "busy", "busy, popular", "engines count", "workers tell"] {
         let mut group = criterion.benchmark_group(format!("prefix_aware, beyond the tree, {name}"));
         for workers in [8, 1_000, 10_000] {
             let fleet = fleet(workers);
@@ -121,13 +121,14 @@ fn beyond_the_tree(criterion: &mut Criterion) {
                     _ => {}
                 }
             }
-            pick_beyond_the_tree(&mut group, &fleet);
+            let times_asked = if name == "busy, popular" { 20 } else { 0 };
+            pick_beyond_the_tree(&mut group, &fleet, times_asked);
         }
         group.finish();
     }
 }
 
-fn pick_beyond_the_tree(group: &mut BenchmarkGroup<'_, WallTime>, fleet: &FleetSnapshot) {
+fn pick_beyond_the_tree(group: &mut BenchmarkGroup<'_, WallTime>, fleet: &FleetSnapshot, times_asked: u32) {
     let policy = policy::by_name("prefix_aware").expect("it is in the table");
     let decider = Decider::new(policy, TreeLimits::within_bytes(64 << 20), 1);
     let prompt = prompt(1, 0);
@@ -136,10 +137,14 @@ fn pick_beyond_the_tree(group: &mut BenchmarkGroup<'_, WallTime>, fleet: &FleetS
     let held = RequestView { blocks: &prompt.hashes[..8], ..request };
     drop(decider.decide(fleet, &held, Among::Untried(&[]), Duration::ZERO));
     let request = RequestView { blocks: &prompt.hashes[..1], ..request };
+    let now = Duration::from_millis(300) * times_asked;
+    for number in 0..times_asked {
+        drop(decider.decide(fleet, &request, Among::Untried(&[]), Duration::from_millis(300) * number));
+    }
     group.bench_function(
         BenchmarkId::from_parameter(format!("{} workers", fleet.workers().len())),
         |bencher| {
-            bencher.iter(|| black_box(decider.decide(fleet, &request, Among::Untried(&[]), Duration::ZERO)));
+            bencher.iter(|| black_box(decider.decide(fleet, &request, Among::Untried(&[]), now)));
         },
     );
 }
