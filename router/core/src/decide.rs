@@ -31,7 +31,7 @@ use crate::prefix::tree::{KeptBlocks, TreeLimits, WorkerTells};
 use crate::prefix::{Path, PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{Leg, PromptUse, RequestView};
-use crate::speed::PrefillSpeed;
+use crate::speed::{PrefillSpeed, Siblings};
 use crate::sync::{Mutex, MutexGuard, lock_soon};
 use crate::worker::{Worker, WorkerSlot};
 use candidates::{Candidates, Eligible, Learned, Moment, Sought};
@@ -343,7 +343,10 @@ impl Decider {
                 may_wait_since,
                 answer: request.answer,
                 adapter,
-                siblings: worker.load.siblings(request, picked.hit_blocks as usize, &speed),
+                siblings: match may_wait_since {
+                    Some(_) => worker.load.siblings(request, picked.hit_blocks as usize, &speed),
+                    None => Siblings::default(),
+                },
             };
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;

@@ -422,7 +422,8 @@ impl PrefillQueue {
         self.is_about_to_begin().then_some(DECODE_STEP)
     }
 
-    /// Those that were sent before the step that begins `at`, as far as they fit into it, are being computed from now on.
+    /// Those that were sent before the step that begins `at`, as far as they fit into it, are being computed from now on. One that takes several steps
+    /// has not begun before its first token: siblings would be in its last step, and compute what it computes there.
     fn begin(&mut self, at: Duration) {
         let mut tokens = 0;
         for one in self.waiting.iter_mut().take_while(|one| one.sent < at) {
