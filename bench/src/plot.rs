@@ -25,6 +25,8 @@ const MARKS: f64 = 5.0;
 pub enum Scale {
     /// Equal steps are equal lengths; begins at 0.
     Linear,
+    /// The same, of a part that need not begin at 0.
+    Part,
     /// Equal factors are equal lengths; values of 0 and less are left out.
     Log,
 }
@@ -155,12 +157,12 @@ fn line(out: &mut String, from: (f64, f64), to: (f64, f64)) {
 
 impl Scale {
     fn shows(self, value: f64) -> bool {
-        value.is_finite() && (self == Self::Linear || value > 0.0)
+        value.is_finite() && (self != Self::Log || value > 0.0)
     }
 
     fn length(self, value: f64) -> f64 {
         match self {
-            Self::Linear => value,
+            Self::Linear | Self::Part => value,
             Self::Log => value.ln(),
         }
     }
@@ -185,6 +187,10 @@ impl Range {
         }
         match scale {
             Scale::Linear => (low, high) = (low.min(0.0), if high > 0.0 { high * 1.05 } else { 1.0 }),
+            Scale::Part => {
+                let margin = if high > low { (high - low) * 0.05 } else { high.abs().max(1.0) * 0.05 };
+                (low, high) = (low - margin, high + margin);
+            }
             Scale::Log if high / low < 2.0 => (low, high) = (low / 1.5, high * 1.5),
             Scale::Log => (low, high) = (low / 1.1, high * 1.1),
         }
@@ -200,7 +206,7 @@ impl Range {
     /// Round values within the range.
     fn marks(&self) -> Vec<f64> {
         match self.scale {
-            Scale::Linear => {
+            Scale::Linear | Scale::Part => {
                 let step = round_up((self.high - self.low) / MARKS);
                 let first = (self.low / step).ceil() as i64;
                 (first..).map(|n| n as f64 * step).take_while(|mark| *mark <= self.high).collect()
@@ -263,6 +269,9 @@ mod tests {
     fn marks_are_round_and_within_the_axis() {
         let marks = |scale, values: &[f64]| Range::of(scale, values.iter().copied(), (0.0, 1.0)).marks();
         assert_eq!(marks(Scale::Linear, &[95.0]), [0.0, 20.0, 40.0, 60.0, 80.0]);
+        let part = marks(Scale::Part, &[0.7, 0.9, 1.0]);
+        assert!(part.len() >= 3 && part[0] >= 0.65 && part.is_sorted(), "{part:?}");
+        assert!(!marks(Scale::Part, &[0.9]).is_empty());
         assert_eq!(marks(Scale::Log, &[1.0, 16.0]), [1.0, 2.0, 4.0, 8.0, 16.0]);
         assert_eq!(marks(Scale::Log, &[1.0, 1e6]).len(), 7);
     }

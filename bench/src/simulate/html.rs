@@ -62,7 +62,7 @@ pub fn overview(comparison: &Comparison) -> String {
     let cells: Vec<&CellFigures> = comparison.cells().collect();
     let over_load = |title: &str, read: fn(&Figures) -> f64| Chart {
         title: title.to_owned(),
-        x: Axis { label: "offered over R*".to_owned(), scale: Scale::Linear },
+        x: Axis { label: "offered over R*".to_owned(), scale: Scale::Part },
         y: Axis { label: "ms".to_owned(), scale: Scale::Log },
         series: series(&cells, &policies, |cell| cell.load, read),
     };
@@ -78,7 +78,7 @@ fn escape(text: &str) -> String {
 }
 
 fn charts(cells: &[&CellFigures], policies: &[&str]) -> [Chart; 3] {
-    let load = || Axis { label: "offered over R*".to_owned(), scale: Scale::Linear };
+    let load = || Axis { label: "offered over R*".to_owned(), scale: Scale::Part };
     let ms = || Axis { label: "ms".to_owned(), scale: Scale::Log };
     let within: Vec<&CellFigures> = cells.iter().copied().filter(|cell| cell.load <= HIGHEST_LOAD).collect();
     let over_load = |title: &str, read: fn(&Figures) -> f64| Chart {
