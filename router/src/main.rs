@@ -100,6 +100,9 @@ fn run(config: Config) -> anyhow::Result<ExitCode> {
 
 /// Says what has been started, and how to try it. Whether anybody reads it makes no difference: stdout may be closed.
 fn introduce(app: &Arc<App>, addresses: Addresses) {
+    if app.settings.workers.is_empty() {
+        tracing::warn!("--workers names nobody: two embedded workers run a toy model inside this process");
+    }
     let _ = std::io::stdout().write_all(introduction(app, addresses).as_bytes());
 }
 
