@@ -25,7 +25,7 @@ use crate::pools::Pools;
 use crate::prefix::feed::CacheChange;
 use crate::prefix::follow_ups::FollowUps;
 use crate::prefix::index::{Basis, Comparison, InFlight};
-use crate::prefix::popularity::{Followers, Popularity};
+use crate::prefix::popularity::Followers;
 use crate::prefix::recomputed::Recomputed;
 use crate::prefix::tree::{KeptBlocks, TreeLimits, WorkerTells};
 use crate::prefix::{Path, PrefixHits, PrefixIndex};
@@ -60,7 +60,6 @@ struct State {
     index: PrefixIndex,
     recomputed: Recomputed,
     follow_ups: FollowUps,
-    popularity: Popularity,
     pools: Pools,
     others: Others,
     picks: u64,
@@ -135,7 +134,6 @@ impl Decider {
             index: PrefixIndex::new(limits),
             recomputed: Recomputed::default(),
             follow_ups: FollowUps::default(),
-            popularity: Popularity::default(),
             pools: Pools::default(),
             others: Others::default(),
             picks: 0,
@@ -265,7 +263,7 @@ impl Decider {
     ) -> (Basis, Option<InFlight>) {
         if request.leg != Leg::Decode {
             let copied = hits.deepest().saturating_sub(request.blocks.len() - new_blocks.len());
-            recomputed.see(worker.slot, new_blocks, new_tokens, copied);
+            recomputed.see((worker.slot, worker.pool()), new_blocks, new_tokens, copied);
         }
         index.enter(worker.slot, (request.path(), hits), self.tells(&worker.reports, request))
     }
@@ -282,8 +280,7 @@ impl Decider {
         let mut counts = is_new;
         loop {
             let mut state = self.lock();
-            let State { index, recomputed, follow_ups, popularity, pools, others, picks, rng, candidates } =
-                &mut *state;
+            let State { index, recomputed, follow_ups, pools, others, picks, rng, candidates } = &mut *state;
             index.catch_up();
             let hits = self.look_up(index, request);
             let moment = self.moment(fleet, (now, request), pools);
@@ -309,7 +306,7 @@ impl Decider {
                     Leg::Whole | Leg::Prefill => follow_ups.see(request.model, whole, hits.deepest()),
                 },
                 answer_tokens: answer_tokens(request, pools, pool),
-                followers: followers((popularity, recomputed), (whole, &hits), now),
+                followers: followers((pools, recomputed), pool, (whole, &hits), now),
                 unseen: match candidates.unseen_for().max(others.unseen_for()) {
                     Some(age) => pools.unseen(pool).at(now, age, request.blocks.last().copied()),
                     None => pools.mean_unseen(pool),
@@ -318,7 +315,7 @@ impl Decider {
                 speed,
             };
             if is_new && !follow_ups.is_turn(whole, hits.deepest()) {
-                popularity.see(whole, hits.deepest(), now);
+                pools.popularity_mut(pool).see(whole, hits.deepest(), now);
             }
             let ring = &|| fleet.ring();
             let choice = candidates.choice(ring, learned);
@@ -448,7 +445,12 @@ impl Decider {
             arrivals_per_s: state.pools.arrivals_per_s(candidates.parts()),
             later_turns: state.follow_ups.later_turns(request.model, self.whole(request), hits.deepest()),
             answer_tokens: answer_tokens(request, &state.pools, candidates.pool()),
-            followers: followers((&state.popularity, &state.recomputed), (self.whole(request), hits), now),
+            followers: followers(
+                (&state.pools, &state.recomputed),
+                candidates.pool(),
+                (self.whole(request), hits),
+                now,
+            ),
             unseen: state.pools.mean_unseen(candidates.pool()),
             others: state.others,
             speed: candidates.speed(),
@@ -663,14 +665,13 @@ fn answer_tokens(request: &RequestView<'_>, pools: &Pools, pool: PoolNumber) -> 
 
 /// Who is expected to come for what somebody holds of a prompt. Nobody that counts where memory is short: what a copy evicts is asked for as well.
 fn followers(
-    (popularity, recomputed): (&Popularity, &Recomputed),
+    (pools, recomputed): (&Pools, &Recomputed),
+    pool: PoolNumber,
     (path, hits): (&[BlockHash], &PrefixHits),
     now: Duration,
 ) -> Followers {
-    if recomputed.lost_share() > MUCH_LOST {
-        return Followers::default();
-    }
-    popularity.followers(path, hits.deepest(), now)
+    let popularity = pools.popularity(pool).filter(|_| recomputed.lost_share(pool) <= MUCH_LOST);
+    popularity.map(|popularity| popularity.followers(path, hits.deepest(), now)).unwrap_or_default()
 }
 
 fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {

@@ -171,6 +171,7 @@ impl WorkerLoad {
     #[must_use]
     pub fn reconsider_after(&self) -> Duration {
         let (in_line, begins_after) = self.look(|queue| (queue.in_line(), queue.begins_after()));
+        // Nobody waits so little for long, however long the line is: whoever is decided for this worker first finds that the sibling has begun.
         begins_after.unwrap_or_else(|| RECONSIDERED_AFTER.saturating_mul(1 + count(in_line) / LONG_LINE))
     }
 

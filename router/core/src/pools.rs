@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::answer_lengths::AnswerLengths;
 use crate::models::{MOST_POOLS, PoolNumber};
+use crate::prefix::popularity::Popularity;
 use crate::speed::{Observation, PrefillSpeed, Speeds};
 use crate::unseen::UnseenPicks;
 
@@ -28,6 +29,7 @@ pub(crate) struct Part {
 struct Pool {
     speeds: Speeds,
     answers: AnswerLengths,
+    popularity: Popularity,
     unseen: UnseenPicks,
 }
 
@@ -53,6 +55,16 @@ impl Pools {
     /// Learns from a whole answer.
     pub(crate) fn learn_whole(&mut self, pool: PoolNumber, answer: &Observation) {
         self.of(pool).speeds.learn_whole(answer);
+    }
+
+    /// Which prefixes are asked for there, as far as anything has been.
+    pub(crate) fn popularity(&self, pool: PoolNumber) -> Option<&Popularity> {
+        self.pools.get(pool.index()).map(|pool| &pool.popularity)
+    }
+
+    /// The same, to be told of a request.
+    pub(crate) fn popularity_mut(&mut self, pool: PoolNumber) -> &mut Popularity {
+        &mut self.of(pool).popularity
     }
 
     /// An answer has ended that had so many tokens.

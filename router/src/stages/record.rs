@@ -301,7 +301,7 @@ impl Recorder {
     /// How long an answer was says how much of a worker's memory the next ones will take. Of a stream that does not say it, each piece
     /// is taken for a token.
     fn learn_answer(&self, usage: Option<&ReportedUsage>, reading: &Reading) {
-        let Some(worker) = &self.worker else { return };
+        let Some(worker) = self.worker.as_ref().filter(|_| self.is_generation()) else { return };
         let tokens = match usage {
             Some(usage) => usage.completion_tokens as usize,
             None if reading.extent == Extent::Whole && reading.answer == Answer::Streamed => self.pieces,

@@ -86,7 +86,7 @@ impl Decider {
         is_new: bool,
     ) -> Option<Booked> {
         let mut state = self.lock_for(worker)?;
-        let State { index, recomputed, follow_ups, popularity, pools, picks, .. } = &mut *state;
+        let State { index, recomputed, follow_ups, pools, picks, .. } = &mut *state;
         index.catch_up();
         let hits = self.look_up(index, request);
         let pool = worker.pool();
@@ -98,7 +98,7 @@ impl Decider {
             pools.unseen(pool).told(now, LATE, request.blocks.last().copied());
             follow_ups.see(request.model, self.whole(request), hits.deepest());
             if !follow_ups.is_turn(self.whole(request), hits.deepest()) {
-                popularity.see(self.whole(request), hits.deepest(), now);
+                pools.popularity_mut(pool).see(self.whole(request), hits.deepest(), now);
             }
         }
         *picks += 1;

@@ -1,7 +1,8 @@
 //! How often a prefix is asked for: what a copy of it at one more worker is good for.
 //!
 //! A sample by hash, of bounded size. Several requests of one moment count once, since a burst of siblings is over when it has come. Knows no clock:
-//! times come in. Used by the decider, which tells the policy.
+//! times come in. One for each pool of workers: what is asked of others takes nothing from a prefix's share. Used by the decider, which tells the
+//! policy.
 
 use std::time::Duration;
 

@@ -8,6 +8,7 @@
 
 use roundhouse_types::BlockHash;
 
+use crate::models::PoolNumber;
 use crate::speed::CacheRoom;
 use crate::worker::WorkerSlot;
 
@@ -39,8 +40,8 @@ pub struct Recomputed {
     blocks: u64,
     /// What caches have room for, of all that might have got the last request.
     fleet_tokens: usize,
-    /// Of what was computed of late, by all, what had been computed a short time before and was held by nobody any more.
-    lost: f64,
+    /// Of what was computed of late, by all workers of each pool, what had been computed a short time before and was held by nobody any more.
+    lost: Vec<f64>,
     workers: Vec<Computes>,
 }
 
@@ -106,14 +107,20 @@ impl Recomputed {
         }
     }
 
-    /// How much of what was computed of late had been computed a short time before, and was held by nobody any more.
+    /// How much of what the workers of a pool computed of late had been computed a short time before, and was held by nobody any more.
     #[must_use]
-    pub fn lost_share(&self) -> f64 {
-        self.lost
+    pub(crate) fn lost_share(&self, pool: PoolNumber) -> f64 {
+        self.lost.get(pool.index()).copied().unwrap_or(0.0)
     }
 
-    /// `worker` is to compute the blocks `new`, of `tokens` tokens; others hold the first `copied` of them.
-    pub fn see(&mut self, worker: WorkerSlot, new: &[BlockHash], tokens: usize, copied: usize) {
+    /// A worker of that pool is to compute the blocks `new`, of `tokens` tokens; others hold the first `copied` of them.
+    pub(crate) fn see(
+        &mut self,
+        (worker, pool): (WorkerSlot, PoolNumber),
+        new: &[BlockHash],
+        tokens: usize,
+        copied: usize,
+    ) {
         let Some(&Computes { capacity, share }) = self.workers.get(worker.index()) else { return };
         if new.is_empty() || capacity == 0 {
             return;
@@ -131,6 +138,10 @@ impl Recomputed {
         let stands_for = tokens as f64 / new.len() as f64 * f64::from(1 << bits);
         let weight = (stands_for / capacity as f64).min(1.0);
         let of_all = (stands_for / self.fleet_tokens.max(capacity) as f64).min(1.0);
+        if self.lost.len() <= pool.index() {
+            self.lost.resize(pool.index() + 1, 0.0);
+        }
+        let lost = &mut self.lost[pool.index()];
         let mut share = share;
         for (at, hash) in new.iter().enumerate().filter(|(_, hash)| hash.0.trailing_zeros() >= bits) {
             let place = &mut self.places[place_of(*hash)];
@@ -139,7 +150,7 @@ impl Recomputed {
             let is_again = place.print == print && age_tokens as f64 <= soon_tokens;
             *place = Place { print, step };
             share += weight * (f64::from(u8::from(is_again)) - share);
-            self.lost += of_all * (f64::from(u8::from(is_again && at >= copied)) - self.lost);
+            *lost += of_all * (f64::from(u8::from(is_again && at >= copied)) - *lost);
         }
         self.workers[worker.index()].share = share;
     }
@@ -167,6 +178,7 @@ mod tests {
     use super::*;
 
     const WORKER: WorkerSlot = WorkerSlot(1);
+    const POOL: PoolNumber = PoolNumber(2);
     const BLOCK_TOKENS: usize = 100;
     const CAPACITY: Capacity = Capacity { worker: 50_000, fleet: 100_000 };
 
@@ -177,7 +189,7 @@ mod tests {
             let hash = |at| BlockHash(xxhash_rust::xxh3::xxh3_64(&(number * 10 + at as u64).to_le_bytes()));
             let blocks: Vec<_> = (0..10).map(hash).collect();
             recomputed.room(WORKER, CAPACITY);
-            recomputed.see(WORKER, &blocks, 10 * BLOCK_TOKENS, 0);
+            recomputed.see((WORKER, POOL), &blocks, 10 * BLOCK_TOKENS, 0);
         }
         assert_eq!(recomputed.room(WorkerSlot(0), CAPACITY).all, None, "another worker");
         recomputed.room(WORKER, CAPACITY).all
@@ -197,10 +209,11 @@ mod tests {
             let blocks: Vec<_> = (1..=10).map(|at| BlockHash(at << 40)).collect();
             for _ in 0..300 {
                 recomputed.room(WORKER, CAPACITY);
-                recomputed.see(WORKER, &blocks, 10 * BLOCK_TOKENS, copied);
+                recomputed.see((WORKER, POOL), &blocks, 10 * BLOCK_TOKENS, copied);
             }
             assert!(recomputed.share(WORKER) > 0.9);
-            assert_eq!(recomputed.lost_share() > 0.9, is_lost, "{}", recomputed.lost_share());
+            assert_eq!(recomputed.lost_share(POOL) > 0.9, is_lost, "{}", recomputed.lost_share(POOL));
+            assert_eq!(recomputed.lost_share(PoolNumber(1)), 0.0, "others are not short of memory");
         }
     }
 
@@ -209,7 +222,7 @@ mod tests {
         let mut recomputed = Recomputed::default();
         for _ in 0..200 {
             recomputed.room(WORKER, CAPACITY);
-            recomputed.see(WORKER, &[BlockHash(8)], BLOCK_TOKENS * 10, 0);
+            recomputed.see((WORKER, POOL), &[BlockHash(8)], BLOCK_TOKENS * 10, 0);
         }
         assert!(recomputed.room(WORKER, CAPACITY).all.is_some());
         recomputed.forget(WORKER);
@@ -229,7 +242,7 @@ mod tests {
         for _ in 0..10 {
             let room = recomputed.room(WORKER, Capacity { worker: 0, fleet: 0 });
             assert_eq!(room, CacheRoom::default());
-            recomputed.see(WORKER, &[BlockHash(8)], 10, 0);
+            recomputed.see((WORKER, POOL), &[BlockHash(8)], 10, 0);
         }
         assert!(recomputed.places.is_empty());
     }

@@ -50,6 +50,23 @@ fn a_flood_for_one_model_changes_no_costs_of_another() {
 }
 
 #[test]
+fn a_flood_for_one_model_takes_nothing_from_what_many_ask_of_another() {
+    let fleet = serving(&[&["a"], &["b"], &["b"]]);
+    let decider = decider("prefix_aware");
+    let prompt = hashed(&"what everybody asks ".repeat(100));
+    for number in 0..20 {
+        let now = NOW + Duration::from_millis(300) * number;
+        drop(decider.decide(&fleet, &of("b", &prompt), Among::Untried(&[]), now).unwrap());
+    }
+    let now = NOW + Duration::from_secs(6);
+    let expected = || decider.explain(&fleet, &of("b", &prompt), now).unwrap().followers;
+    let quiet = expected();
+    assert!(quiet.requests > 10.0 && quiet.share > 0.9, "{quiet:?}");
+    flood(&decider, &fleet, "a", 300);
+    assert_eq!(expected(), quiet);
+}
+
+#[test]
 fn answers_of_one_model_say_nothing_of_another() {
     let fleet = serving(&[&["a"], &["b"]]);
     let decider = decider("prefix_aware");
