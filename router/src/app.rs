@@ -10,7 +10,7 @@ use router_core::prefix::feed::Listener;
 use router_core::prefix::tree::TreeLimits;
 use router_core::request::PromptUse;
 use router_core::token_ratio::TokenRatios;
-use router_core::{Decider, RetryBudget, Trial, WorkerId, policy};
+use router_core::{Decider, Doubt, RetryBudget, Trial, WorkerId, policy};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::body_memory::BodyMemory;
@@ -56,6 +56,8 @@ pub struct App {
     pub time_limits: TimeLimitTable,
     /// How much may be tried again.
     pub retry_budget: RetryBudget,
+    /// Whether workers may have died of what was there when they did.
+    pub doubt: Doubt,
     /// Stage 3.
     pub parser: Parser,
     /// What is served where.
@@ -149,6 +151,7 @@ impl App {
             admission: Admission::new(settings.max_in_flight, settings.max_queue, settings.queue_timeout),
             time_limits: TimeLimitTable::new(config),
             retry_budget: RetryBudget::new(settings.retry_budget.share()),
+            doubt: Doubt::default(),
             parser: Parser::new(scan, session_header, limits),
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),

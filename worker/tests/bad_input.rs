@@ -53,6 +53,7 @@ const KEYS: &[&str] = &[
     "chat_template_kwargs",
     "enable_thinking",
     "add_generation_prompt",
+    "continue_final_message",
     "add_special_tokens",
     "return_token_strs",
 ];

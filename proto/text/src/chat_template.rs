@@ -25,6 +25,18 @@ pub struct SpecialTokens {
     pub eos: Option<String>,
 }
 
+/// How a prompt ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ending {
+    /// With the opening of an assistant's turn (`add_generation_prompt`).
+    #[default]
+    Opening,
+    /// After the last message.
+    Closed,
+    /// In the last message, at the end of its content, so that it is gone on with (`continue_final_message`).
+    Within,
+}
+
 /// What a prompt is rendered from.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatInput<'input> {
@@ -32,8 +44,8 @@ pub struct ChatInput<'input> {
     pub messages: &'input [Value],
     /// OpenAI tools.
     pub tools: Option<&'input [Value]>,
-    /// End with the opening of an assistant's turn.
-    pub add_generation_prompt: bool,
+    /// How the prompt ends.
+    pub ending: Ending,
     /// Variables of the template's own (`enable_thinking`, `date_string`).
     pub extra: Option<&'input Map<String, Value>>,
     /// The time that `strftime_now` shows, in seconds since 1970, UTC.
@@ -154,7 +166,7 @@ impl ChatTemplate {
             ("messages", JinjaValue::from(Serde(&messages))),
             ("tools", JinjaValue::from(Serde(input.tools))),
             ("documents", JinjaValue::from(())),
-            ("add_generation_prompt", JinjaValue::from(input.add_generation_prompt)),
+            ("add_generation_prompt", JinjaValue::from(input.ending == Ending::Opening)),
             ("strftime_now", JinjaValue::from_function(move |format: &str| strftime(format, now))),
         ];
         let tokens = [("bos_token", &self.special_tokens.bos), ("eos_token", &self.special_tokens.eos)];
@@ -163,7 +175,12 @@ impl ChatTemplate {
         }
         let extra = input.extra.into_iter().flatten();
         variables.extend(extra.map(|(key, value)| (key.as_str(), JinjaValue::from(Serde(value)))));
-        template.render(JinjaValue::from_pairs(variables)).map_err(|error| render_error(&error))
+        let mut prompt =
+            template.render(JinjaValue::from_pairs(variables)).map_err(|error| render_error(&error))?;
+        if input.ending == Ending::Within {
+            prompt.truncate(end_of_content(&prompt, &messages)?);
+        }
+        Ok(prompt)
     }
 }
 
@@ -174,6 +191,22 @@ impl std::fmt::Debug for ChatTemplate {
             .field("special_tokens", &self.special_tokens)
             .finish_non_exhaustive()
     }
+}
+
+/// Where in `prompt` the content of the last message ends. Templates may write it without the white space around it.
+fn end_of_content(prompt: &str, messages: &[Value]) -> Result<usize, TemplateError> {
+    let index = messages.len().saturating_sub(1);
+    let invalid = |problem: &str| TemplateError::Message { index, problem: problem.to_owned() };
+    let content = messages.last().and_then(|message| message.get("content")).and_then(Value::as_str);
+    let content = content.filter(|content| !content.trim().is_empty());
+    let content = content.ok_or_else(|| invalid("has no `content` to go on with"))?;
+    let written = content.trim();
+    let begins = prompt.rfind(written);
+    let ends = begins.ok_or_else(|| invalid("is not written by the chat template as it is"))? + written.len();
+    let space = &content[content.trim_end().len()..];
+    let kept =
+        space.bytes().zip(prompt[ends..].bytes()).take_while(|(wanted, there)| wanted == there).count();
+    Ok(if kept == space.len() { ends + kept } else { ends })
 }
 
 /// A string, or a list of `{"name", "template"}`.

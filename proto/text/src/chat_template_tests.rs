@@ -7,7 +7,7 @@ fn render(source: &str, input: &ChatInput<'_>) -> Result<String, TemplateError> 
 }
 
 fn chat(messages: &[Value]) -> ChatInput<'_> {
-    ChatInput { messages, tools: None, add_generation_prompt: true, extra: None, unix_seconds: 0 }
+    ChatInput { messages, tools: None, ending: Ending::Opening, extra: None, unix_seconds: 0 }
 }
 
 #[test]
@@ -30,6 +30,31 @@ fn tojson_does_not_escape_html() {
 fn a_template_can_refuse() {
     let error = render("{{ raise_exception('no ' ~ messages | length) }}", &chat(&[])).unwrap_err();
     assert!(matches!(&error, TemplateError::Refused(message) if message == "no 0"), "{error:?}");
+}
+
+#[test]
+fn a_message_is_gone_on_with_where_its_content_ends() {
+    const PLAIN: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[open]{% endif %}";
+    let trims = PLAIN.replace("m.content", "m.content | trim");
+    let question = json!({"role": "user", "content": "say it: The sky"});
+    let render = |source: &str, content: &str, ending| {
+        let messages = [question.clone(), json!({"role": "assistant", "content": content})];
+        render(source, &ChatInput { ending, ..chat(&messages) })
+    };
+    let before = "<question>[assistant]".replace("<question>", "[user]say it: The sky[end]");
+    for (source, content, expected) in [
+        (PLAIN, "The sky", "The sky"),
+        (PLAIN, " The sky \n", " The sky \n"),
+        (&trims, " The sky \n", "The sky"),
+        (&trims, "The sky", "The sky"),
+    ] {
+        assert_eq!(render(source, content, Ending::Within).unwrap(), before.clone() + expected);
+    }
+    assert!(render(PLAIN, "x", Ending::Closed).unwrap().ends_with("x[end]"));
+    for (source, content) in [(PLAIN, " "), ("nothing of it", "x")] {
+        let refused = render(source, content, Ending::Within).unwrap_err();
+        assert!(matches!(refused, TemplateError::Message { index: 1, .. }), "{refused:?}");
+    }
 }
 
 #[test]

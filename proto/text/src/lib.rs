@@ -13,6 +13,6 @@ mod strftime;
 mod token_bytes;
 pub mod tokenizer;
 
-pub use chat_template::{ChatInput, ChatTemplate, SpecialTokens, TemplateError};
+pub use chat_template::{ChatInput, ChatTemplate, Ending, SpecialTokens, TemplateError};
 pub use detokenizer::{Detokenizer, Piece};
 pub use tokenizer::{SpecialTokenPolicy, Tokenizer, TokenizerError};

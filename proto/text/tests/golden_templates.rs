@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use roundhouse_text::{ChatInput, ChatTemplate, SpecialTokens, TemplateError};
+use roundhouse_text::{ChatInput, ChatTemplate, Ending, SpecialTokens, TemplateError};
 use serde_json::Value;
 
 fn root() -> &'static Path {
@@ -22,7 +22,11 @@ fn render(entry: &Value) -> Result<String, TemplateError> {
     ChatTemplate::from_source(&source, special_tokens)?.render(&ChatInput {
         messages: entry["messages"].as_array().unwrap(),
         tools: entry["tools"].as_array().map(Vec::as_slice),
-        add_generation_prompt: entry["add_generation_prompt"].as_bool().unwrap(),
+        ending: if entry["add_generation_prompt"].as_bool().unwrap() {
+            Ending::Opening
+        } else {
+            Ending::Closed
+        },
         extra: entry["extra"].as_object(),
         unix_seconds: 0,
     })

@@ -115,14 +115,6 @@ impl WorkerLoad {
         self.others.load(Ordering::Relaxed) as usize
     }
 
-    /// This router's requests, at most, of whose answers nothing has come yet, as far as the ledger is told of beginnings: they would be lost with the
-    /// worker.
-    #[must_use]
-    pub fn unanswered(&self) -> usize {
-        let all = self.row.prefilling.load(Ordering::Relaxed) as usize + self.look(PrefillQueue::computed);
-        all.min(self.own())
-    }
-
     /// This router's own requests in flight.
     #[must_use]
     pub fn own(&self) -> usize {

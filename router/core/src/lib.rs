@@ -35,5 +35,5 @@ pub use ledger::{Lease, LoadReading, Turn};
 pub use policy::{PickError, Policy};
 pub use reports::{CacheTrust, EngineLoad, LoadReport, OthersLoad, QueueSource, Reports};
 pub use request::{Leg, PromptUse, RequestView};
-pub use retry_budget::RetryBudget;
+pub use retry_budget::{Doubt, RetryBudget};
 pub use worker::{Arrival, Role, Worker, WorkerId, WorkerSlot, WorkerSpec};

@@ -7,8 +7,10 @@
 //!   router retries at all. Everything draws on it.
 //! - [`Rescue`], one for each worker: the requests that were in flight at a worker when it died, all at once. They lose
 //!   their worker and move to others, which is no more work than before, so a death may always be survived: at most
-//!   as many rescues in ten seconds as the worker had requests waiting at that time's worst failure. Only failures of
+//!   as many rescues in ten seconds as the worker had requests at that time's worst failure. Only failures of
 //!   the connection draw on it; what a living worker refuses does not.
+//!
+//! And a request may be what workers die of. [`Doubt`] bounds how many it may take along.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -65,20 +67,21 @@ pub struct Rescue {
 #[derive(Debug, Default)]
 struct RescueState {
     began: Duration,
-    /// Most requests that waited there at a failure since `began`.
+    /// Most requests that were there at a failure since `began`.
     in_flight: usize,
     taken: usize,
 }
 
 impl Rescue {
-    /// A connection to the worker failed while `in_flight` requests waited there for their first byte, the failed one
-    /// included.
-    pub fn note(&self, now: Duration, in_flight: usize) {
+    /// A connection to the worker failed while `in_flight` requests were there, the failed one included. Returns how many were at the first
+    /// failure of these ten seconds that most were at: those that go down together hear of it one by one.
+    pub fn note(&self, now: Duration, in_flight: usize) -> usize {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if now >= state.began + WINDOW {
             *state = RescueState { began: now, ..RescueState::default() };
         }
         state.in_flight = state.in_flight.max(in_flight);
+        state.in_flight
     }
 
     /// Takes one rescue, if there is one.
@@ -88,6 +91,34 @@ impl Rescue {
         let granted = state.taken < state.in_flight;
         state.taken += usize::from(granted);
         granted
+    }
+}
+
+/// How long one request that three workers have died of speaks against all that two have died of.
+const DOUBT: Duration = Duration::from_secs(600);
+
+/// Whether a request that two workers have died of may be what they died of.
+///
+/// Where workers are taken away one after another, whoever was at one and moved to the next has seen two die, and has killed neither: there were
+/// others with it both times. It gets a third, which tells: if that one dies as well, no such request gets a third for ten minutes. One that
+/// was alone when a worker died gets none.
+#[derive(Debug, Default)]
+pub struct Doubt {
+    until: Mutex<Duration>,
+}
+
+impl Doubt {
+    /// Whether a request is at fault that workers have died of: for each of them, how many requests were there.
+    pub fn is_at_fault(&self, now: Duration, deaths: &[usize]) -> bool {
+        let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        match deaths {
+            [] | [_] => false,
+            [_, _] => deaths.contains(&1) || now < *until,
+            _ => {
+                *until = now + DOUBT;
+                true
+            }
+        }
     }
 }
 
@@ -137,6 +168,18 @@ mod tests {
         assert!(!rescue.take(), "a worker that dies again and again is not a death");
         rescue.note(AT + WINDOW, 3);
         assert_eq!((0..9).filter(|_| rescue.take()).count(), 3);
+    }
+
+    #[test]
+    fn a_third_death_tells() {
+        let doubt = Doubt::default();
+        let is_at_fault = |now, deaths: &[usize]| doubt.is_at_fault(now, deaths);
+        assert!(!is_at_fault(AT, &[1]), "it may have been anything");
+        assert!(is_at_fault(AT, &[1, 5]) && is_at_fault(AT, &[5, 1]), "nobody else was there");
+        assert!(!is_at_fault(AT, &[5, 2]));
+        assert!(is_at_fault(AT, &[5, 2, 9]));
+        assert!(is_at_fault(AT + DOUBT / 2, &[5, 5]), "there is one that kills");
+        assert!(!is_at_fault(AT + DOUBT, &[5, 5]));
     }
 
     proptest! {

@@ -344,7 +344,7 @@ pub(super) fn answered(
     // The answer is kept, in case that it is the last; the worker has done with the request.
     drop(lease);
     let told = Ok(begun(response, None));
-    Err(Box::new(Failed { worker, cause, retry_after, told }))
+    Err(Box::new(Failed { worker, cause, in_flight: 0, retry_after, told }))
 }
 
 /// Whether a reply is a stream of server-sent events.
@@ -365,10 +365,9 @@ pub(super) fn lost(
     app.decider.take_back(&mut lease, &worker, &reading.blocks, basis);
     recorder.attempt_failed(&worker, &source);
     let own = source.is_routers_own();
-    if !own && cause.lost_connection() {
-        // While the lease still counts this request among those that wait there.
-        worker.rescue.note(now, worker.load.unanswered());
-    }
+    let is_down = !own && cause.lost_connection();
+    // While the lease still counts this request among those that are there.
+    let in_flight = if is_down { worker.rescue.note(now, worker.load.own()) } else { 0 };
     drop(lease);
     let says_nothing = match source {
         // Of a worker that answers others, such a request asks too much; one that says nothing to anybody hangs.
@@ -384,7 +383,7 @@ pub(super) fn lost(
         app.fleet.report_unreachable(&worker, &source, &app.decider);
     }
     let told = Err(RequestError::Worker { worker: worker.id().clone(), source });
-    Failed { worker, cause, retry_after: None, told }
+    Failed { worker, cause, in_flight, retry_after: None, told }
 }
 
 /// Waits until the reply has begun in earnest.

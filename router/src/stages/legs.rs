@@ -114,7 +114,7 @@ impl Splitter {
             Ok(reply) => reply,
             Err(source) => {
                 recorder.prefill_broke(&prefill_worker, &source);
-                return Err(broke(prefill_worker, source).into());
+                return Err(broke(app, prefill_worker, source).into());
             }
         };
         let Prefilled { transfer, usage } = Prefilled::read(&reply);
@@ -291,8 +291,9 @@ async fn whole_reply(
 }
 
 /// A worker's answer to the first leg broke off.
-fn broke(worker: Arc<Worker>, source: TransportError) -> Box<Failed> {
+fn broke(app: &App, worker: Arc<Worker>, source: TransportError) -> Box<Failed> {
     let cause = Cause::of_error(&source);
+    let in_flight = worker.rescue.note(app.now(), worker.load.own());
     let told = Err(RequestError::Worker { worker: worker.id().clone(), source });
-    Box::new(Failed { worker, cause, retry_after: None, told })
+    Box::new(Failed { worker, cause, in_flight, retry_after: None, told })
 }

@@ -29,8 +29,8 @@ pub(super) enum Cause {
     ConnectTimeout,
     /// The connection broke before the request was out, or what came was no answer.
     Reset,
-    /// The connection broke after the request had gone out, before an answer: the worker may have died, and of this very request. So
-    /// it gets one more try and no third.
+    /// The connection broke after the request had gone out, before the answer was whole: the worker may have died, and of this very request.
+    /// So there is a [doubt](router_core::Doubt).
     Died,
     /// 429: the worker has enough to do.
     Busy,
@@ -88,6 +88,8 @@ impl Cause {
 pub(super) struct Failed {
     pub(super) worker: Arc<Worker>,
     pub(super) cause: Cause,
+    /// Where the connection failed: requests that were at the worker, this one included.
+    pub(super) in_flight: usize,
     /// How long the worker asked to be left alone.
     pub(super) retry_after: Option<Duration>,
     /// The worker's own answer, or what happened in its place.
@@ -105,7 +107,8 @@ pub(super) struct Retries {
     failures: usize,
     unreachable: usize,
     internal_errors: usize,
-    deaths: usize,
+    /// For each worker that may have died of it, how many requests were there.
+    deaths: SmallVec<[usize; 4]>,
     anyone: Option<AllTried>,
     least_retry_after: Option<Duration>,
     last: Option<Box<Result<Begun, RequestError>>>,
@@ -126,7 +129,7 @@ impl Retries {
             failures: 0,
             unreachable: 0,
             internal_errors: 0,
-            deaths: 0,
+            deaths: SmallVec::new(),
             anyone: None,
             least_retry_after: None,
             last: None,
@@ -151,12 +154,13 @@ impl Retries {
         failed: Failed,
         deadline: Instant,
     ) -> Option<Duration> {
-        let Failed { worker, cause, retry_after, told } = failed;
-        self.note(worker.slot, cause, retry_after, told);
+        let worker = Arc::clone(&failed.worker);
+        let cause = failed.cause;
+        self.note(failed);
         let is_at_fault = match cause {
             Cause::TimeUp => true,
             Cause::InternalError => self.internal_errors > 1,
-            Cause::Died => self.deaths > 1,
+            Cause::Died => app.doubt.is_at_fault(app.now(), &self.deaths),
             _ => false,
         };
         if is_at_fault || self.failures > app.settings.max_retries {
@@ -176,15 +180,13 @@ impl Retries {
 
     /// What the client gets where no attempt can follow a failure, whatever it was.
     pub(super) fn give_up_after(mut self, failed: Failed) -> Result<Begun, RequestError> {
-        let Failed { worker, cause, retry_after, told } = failed;
-        self.note(worker.slot, cause, retry_after, told);
+        self.note(failed);
         self.give_up().expect("it has just been given a failure")
     }
 
     /// A gateway has gone on to that worker by itself: nobody else is asked.
     pub(super) fn went_on(&mut self, failed: Failed, to: WorkerSlot, fleet: &FleetSnapshot) {
-        let Failed { worker, cause, retry_after, told } = failed;
-        self.note(worker.slot, cause, retry_after, told);
+        self.note(failed);
         self.avoided = fleet.workers().iter().map(|other| other.slot).filter(|slot| *slot != to).collect();
     }
 
@@ -215,18 +217,13 @@ impl Retries {
         })
     }
 
-    fn note(
-        &mut self,
-        slot: WorkerSlot,
-        cause: Cause,
-        retry_after: Option<Duration>,
-        told: Result<Begun, RequestError>,
-    ) {
-        self.tried.push(slot);
+    fn note(&mut self, failed: Failed) {
+        let Failed { worker, cause, in_flight, retry_after, told } = failed;
+        self.tried.push(worker.slot);
         self.failures += 1;
         self.unreachable += usize::from(cause.is_unreachable());
         self.internal_errors += usize::from(cause == Cause::InternalError);
-        self.deaths += usize::from(cause == Cause::Died);
+        self.deaths.extend((cause == Cause::Died).then_some(in_flight));
         self.least_retry_after = [self.least_retry_after, retry_after].into_iter().flatten().min();
         // What a worker says tells more than that another one could not be reached.
         let keeps_answer = told.is_err() && cause != Cause::TimeUp;

@@ -109,6 +109,43 @@ async fn what_two_workers_have_died_of_is_not_given_to_a_third() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_was_at_two_workers_that_died_among_others_is_given_to_a_third() {
+    let (mut mocks, mut ends) = (Vec::new(), Vec::new());
+    for last in [Act::Close, Act::Close, Act::Write(json_reply(200, OK))] {
+        let end = Arc::new(Notify::new());
+        let acts = vec![Act::Wait(Arc::clone(&end)), last];
+        mocks.push(MockWorker::start(&["m"], move |_| acts.clone()).await);
+        ends.push(end);
+    }
+    let router = Router::start(&[&workers(&mocks.iter().collect::<Vec<_>>()), "--policy=round_robin"]).await;
+    let address = router.address;
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..12 {
+        clients.spawn(async move { exchange(address, "POST", CHAT, &[], chat("x").as_bytes()).await });
+    }
+    let seen = || mocks.iter().map(|mock| mock.seen().len()).collect::<Vec<_>>();
+    until("all are there", || async { seen().iter().sum::<usize>() == 12 }).await;
+    let at_first = seen()[0];
+    ends[0].notify_waiters();
+    until("they have gone on", || async { seen().iter().sum::<usize>() == 12 + at_first }).await;
+    let at_second = seen()[1];
+    assert!(
+        at_first > 1 && at_second > 12 - at_first - seen()[2],
+        "some are at their second one: {:?}",
+        seen()
+    );
+    until("all are at the third, whatever died before", || async {
+        ends[..2].iter().for_each(|end| end.notify_waiters());
+        seen()[2] == 12
+    })
+    .await;
+    ends[2].notify_waiters();
+    for reply in clients.join_all().await {
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn time_limits_are_those_of_the_model() {
     let silent = |_: &Seen| vec![Act::Wait(Arc::new(Notify::new()))];
     let worker = MockWorker::start(&["m", "n"], silent).await;

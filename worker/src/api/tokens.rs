@@ -164,7 +164,7 @@ impl Api {
         let input = ChatInput {
             messages: &conversation.messages,
             tools: conversation.tools.as_ref().and_then(Value::as_array).map(Vec::as_slice),
-            add_generation_prompt: conversation.add_generation_prompt,
+            ending: conversation.ending,
             extra: Some(&conversation.template_variables),
             unix_seconds: i64::try_from(seconds(SystemTime::now())).unwrap_or(0),
         };

@@ -1,6 +1,6 @@
 //! What a request wants to be gone on from: a conversation, or prompts.
 
-use roundhouse_text::SpecialTokenPolicy;
+use roundhouse_text::{Ending, SpecialTokenPolicy};
 use serde_json::{Map, Value};
 
 use super::fields::{Fields, must, shown, token_ids, wrong};
@@ -24,8 +24,8 @@ pub struct Conversation {
     pub tools: Option<Value>,
     /// Variables for the template.
     pub template_variables: Map<String, Value>,
-    /// End with the opening of the assistant's turn.
-    pub add_generation_prompt: bool,
+    /// How the prompt ends.
+    pub ending: Ending,
 }
 
 /// One prompt.
@@ -60,8 +60,23 @@ impl Fields {
             messages: messages.clone(),
             tools,
             template_variables,
-            add_generation_prompt: self.switch("add_generation_prompt", true)?,
+            ending: self.ending(messages)?,
         })
+    }
+
+    fn ending(&self, messages: &[Value]) -> Result<Ending, RequestError> {
+        let opens = self.switch("add_generation_prompt", true)?;
+        if !self.switch("continue_final_message", false)? {
+            return Ok(if opens { Ending::Opening } else { Ending::Closed });
+        }
+        let problem = if opens {
+            "wants add_generation_prompt = false beside it: a message is gone on with, or another one opened"
+        } else if messages.last().is_none_or(|message| message["role"] != "assistant") {
+            "wants the last message to be the assistant's"
+        } else {
+            return Ok(Ending::Within);
+        };
+        Err(wrong("continue_final_message", format!("continue_final_message {problem}")))
     }
 
     /// One prompt, or a list of them.

@@ -90,7 +90,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("length_penalty", &["1", "1.0"]),
     ("include_stop_str_in_output", &["false"]),
     ("skip_special_tokens", &["true"]),
-    ("continue_final_message", &["false"]),
     ("chat_template", &[]),
     ("documents", &["[]"]),
 ];
@@ -103,9 +102,10 @@ impl GenerationRequest {
     pub fn parse(kind: Kind, body: &[u8]) -> Result<Self, RequestError> {
         let fields = Fields::parse(body)?;
         fields.refuse(UNSUPPORTED)?;
-        if kind == Kind::Chat {
-            fields.refuse(&[("echo", &["false"])])?;
-        }
+        fields.refuse(match kind {
+            Kind::Chat => &[("echo", &["false"])],
+            Kind::Completion => &[("continue_final_message", &["false"])],
+        })?;
         let (input, prompts) = match kind {
             Kind::Chat => (Input::Chat(fields.conversation()?), 1),
             Kind::Completion => {

@@ -168,6 +168,8 @@ fn what_is_wrong_is_named() {
         (json!({"echo": true}), "echo"),
         (json!({"tools": 5}), "tools"),
         (json!({"add_generation_prompt": 1}), "add_generation_prompt"),
+        (json!({"continue_final_message": true}), "continue_final_message"),
+        (json!({"continue_final_message": true, "add_generation_prompt": false}), "continue_final_message"),
         (json!({"bad_words": ["a"]}), "bad_words"),
         (json!({"response_format": {"type": "json_object"}}), "response_format"),
         (json!({"stop": [1]}), "stop"),

@@ -35,7 +35,7 @@ impl TokenizeRequest {
     /// When it is no JSON, or a parameter is wrong; the message says which, and what would be right.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         let fields = Fields::parse(body)?;
-        fields.refuse(&[("continue_final_message", &["false"]), ("chat_template", &[])])?;
+        fields.refuse(&[("chat_template", &[])])?;
         let (input, special_tokens) = if fields.get("messages").is_some() {
             (TokenizeInput::Chat(fields.conversation()?), SpecialTokenPolicy::Omit)
         } else {

@@ -70,7 +70,7 @@ pub(crate) fn chat_template(body: &[u8]) {
         let input = ChatInput {
             messages: &conversation.messages,
             tools: conversation.tools.as_ref().and_then(Value::as_array).map(Vec::as_slice),
-            add_generation_prompt: conversation.add_generation_prompt,
+            ending: conversation.ending,
             extra: Some(&conversation.template_variables),
             unix_seconds: 1_700_000_000,
         };

@@ -41,6 +41,32 @@ async fn a_conversation_is_tokenized_as_it_would_be_generated_from() {
 }
 
 #[tokio::test]
+async fn an_answer_is_gone_on_with_where_it_stopped() {
+    let answer = async |extra: &Value| {
+        let (status, answer) = post(&SHARED, "/v1/chat/completions", &chat("Hello!", extra)).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let whole = answer(&json!({"max_tokens": 24})).await;
+    let begun = answer(&json!({"max_tokens": 10})).await;
+    let messages = json!([{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": begun}]);
+    let goes_on = json!({
+        "messages": messages,
+        "add_generation_prompt": false,
+        "continue_final_message": true,
+        "max_tokens": 14,
+    });
+    assert_eq!(begun.clone() + &answer(&goes_on).await, whole);
+    let tokens = async |messages: &Value, ending: &Value| {
+        let mut body = ending.clone();
+        body["messages"] = messages.clone();
+        tokenize(&body).await["count"].as_u64().unwrap()
+    };
+    let question = json!([messages[0]]);
+    assert_eq!(tokens(&messages, &goes_on).await, tokens(&question, &json!({})).await + 10);
+}
+
+#[tokio::test]
 async fn a_long_text_is_no_obstacle() {
     let long = "word ".repeat(50_000);
     assert!(tokenize(&json!({"prompt": long})).await["count"].as_u64().unwrap() > 8192);

@@ -584,12 +584,6 @@ impl PrefillQueue {
         self.silent.take_news()
     }
 
-    /// How many requests without a first token were found to be computed, and have no answer yet.
-    #[must_use]
-    pub fn computed(&self) -> usize {
-        self.silent.len()
-    }
-
     /// Whether a request without a first token was found to be computed.
     #[must_use]
     pub fn has_computed(&self, ticket: u64) -> bool {

@@ -41,10 +41,6 @@ impl Silent {
         std::mem::take(&mut self.news)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.requests.len()
-    }
-
     pub(super) fn has(&self, ticket: u64) -> bool {
         self.requests.iter().any(|one| one.ticket == ticket)
     }

@@ -40,9 +40,8 @@ fn what_another_has_sent_costs_and_holds_as_if_it_were_its_own() {
     for prompt in &prompts {
         assert_eq!(costs(&one, &fleet, prompt), costs(&other, &other_fleet, prompt));
     }
-    let unanswered =
-        |fleet: &FleetSnapshot| fleet.workers().iter().map(|worker| worker.load.unanswered()).sum::<usize>();
-    assert_eq!((unanswered(&fleet), unanswered(&other_fleet)), (6, 0), "whose retries they would be");
+    let own = |fleet: &FleetSnapshot| fleet.workers().iter().map(|worker| worker.load.own()).sum::<usize>();
+    assert_eq!((own(&fleet), own(&other_fleet)), (6, 0), "whose retries they would be");
     for (own, theirs) in decided.iter_mut().zip(&mut booked) {
         one.first_token(&mut own.lease, LATER);
         other.first_token(&mut theirs.lease, LATER);

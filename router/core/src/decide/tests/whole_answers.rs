@@ -56,7 +56,7 @@ fn what_was_predicted_too_short_is_given_back_once() {
     let (mut answered, mut streams_after_all, failed) =
         (decide(&prompts[0], 0.0), decide(&prompts[1], 0.0), decide(&prompts[2], 0.0));
     let mut last = decide(&prompts[3], 60.0);
-    assert_eq!(fleet.workers()[0].load.unanswered(), 4);
+    assert_eq!(fleet.workers()[0].load.own(), 4);
     assert_eq!(
         loads(&decider, &fleet, at(60.0))[0].0,
         1,
@@ -68,5 +68,5 @@ fn what_was_predicted_too_short_is_given_back_once() {
     drop((answered, streams_after_all, failed, last));
     let load = fleet.workers()[0].load.read();
     assert_eq!((load.requests, load.prefilling, load.prefill_tokens), (0, 0, 0));
-    assert_eq!(fleet.workers()[0].load.unanswered(), 0);
+    assert_eq!(fleet.workers()[0].load.own(), 0);
 }
