@@ -102,6 +102,8 @@ pub(super) struct Retries {
     legs: &'static [Leg],
     /// Who has been asked, and who is not to be at all.
     tried: SmallVec<[WorkerSlot; 4]>,
+    /// Of those tried, whose connections failed, and how often each had been found down by then.
+    lost: SmallVec<[(Arc<Worker>, u32); 2]>,
     /// These, and the other ranks of endpoints that failed; empty where nobody else is left, or there are no ranks.
     avoided: SmallVec<[WorkerSlot; 4]>,
     failures: usize,
@@ -125,6 +127,7 @@ impl Retries {
         Self {
             legs,
             tried: SmallVec::new(),
+            lost: SmallVec::new(),
             avoided: SmallVec::new(),
             failures: 0,
             unreachable: 0,
@@ -220,6 +223,9 @@ impl Retries {
     fn note(&mut self, failed: Failed) {
         let Failed { worker, cause, in_flight, retry_after, told } = failed;
         self.tried.push(worker.slot);
+        if cause.lost_connection() {
+            self.lost.push((Arc::clone(&worker), worker.downs()));
+        }
         self.failures += 1;
         self.unreachable += usize::from(cause.is_unreachable());
         self.internal_errors += usize::from(cause == Cause::InternalError);
@@ -232,7 +238,7 @@ impl Retries {
         }
     }
 
-    /// Another worker while one is left, at another endpoint than a rank that failed. Then, if the last one processed nothing and said so at
+    /// Another worker while one is left, at another endpoint than a rank that failed; one that was down since and is up again is another. Then, if the last one processed nothing and said so at
     /// once, any: it may be about to listen again.
     fn find_somebody(
         &mut self,
@@ -246,6 +252,7 @@ impl Retries {
         let can = |among: Among<'_>| {
             self.legs.iter().all(|leg| Decider::can_decide(&roster.snapshot, &on(*leg), among))
         };
+        self.forget_processes_that_ended();
         self.avoid(worker, cause, &roster.snapshot);
         if !self.avoided.is_empty() {
             if can(Among::Untried(&self.avoided)) {
@@ -261,6 +268,18 @@ impl Retries {
         let may_be_anyone = cause == Cause::Unreachable && !self.is_bounded;
         self.anyone = (may_be_anyone && can(Among::Anyone)).then_some(AllTried);
         self.anyone.as_ref().map(|_| ())
+    }
+
+    fn forget_processes_that_ended(&mut self) {
+        let Self { tried, avoided, lost, .. } = self;
+        lost.retain(|(worker, downs)| {
+            let is_another = worker.is_up() && worker.downs() != *downs;
+            if is_another {
+                tried.retain(|slot| *slot != worker.slot);
+                avoided.retain(|slot| *slot != worker.slot);
+            }
+            !is_another
+        });
     }
 
     /// The process behind a rank that fails has perhaps ended, or is about to: its other ranks would take an attempt each to say the same.

@@ -146,6 +146,35 @@ async fn who_was_at_two_workers_that_died_among_others_is_given_to_a_third() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_died_and_came_back_is_another() {
+    let ends = [0, 1].map(|_| Arc::new(Notify::new()));
+    let holds = |at: usize| {
+        let acts = vec![Act::Wait(Arc::clone(&ends[at])), Act::Close];
+        move |_: &Seen| acts.clone()
+    };
+    let first = MockWorker::start(&["m"], holds(0)).await;
+    let second = MockWorker::start(&["m"], holds(1)).await;
+    let router = Router::start(&[&workers(&[&first, &second]), "--policy=round_robin"]).await;
+    let address = router.address;
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        clients.spawn(async move { exchange(address, "POST", CHAT, &[], chat("x").as_bytes()).await });
+    }
+    until("all are there", || async { first.seen().len() + second.seen().len() == 8 }).await;
+    let place = first.address;
+    drop(first);
+    until("all are at the second", || async { second.seen().len() == 8 }).await;
+    until("the first is down", || async { state(&router, 0).await["up"] == false }).await;
+    let back = MockWorker::start_at(place, &["m"], |_| vec![Act::Write(json_reply(200, OK))]).await;
+    until("it is back", || async { state(&router, 0).await["up"] == true }).await;
+    ends[1].notify_waiters();
+    for reply in clients.join_all().await {
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    assert_eq!(back.seen().len(), 8);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn time_limits_are_those_of_the_model() {
     let silent = |_: &Seen| vec![Act::Wait(Arc::new(Notify::new()))];
     let worker = MockWorker::start(&["m", "n"], silent).await;
