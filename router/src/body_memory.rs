@@ -94,6 +94,12 @@ impl BodyShare {
         &self.memory.chunks
     }
 
+    /// Whether it may be kept for longer than it is needed: half of the room stays for those that come.
+    #[must_use]
+    pub fn may_stay(&self) -> bool {
+        self.memory.held_bytes() <= self.memory.limit_bytes / 2
+    }
+
     /// The body has been thrown away.
     pub fn give_back(&mut self) {
         self.memory.held_bytes.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
@@ -116,9 +122,11 @@ mod tests {
         let (mut one, mut other) = (memory.share(0), memory.share(0));
         one.grow(60).unwrap();
         assert_eq!(other.grow(41), Err(BodyMemoryFull { limit_bytes: 100 }));
+        assert!(!one.may_stay());
         other.grow(40).unwrap();
         assert_eq!(memory.held_bytes(), 100);
         one.give_back();
+        assert!(one.may_stay());
         other.grow(60).unwrap();
         drop((one, other));
         assert_eq!(memory.held_bytes(), 0);

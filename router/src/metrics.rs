@@ -90,6 +90,8 @@ pub struct Metrics {
     pub retries: IntCounter,
     /// Retries that the budget did not allow.
     pub retries_refused: IntCounter,
+    /// Streams that broke off and were gone on with.
+    pub continued: IntCounter,
     /// Attempts at two workers, of which one computes the prompt.
     pub splits: IntCounter,
     /// Time to the first piece of the reply.
@@ -198,6 +200,10 @@ impl Default for Metrics {
             worker_counters: ArcSwap::default(),
             named: Mutex::default(),
             retries: maker.add(IntCounter::new("router_retries_total", "Attempts after a request's first.")),
+            continued: maker.add(IntCounter::new(
+                "router_streams_continued_total",
+                "Streams that broke off at one worker and were gone on with by another.",
+            )),
             retries_refused: maker.add(IntCounter::new(
                 "router_retries_refused_total",
                 "Failures relayed because the retry budget was used up.",

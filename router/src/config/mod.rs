@@ -221,6 +221,11 @@ pub struct Settings {
     #[arg(long, help_heading = "Failures", default_value = "20%", value_parser = parse_share, value_name = "SHARE|off")]
     pub retry_budget: Share,
 
+    /// Whether a stream that breaks off is gone on with by another worker, what has been generated being part of the prompt there: on or off. Of chats
+    /// only by engines that say of their models that they are vLLM's, SGLang's or Roundhouse's
+    #[arg(long, help_heading = "Failures", default_value = "on", value_name = "on|off")]
+    pub continue_streams: Switch,
+
     /// Path of the health probe. A worker that answers 404 or 405 there is well, since it has none
     #[arg(long, help_heading = "Failures", default_value = "/health", value_name = "PATH")]
     pub probe_path: String,

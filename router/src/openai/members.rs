@@ -76,6 +76,45 @@ impl Members {
         first.is_some_and(|first| !first.is_ascii_digit() && !b"-]".contains(first))
     }
 
+    /// Whether each member is one that `may` be there: told its name as it is written, and the first bytes of its value.
+    #[must_use]
+    pub fn all(&self, may: impl Fn(&str, &[u8]) -> bool) -> bool {
+        let is_fine = |member: &Member| {
+            std::str::from_utf8(&member.name).is_ok_and(|name| may(name, member.value.trim_ascii()))
+        };
+        self.list.iter().all(is_fine)
+    }
+
+    /// [`with`](Self::with), and `tail` before the end of a member's text or list of objects, whichever `opening` begins. `None` if it is something
+    /// else, or empty, or not there once.
+    #[must_use]
+    pub fn with_tail(
+        &self,
+        (name, opening, tail): (&str, u8, &str),
+        added: &str,
+        without: &[&str],
+    ) -> Option<Payload> {
+        let mut found = self.list.iter().filter(|member| member.is_named(name));
+        let (member, None) = (found.next()?, found.next()) else { return None };
+        let rest = member.value.trim_ascii().strip_prefix(&[opening])?;
+        match opening {
+            b'[' => rest.trim_ascii_start().strip_prefix(b"{").map(drop)?,
+            _ => rest.first().filter(|first| **first != opening).map(drop)?,
+        }
+        let mut out = PayloadBuilder::default();
+        out.push(Bytes::from(format!("{{{added}{}", if added.is_empty() { "" } else { "," })));
+        self.copy(member.span.start..member.span.end - 1, &mut out);
+        out.push(Bytes::copy_from_slice(tail.as_bytes()));
+        self.copy(member.span.end - 1..member.span.end, &mut out);
+        let kept = |member: &&Member| !without.iter().any(|without| member.is_named(without));
+        for other in self.list.iter().filter(|other| !other.is_named(name)).filter(kept) {
+            out.push(Bytes::from_static(b","));
+            self.copy(other.span.clone(), &mut out);
+        }
+        out.push(Bytes::from_static(b"}"));
+        Some(out.finish())
+    }
+
     /// The body with `added` (members as JSON text, separated by commas), and without those named in `without`.
     #[must_use]
     pub fn with(&self, added: &str, without: &[&str]) -> Payload {
@@ -294,6 +333,31 @@ mod tests {
         assert_eq!(with("{}", "", &[]), json!({}));
         assert_eq!(with(r#"{"stre\u0061m":1}"#, "", &["stream"]), json!({}));
         assert_eq!(with(r#"{"a":1,"b":2}"#, r#""b":3"#, &["b"]), json!({"b": 3, "a": 1}));
+    }
+
+    #[test]
+    fn a_text_or_a_list_gets_a_tail() {
+        let tailed = |text: &str, opening: u8, tail: &str| {
+            let body = find(text, 3).unwrap().with_tail(("p", opening, tail), "\"z\":0", &["a"])?.joined();
+            Some(serde_json::from_slice::<Value>(&body).unwrap_or_else(|error| panic!("{error}: {body:?}")))
+        };
+        let text = r#"{ "a":1, "p" : "he\"llo" , "b":[2] }"#;
+        assert_eq!(tailed(text, b'"', " w\\n").unwrap(), json!({"p": "he\"llo w\n", "b": [2], "z": 0}));
+        let list = r#"{"p":[ {"x":[1]} ] }"#;
+        assert_eq!(tailed(list, b'[', ",{}").unwrap(), json!({"p": [{"x": [1]}, {}], "z": 0}));
+        let others = [
+            r#"{"p":[1]}"#,
+            r#"{"p":["x"]}"#,
+            r#"{"p":[]}"#,
+            r#"{"p":""}"#,
+            "{}",
+            r#"{"p":"a","p":"b"}"#,
+            r#"{"p":5}"#,
+        ];
+        for other in others {
+            assert!(tailed(other, b'[', "").is_none() && tailed(other, b'"', "").is_none(), "{other}");
+        }
+        assert!(tailed(text, b'[', "").is_none() && tailed(list, b'"', "").is_none());
     }
 
     #[test]

@@ -21,6 +21,7 @@ use router_core::{Among, Decided, Decider, Lease, Leg, RequestView, Role, Worker
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
+use super::continuing::Continuing;
 use super::legs::Splitter;
 use super::parse::{Parsed, Reading};
 use super::pick::{Picked, new_workers_are_known, pick, take_turn};
@@ -50,6 +51,8 @@ pub struct Dispatched {
     pub deadline: Instant,
     /// What was read of the request.
     pub reading: Reading,
+    /// What is kept of it, in case that the answer breaks off.
+    pub continuing: Option<Box<Continuing>>,
     /// Its place among the requests in flight.
     pub permit: OwnedSemaphorePermit,
 }
@@ -102,26 +105,43 @@ pub async fn dispatch(
     parsed: Parsed,
     recorder: &mut Recorder,
 ) -> Result<Dispatched, RequestError> {
-    let Parsed { head, body, reading, share: _body_share, permit } = parsed;
+    let Parsed { head, body, reading, share, permit } = parsed;
     let limits = app.time_limits.of(reading.model.as_deref());
     let mut request = outgoing(head, body);
     let deadline = Instant::now() + limits.total;
-    let mut now = app.now();
+    let now = app.now();
     // What computes no prompt does not wait for one.
     let may_wait_since = (app.settings.late_binding && recorder.is_generation()).then_some(now);
-    let mut view = RequestView { may_wait_since, ..reading.view() };
     app.retry_budget.count_request(now);
-    let splitter = Splitter::of(app, &request).await;
-    let mut retries = Retries::of(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
+    let mut retries = Retries::default();
+    let (asked, how) = ((&mut request, &reading), (&mut retries, may_wait_since));
+    let begun = attempts(app, asked, how, (limits, deadline), recorder).await?;
+    let answered = (&begun, recorder.endpoint());
+    let continuing = Continuing::of(app, (request, share), answered, retries, (limits, deadline));
+    Ok(Dispatched { begun, limits, deadline, reading, continuing, permit })
+}
+
+/// One attempt after another, until a reply has begun.
+pub(super) async fn attempts(
+    app: &Arc<App>,
+    (request, reading): (&mut WorkerRequest, &Reading),
+    (retries, may_wait_since): (&mut Retries, Option<Duration>),
+    (limits, deadline): Times,
+    recorder: &mut Recorder,
+) -> Result<Begun, RequestError> {
+    let mut now = app.now();
+    let mut view = RequestView { may_wait_since, ..reading.view() };
+    let splitter = Splitter::of(app, request).await;
+    retries.need(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
     if let Some(gateway) = &request.gateway {
         retries.stay_within(gateway, &app.fleet.roster().snapshot);
     }
     let mut prefill_fails = false;
     // Who has, by a gateway that went on from whoever was picked.
     let mut served = None;
-    let begun = loop {
+    loop {
         request.underway = limits.first_byte.map(|_| Arc::default());
-        let (asked, among) = ((&request, &reading), retries.among());
+        let (asked, among) = ((&*request, reading), retries.among());
         let attempted = match &splitter {
             Some(splitter)
                 if served.is_none() && splitter.splits(app, &view, (among, prefill_fails), now) =>
@@ -131,12 +151,12 @@ pub async fn dispatch(
             _ => whole(app, (asked, &view), (among, now), (limits, deadline), recorder).await,
         };
         let failed = match attempted {
-            Ok(begun) => break begun,
+            Ok(begun) => return Ok(begun),
             Err(Stopped::Nobody(error)) => {
                 if let Some(begun) =
                     request.gateway.as_ref().and_then(|gateway| passed(gateway, served.take()))
                 {
-                    break begun;
+                    return Ok(begun);
                 }
                 let nobody = (retries.among(), &error);
                 // Boxed, since it is rare, and a request's future should be small.
@@ -145,27 +165,26 @@ pub async fn dispatch(
                     continue;
                 }
                 // Nobody is left: what the last one said is the answer, if one was asked at all.
-                break retries.give_up().unwrap_or(Err(error))?;
+                return retries.give_up().unwrap_or(Err(error));
             }
             Err(Stopped::Failed(failed)) => *failed,
         };
         prefill_fails |= failed.worker.spec.role == Role::Prefill;
         if let Some(gateway) = request.gateway.as_ref().filter(|gateway| gateway.has_gone()) {
             served = gateway.go_on();
-            let Some(worker) = &served else { break retries.give_up_after(failed)? };
+            let Some(worker) = &served else { return retries.give_up_after(failed) };
             retries.went_on(failed, worker.slot, &app.fleet.roster().snapshot);
             // What is under way waits for nobody's turn.
             (view.may_wait_since, now) = (None, app.now());
             continue;
         }
-        match retries.after(app, &reading, failed, deadline) {
+        match retries.after(app, reading, failed, deadline) {
             Some(Duration::ZERO) => {}
             Some(wait) => tokio::time::sleep(wait).await,
-            None => break retries.give_up().expect("it has just been given a failure")?,
+            None => return retries.give_up().expect("it has just been given a failure"),
         }
         now = app.now();
-    };
-    Ok(Dispatched { begun, limits, deadline, reading, permit })
+    }
 }
 
 /// An attempt at one worker that does all of it.
@@ -350,6 +369,12 @@ pub(super) fn answered(
 /// Whether a reply is a stream of server-sent events.
 pub(super) fn is_stream(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// Whether it is such a stream as it is: what is compressed cannot be read, and nothing of ours can be put between its bytes.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(header::CONTENT_ENCODING);
+    is_stream(headers) && codings.iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// No answer came.

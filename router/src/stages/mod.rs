@@ -5,6 +5,7 @@
 
 pub mod accept;
 pub mod admit;
+mod continuing;
 pub mod dispatch;
 mod legs;
 pub mod parse;

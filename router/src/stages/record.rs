@@ -54,6 +54,8 @@ pub struct Recorder {
     /// At a worker that tells of its cache.
     followed: Option<Followed>,
     attempts: usize,
+    /// How often somebody else has gone on with the reply.
+    continued: usize,
     first_piece: Option<Instant>,
     last_piece: Option<Instant>,
     pieces: usize,
@@ -82,6 +84,7 @@ impl Recorder {
             told: None,
             followed: None,
             attempts: 0,
+            continued: 0,
             first_piece: None,
             last_piece: None,
             pieces: 0,
@@ -95,6 +98,18 @@ impl Recorder {
     #[must_use]
     pub fn is_generation(&self) -> bool {
         matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions)
+    }
+
+    /// What it asks for.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    /// Who answers, as far as that is known.
+    #[must_use]
+    pub fn worker(&self) -> Option<&Arc<Worker>> {
+        self.worker.as_ref()
     }
 
     /// Whether it must not go on, since the router ends.
@@ -173,6 +188,12 @@ impl Recorder {
         self.status = Some(status);
     }
 
+    /// Somebody else goes on with it.
+    pub fn went_on(&mut self) {
+        self.continued += 1;
+        self.app.metrics.continued.inc();
+    }
+
     /// A piece of the reply goes by, `now`.
     pub fn piece(&mut self, piece: &[u8], now: Instant) {
         let metrics = &self.app.metrics;
@@ -232,21 +253,28 @@ impl Recorder {
             }
             Outcome::Broken(error) => {
                 metrics.error(Blame::Worker);
-                // That a reply takes longer than a request may is no sign of a sick worker.
-                let trial = self.trial.take().filter(|_| !matches!(error, TransportError::Total { .. }));
-                if let Some(worker) = &self.worker {
-                    if let Some(trial) = trial {
-                        app.report_failure(worker.id(), trial);
-                    }
-                    metrics.attempt(worker, AttemptOutcome::Broken);
-                    // A worker that dies takes all of its streams along.
-                    if app.failure_logs.allow(worker.id()) {
-                        tracing::warn!(worker = %worker.id(), %error, "stream broke");
-                    }
-                }
+                self.broke(error);
                 self.record("broken", Some(usage));
             }
             Outcome::CutOff => self.give_up(Blame::Router, "cut_off", usage),
+        }
+    }
+
+    /// The reply of its worker has broken off.
+    pub fn broke(&mut self, error: &TransportError) {
+        let app = &self.app;
+        // One that broke off before, and was not gone on with, has none.
+        let Some(trial) = self.trial.take() else { return };
+        if let Some(worker) = &self.worker {
+            // That a reply takes longer than a request may is no sign of a sick worker.
+            if !matches!(error, TransportError::Total { .. }) {
+                app.report_failure(worker.id(), trial);
+            }
+            app.metrics.attempt(worker, AttemptOutcome::Broken);
+            // A worker that dies takes all of its streams along.
+            if app.failure_logs.allow(worker.id()) {
+                tracing::warn!(worker = %worker.id(), %error, "stream broke");
+            }
         }
     }
 
@@ -341,6 +369,7 @@ impl Recorder {
             worker = self.worker.as_ref().map_or("-", |worker| worker.id().as_str()),
             prefill_worker = self.prefill_worker.as_ref().map(|worker| worker.id().as_str()),
             attempts = self.attempts,
+            continued = (self.continued > 0).then_some(self.continued),
             hit_tokens = self.hit_tokens,
             cached_tokens = usage.cached_tokens,
             prompt_tokens = usage.prompt_tokens,

@@ -2,7 +2,7 @@
 //!
 //! hyper asks for the next piece when the client's socket has taken the last one, so a slow client slows its worker's
 //! stream and nothing piles up here. A client that leaves drops the body, and with it the request at the worker.
-//! Next: [`record`](super::record), which sees every piece go by.
+//! A stream that breaks off is [gone on with](super::continuing) by another worker, or ends with an error event. Next: [`record`](super::record), which sees every piece go by.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,19 +10,20 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use http::{HeaderName, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 use router_core::Lease;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
-use super::dispatch::{Begun, Dispatched, is_stream};
-use super::parse::Reading;
+use super::continuing::{self, Broke, Continuing, Record};
+use super::dispatch::{Begun, Dispatched, is_event_stream};
 use super::record::{Outcome, Recorder};
 use crate::app::App;
 use crate::config::Switch;
 use crate::error::{SHUTTING_DOWN, error_body};
 use crate::hop_by_hop;
+use crate::openai::continuation::given::Heard;
 use crate::openai::events::WholeEvents;
 use crate::transport::{TransportError, UpstreamBody};
 
@@ -61,15 +62,23 @@ pub struct RelayStream {
     state: State,
     /// Of a reply that is a stream of server-sent events as they are, in which an error can be said.
     events: Option<WholeEvents>,
+    /// Of one that another worker could go on with.
+    continuing: Option<Box<Continuing>>,
+    /// In place of the rest, what the worker says of its failure.
+    failed: Option<Bytes>,
     limits: Limits,
-    recorder: Recorder,
-    reading: Reading,
-    /// Held for what they release when dropped.
-    _held: (Option<Lease>, OwnedSemaphorePermit),
+    /// Away while somebody is looked for who goes on.
+    record: Option<Record>,
+    /// Held for what it releases when dropped.
+    lease: Option<Lease>,
+    /// The same.
+    _permit: OwnedSemaphorePermit,
 }
 
 enum State {
     Flowing,
+    /// It has broken off, and somebody is looked for who goes on.
+    Continuing(Pin<Box<dyn Future<Output = continuing::Outcome> + Send>>),
     /// The error event is out; the connection is closed once it has been flushed.
     Broken(TransportError),
     Flushing(TransportError),
@@ -124,7 +133,7 @@ impl Limits {
 /// Turns a dispatched request into the client's response.
 #[must_use]
 pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Response<RelayBody> {
-    let Dispatched { begun, limits, deadline, reading, permit } = dispatched;
+    let Dispatched { begun, limits, deadline, reading, continuing, permit } = dispatched;
     let Begun { worker, prefill_worker, lease, hit_tokens, response, first } = begun;
     let (mut head, upstream) = response.into_parts();
     hop_by_hop::strip(&mut head.headers);
@@ -137,19 +146,21 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         }
         head.headers.insert(ROUTER_HIT_TOKENS, HeaderValue::from(hit_tokens));
     }
-    let events = (is_stream(&head.headers) && !is_encoded(&head.headers)).then(WholeEvents::default);
+    let events = is_event_stream(&head.headers).then(WholeEvents::default);
     recorder.answered(head.status);
-    let limits = Limits::new(limits.idle, limits.total, deadline);
-    let _held = (lease, permit);
-    let stream =
-        RelayStream { upstream, first, state: State::Flowing, events, limits, recorder, reading, _held };
+    let stream = RelayStream {
+        upstream,
+        first,
+        state: State::Flowing,
+        events,
+        continuing,
+        failed: None,
+        limits: Limits::new(limits.idle, limits.total, deadline),
+        record: Some(Record { recorder, reading }),
+        lease,
+        _permit: permit,
+    };
     Response::from_parts(head, RelayBody::Stream(Box::new(stream)))
-}
-
-/// Whether the body is compressed, or the like: where events end in it cannot be seen, and nothing of ours can be put between its bytes.
-fn is_encoded(headers: &HeaderMap) -> bool {
-    let codings = headers.get_all(header::CONTENT_ENCODING);
-    codings.iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 impl RelayStream {
@@ -163,8 +174,22 @@ impl RelayStream {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Flowing => {
                 self.state = State::Flowing;
-                self.poll_upstream(cx)
+                match self.poll_upstream(cx) {
+                    // Somebody is looked for who goes on.
+                    Poll::Ready(None) if matches!(self.state, State::Continuing(_)) => self.poll_piece(cx),
+                    piece => piece,
+                }
             }
+            State::Continuing(mut finding) => match finding.as_mut().poll(cx) {
+                Poll::Ready(outcome) => match self.went_on(outcome) {
+                    Some(piece) => Poll::Ready(Some(piece)),
+                    None => self.poll_piece(cx),
+                },
+                Poll::Pending => {
+                    self.state = State::Continuing(finding);
+                    Poll::Pending
+                }
+            },
             State::Broken(error) => {
                 // Once more around, so that hyper writes out the error event before it learns of the end.
                 self.state = State::Flushing(error);
@@ -177,10 +202,13 @@ impl RelayStream {
     }
 
     fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
-        if self.recorder.is_cut_off() {
+        if self.record.as_ref().is_some_and(|record| record.recorder.is_cut_off()) {
             return Poll::Ready(Some(self.break_off(TransportError::ShuttingDown)));
         }
         loop {
+            if self.failed.is_some() {
+                return Poll::Ready(self.broke(TransportError::EngineFailed));
+            }
             match Pin::new(&mut self.upstream).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Some(passed) = self.frame(frame) {
@@ -192,10 +220,10 @@ impl RelayStream {
                     self.finish();
                     return Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))));
                 }
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(self.break_off(error))),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(self.broke(error)),
                 Poll::Pending => {
                     let error = std::task::ready!(self.limits.poll_exceeded(cx));
-                    return Poll::Ready(Some(self.break_off(error)));
+                    return Poll::Ready(self.broke(error));
                 }
             }
         }
@@ -212,6 +240,9 @@ impl RelayStream {
         let frame = match frame.into_data() {
             Ok(piece) => {
                 let mut whole = self.pass(piece, now);
+                if self.failed.is_some() {
+                    return None;
+                }
                 let rest = if is_last { self.rest() } else { Bytes::new() };
                 if !rest.is_empty() {
                     whole = [whole, rest].concat().into();
@@ -231,11 +262,25 @@ impl RelayStream {
 
     /// Takes note of a piece that came `now`, and gives what of it can go on.
     fn pass(&mut self, piece: Bytes, now: Instant) -> Bytes {
-        self.recorder.piece(&piece, now.into_std());
-        match &mut self.events {
-            Some(events) => events.pass(piece),
-            None => piece,
+        let Some(Record { recorder, .. }) = &mut self.record else { return piece };
+        let changes = self.continuing.as_ref().is_some_and(|continuing| continuing.changes());
+        if !changes {
+            recorder.piece(&piece, now.into_std());
         }
+        let whole = match &mut self.events {
+            Some(events) => events.pass(piece),
+            None => return piece,
+        };
+        let Some(continuing) = &mut self.continuing else { return whole };
+        let (whole, heard) = continuing.pass(whole);
+        if heard == Heard::Error && continuing.can_go_on(&TransportError::EngineFailed) {
+            self.failed = Some(whole);
+            return Bytes::new();
+        }
+        if changes && !whole.is_empty() {
+            recorder.piece(&whole, now.into_std());
+        }
+        whole
     }
 
     fn rest(&mut self) -> Bytes {
@@ -244,14 +289,58 @@ impl RelayStream {
 
     fn finish(&mut self) {
         self.state = State::Ended;
-        self.recorder.finish(Outcome::Complete, &self.reading);
+        self.end(Outcome::Complete);
+    }
+
+    fn end(&mut self, outcome: Outcome<'_>) {
+        if let Some(Record { recorder, reading }) = &mut self.record {
+            recorder.finish(outcome, reading);
+        }
+    }
+
+    /// The rest will not come from this worker. `None` if somebody is looked for who goes on.
+    fn broke(&mut self, error: TransportError) -> Option<Result<Frame<Bytes>, TransportError>> {
+        let can_go_on = |continuing: &mut Box<Continuing>| continuing.can_go_on(&error);
+        let Some(continuing) = self.continuing.take_if(can_go_on) else {
+            return Some(self.break_off(error));
+        };
+        let record = self.record.take()?;
+        let broke = Broke { lease: self.lease.take(), error };
+        self.state = State::Continuing(Box::pin(continuing.go_on(broke, record)));
+        None
+    }
+
+    /// Somebody goes on, or nobody does. Returns what the client gets of it at once.
+    fn went_on(
+        &mut self,
+        continuing::Outcome { record, result }: continuing::Outcome,
+    ) -> Option<Result<Frame<Bytes>, TransportError>> {
+        self.record = Some(record);
+        let said = self.failed.take();
+        match result {
+            Ok((Begun { response, first, lease, .. }, continuing)) => {
+                (self.upstream, self.first, self.lease) = (response.into_body(), first, lease);
+                self.events = Some(WholeEvents::default());
+                self.continuing = Some(continuing);
+                self.limits.last_piece = Instant::now();
+                self.state = State::Flowing;
+                None
+            }
+            Err(error) => match said {
+                // Its own words say more.
+                Some(said) => {
+                    self.state = State::Flowing;
+                    Some(Ok(Frame::data(said)))
+                }
+                None => Some(self.break_off(error)),
+            },
+        }
     }
 
     /// The rest will not come: says so in the stream if it is one, never with `[DONE]`, and closes the connection.
     fn break_off(&mut self, error: TransportError) -> Result<Frame<Bytes>, TransportError> {
         let is_ours = matches!(error, TransportError::ShuttingDown);
-        let outcome = if is_ours { Outcome::CutOff } else { Outcome::Broken(&error) };
-        self.recorder.finish(outcome, &self.reading);
+        self.end(if is_ours { Outcome::CutOff } else { Outcome::Broken(&error) });
         if self.events.is_none() {
             self.state = State::Ended;
             return Err(error);

@@ -77,6 +77,7 @@ impl Cause {
             TransportError::ConnectTimeout { .. } | TransportError::NotSent { .. } => Self::ConnectTimeout,
             TransportError::Left => Self::Unreachable,
             TransportError::PassedOver => Self::Failing,
+            TransportError::EngineFailed => Self::InternalError,
             TransportError::Broken(Broken::Io(_) | Broken::Closed | Broken::Http2(_)) => Self::Died,
             _ if error.is_unreachable() => Self::Unreachable,
             _ => Self::Reset,
@@ -97,6 +98,7 @@ pub(super) struct Failed {
 }
 
 /// A request's attempts so far.
+#[derive(Default)]
 pub(super) struct Retries {
     /// For each of these somebody must be left.
     legs: &'static [Leg],
@@ -122,22 +124,15 @@ pub(super) struct Retries {
 struct AllTried;
 
 impl Retries {
-    /// Of a request that needs a worker for each of these.
-    pub(super) fn of(legs: &'static [Leg]) -> Self {
-        Self {
-            legs,
-            tried: SmallVec::new(),
-            lost: SmallVec::new(),
-            avoided: SmallVec::new(),
-            failures: 0,
-            unreachable: 0,
-            internal_errors: 0,
-            deaths: SmallVec::new(),
-            anyone: None,
-            least_retry_after: None,
-            last: None,
-            is_bounded: false,
-        }
+    /// The request needs a worker for each of these.
+    pub(super) fn need(&mut self, legs: &'static [Leg]) {
+        self.legs = legs;
+    }
+
+    /// These are not to be asked.
+    pub(super) fn leave_out(&mut self, workers: Vec<WorkerSlot>) {
+        self.is_bounded |= !workers.is_empty();
+        self.tried.extend(workers);
     }
 
     /// Who may get the next attempt.
@@ -182,7 +177,7 @@ impl Retries {
     }
 
     /// What the client gets where no attempt can follow a failure, whatever it was.
-    pub(super) fn give_up_after(mut self, failed: Failed) -> Result<Begun, RequestError> {
+    pub(super) fn give_up_after(&mut self, failed: Failed) -> Result<Begun, RequestError> {
         self.note(failed);
         self.give_up().expect("it has just been given a failure")
     }
@@ -201,9 +196,9 @@ impl Retries {
     }
 
     /// What the client gets in the end: the last worker's own answer, if any worker gave one.
-    pub(super) fn give_up(self) -> Option<Result<Begun, RequestError>> {
+    pub(super) fn give_up(&mut self) -> Option<Result<Begun, RequestError>> {
         let all_unreachable = self.unreachable == self.failures;
-        Some(match *self.last? {
+        Some(match *self.last.take()? {
             Ok(mut answer) => {
                 if answer.response.status() == StatusCode::TOO_MANY_REQUESTS {
                     let wait = self.least_retry_after.unwrap_or(Duration::from_secs(1));
@@ -313,7 +308,7 @@ mod tests {
 
     #[test]
     fn back_offs_are_drawn_from_a_span_that_doubles() {
-        let mut retries = Retries::of(&[Leg::Whole]);
+        let mut retries = Retries::default();
         for most_ms in [20, 40, 80] {
             retries.failures += 1;
             assert_eq!(retries.back_off(Cause::Busy, 1.0), Duration::from_millis(most_ms));

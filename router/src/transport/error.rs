@@ -98,6 +98,21 @@ pub enum TransportError {
     /// The worker left the fleet between pick and dispatch.
     #[error("the worker has left")]
     Left,
+    /// In the middle of a stream of events came one that says so.
+    #[error("the engine says in its stream that it has failed")]
+    EngineFailed,
+    /// Asked for the rest of a stream that had broken off, a worker answered something else.
+    #[error("it broke off, and who was asked for the rest answered {status}")]
+    NotGoneOn {
+        /// The answer's status.
+        status: http::StatusCode,
+    },
+    /// Nobody could be asked for the rest of a stream that had broken off.
+    #[error("it broke off, and {why}")]
+    NobodyGoesOn {
+        /// Why not.
+        why: String,
+    },
     /// The router could not wait for the rest: its own time was over.
     #[error("the router is shutting down")]
     ShuttingDown,

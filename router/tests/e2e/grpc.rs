@@ -43,7 +43,7 @@ impl Drop for Served {
 }
 
 impl Served {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(SocketAddr::from(([127, 0, 0, 1], 0)), |_| {}).await
     }
 

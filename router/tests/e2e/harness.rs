@@ -385,7 +385,9 @@ async fn play(
 /// What starts with `lora-` is an adapter of the first model.
 fn model_entry(id: &str, first: &str) -> serde_json::Value {
     let parent = id.starts_with("lora-").then_some(first);
-    serde_json::json!({"id": id, "object": "model", "parent": parent})
+    // Such a one is served by an engine that says which it is.
+    let owner = id.starts_with("vllm-").then_some("vllm");
+    serde_json::json!({"id": id, "object": "model", "parent": parent, "owned_by": owner})
 }
 
 pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {

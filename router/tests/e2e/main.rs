@@ -5,6 +5,7 @@
 mod adapters;
 mod bodies;
 mod canary;
+mod continuing;
 mod disaggregated;
 mod discovery;
 mod engine_events;

@@ -1,0 +1,23 @@
+//! How an answer that broke off in its stream is gone on with by another worker: what of it has gone to the client ([`given`]), what the next
+//! worker is asked ([`request`]), and how its answer is made to follow on the first ([`seam`]).
+//!
+//! Knows OpenAI's chat and completions, and of chat what vLLM, SGLang and our worker take (`continue_final_message`). Used by the relay, through
+//! `stages/continuing.rs`.
+
+pub mod given;
+pub mod request;
+pub mod seam;
+
+mod event;
+
+/// Which endpoint's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+//! One event of a stream, as far as it matters for going on: where in its line what stands.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::Kind;
+
+type Object<'a> = BTreeMap<&'a str, &'a RawValue>;
+
+/// What an event says.
+#[derive(Debug)]
+pub(super) enum Said<'a> {
+    /// A piece of the answer, or nothing yet.
+    Piece(Piece<'a>),
+    /// That the engine has failed.
+    Error,
+    /// That it is over.
+    Done,
+    /// A comment.
+    Nothing,
+}
+
+/// An event that goes on with the answer.
+#[derive(Debug)]
+pub(super) struct Piece<'a> {
+    /// The line.
+    line: &'a [u8],
+    /// Its text, between the quotes.
+    pub(super) text: Option<&'a str>,
+    /// It says who speaks, as the first one of a chat does.
+    pub(super) has_role: bool,
+    /// It is the last one with text.
+    pub(super) is_last: bool,
+    /// The answer's name, with its quotes.
+    pub(super) id: Option<&'a str>,
+    /// The usage so far, or of all.
+    pub(super) usage: Option<&'a str>,
+}
+
+impl<'a> Piece<'a> {
+    /// Where in the line a part of it stands.
+    pub(super) fn place(&self, part: &str) -> Range<usize> {
+        let begins = part.as_ptr() as usize - self.line.as_ptr() as usize;
+        begins..begins + part.len()
+    }
+}
+
+#[derive(Deserialize)]
+struct Wire<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    choices: Option<Vec<Object<'a>>>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+/// Reads a line of a stream; `None` if it says something that cannot be gone on with.
+pub(super) fn read(line: &[u8], kind: Kind) -> Option<Said<'_>> {
+    if line.is_empty() || line.starts_with(b":") {
+        return Some(Said::Nothing);
+    }
+    let data = line.strip_prefix(b"data:")?;
+    if data.trim_ascii() == b"[DONE]" {
+        return Some(Said::Done);
+    }
+    let Wire { id, choices, usage, error } = serde_json::from_slice(data).ok()?;
+    let choices = match choices {
+        None if error.is_some_and(|error| !is_nothing(error)) => return Some(Said::Error),
+        None => return None,
+        Some(choices) => choices,
+    };
+    let usage = usage.filter(|usage| !is_nothing(usage)).map(RawValue::get);
+    let mut piece =
+        Piece { line, text: None, has_role: false, is_last: false, id: id.map(RawValue::get), usage };
+    match &choices[..] {
+        [] => {}
+        [choice] => piece.choice(choice, kind)?,
+        _ => return None,
+    }
+    Some(Said::Piece(piece))
+}
+
+impl<'a> Piece<'a> {
+    fn choice(&mut self, choice: &Object<'a>, kind: Kind) -> Option<()> {
+        for (name, value) in choice {
+            match (*name, kind) {
+                ("index", _) if value.get() == "0" => {}
+                ("text", Kind::Completions) => self.text(value)?,
+                ("delta", Kind::Chat) => self.delta(value)?,
+                ("finish_reason" | "stop_reason" | "matched_stop", _) => {
+                    self.is_last |= *name == "finish_reason" && !is_nothing(value);
+                }
+                _ if is_nothing(value) => {}
+                _ => return None,
+            }
+        }
+        Some(())
+    }
+
+    fn delta(&mut self, delta: &'a RawValue) -> Option<()> {
+        for (name, value) in serde_json::from_str::<Object<'a>>(delta.get()).ok()? {
+            match name {
+                "role" if value.get() == "\"assistant\"" => self.has_role = true,
+                "content" => self.text(value)?,
+                _ if is_nothing(value) => {}
+                _ => return None,
+            }
+        }
+        Some(())
+    }
+
+    fn text(&mut self, value: &'a RawValue) -> Option<()> {
+        if !is_nothing(value) {
+            self.text = Some(value.get().strip_prefix('"')?.strip_suffix('"')?);
+        }
+        Some(())
+    }
+}
+
+/// Whether a member might as well not be there.
+fn is_nothing(value: &RawValue) -> bool {
+    matches!(value.get(), "null" | "[]" | "{}")
+}

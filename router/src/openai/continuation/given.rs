@@ -1,0 +1,166 @@
+//! What of an answer has gone to the client.
+//!
+//! Nearly all events of a stream differ from the one before in their text alone, so that an event costs two comparisons, and is read as JSON
+//! only where they fail.
+
+use memchr::memchr;
+
+use super::Kind;
+use super::event::{Said, read};
+
+/// A longer answer is not gone on with: what is kept of all streams is not bounded otherwise.
+const MOST_TEXT_BYTES: usize = 1 << 20;
+
+/// What has been given so far.
+#[derive(Debug)]
+pub struct Given {
+    kind: Kind,
+    /// As it stands in JSON, between quotes.
+    text: Vec<u8>,
+    pieces: usize,
+    id: Option<Box<str>>,
+    has_begun: bool,
+    /// What stands before and after the text of the last event.
+    around: Option<Around>,
+    state: State,
+}
+
+#[derive(Debug)]
+struct Around {
+    before: Box<[u8]>,
+    after: Box<[u8]>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Going,
+    /// All of its text is there.
+    Ended,
+    /// It says something that nobody else could go on with.
+    Lost,
+}
+
+/// What some events are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Heard {
+    /// More of the answer.
+    Answer,
+    /// In place of the rest, that the engine has failed.
+    Error,
+}
+
+impl Given {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(kind: Kind) -> Self {
+        let (text, state) = (Vec::new(), State::Going);
+        Self { kind, text, pieces: 0, id: None, has_begun: false, around: None, state }
+    }
+
+    /// Which endpoint's answer it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Whether there is more to come, and another worker can be asked for it.
+    #[must_use]
+    pub fn can_go_on(&self) -> bool {
+        self.state == State::Going
+    }
+
+    /// The text, as it stands in JSON between quotes.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        // Pieces of what has been read as JSON are UTF-8, each of them.
+        std::str::from_utf8(&self.text).unwrap_or_default()
+    }
+
+    /// Pieces of text: a token each, or more.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.pieces
+    }
+
+    /// Its name, with quotes.
+    #[must_use]
+    pub fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+
+    /// Whether the client has heard anything of it.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// Takes note of whole events that are about to go to the client. An error is not taken note of.
+    pub fn hear(&mut self, events: &[u8]) -> Heard {
+        let mut left = events;
+        while self.state == State::Going && !left.is_empty() {
+            let end = memchr(b'\n', left).map_or(left.len(), |at| at + 1);
+            let (line, rest) = left.split_at(end);
+            if self.line(line.trim_ascii_end()) == Heard::Error {
+                return Heard::Error;
+            }
+            left = rest;
+        }
+        Heard::Answer
+    }
+
+    fn line(&mut self, line: &[u8]) -> Heard {
+        if line.is_empty() {
+            return Heard::Answer;
+        }
+        if let Some(text) = self.like_the_last(line) {
+            self.text.extend_from_slice(text);
+            self.pieces += usize::from(!text.is_empty());
+            self.bound();
+            return Heard::Answer;
+        }
+        match read(line, self.kind) {
+            Some(Said::Error) => return Heard::Error,
+            Some(Said::Nothing) => {}
+            Some(Said::Done) => self.state = State::Ended,
+            Some(Said::Piece(piece)) => {
+                self.has_begun = true;
+                self.id = self.id.take().or_else(|| piece.id.map(Box::from));
+                if piece.is_last {
+                    self.state = State::Ended;
+                }
+                if let Some(text) = piece.text {
+                    self.text.extend_from_slice(text.as_bytes());
+                    self.pieces += usize::from(!text.is_empty());
+                    let place = piece.place(text);
+                    self.around = (!piece.has_role && piece.usage.is_none()).then(|| Around {
+                        before: line[..place.start].into(),
+                        after: line[place.end..].into(),
+                    });
+                }
+                self.bound();
+            }
+            None => self.lose(),
+        }
+        Heard::Answer
+    }
+
+    /// The text of a line that is like the last one but for it. Only a quote could end it before its end.
+    fn like_the_last<'a>(&self, line: &'a [u8]) -> Option<&'a [u8]> {
+        let Around { before, after } = self.around.as_ref()?;
+        let text = line.strip_prefix(&before[..])?.strip_suffix(&after[..])?;
+        // The quote after a backslash would be the text's own.
+        (memchr(b'"', text).is_none() && text.last() != Some(&b'\\') && std::str::from_utf8(text).is_ok())
+            .then_some(text)
+    }
+
+    fn bound(&mut self) {
+        if self.text.len() > MOST_TEXT_BYTES {
+            self.lose();
+        }
+    }
+
+    fn lose(&mut self) {
+        self.state = State::Lost;
+        (self.text, self.around) = (Vec::new(), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! A stream that breaks off is gone on with by another worker, where that is possible: what has gone to the client becomes part of the prompt, and
+//! the client sees a pause.
+//!
+//! The text is in [`continuation`](crate::openai::continuation); here is what is kept of a request for it, and the way back to
+//! [`dispatch`](super::dispatch). Used by [`relay`](super::relay).
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use http::header;
+use router_core::{Lease, Worker, WorkerSlot};
+use tokio::time::Instant;
+
+use super::dispatch::{Begun, Times, attempts, is_event_stream};
+use super::parse::Reading;
+use super::record::Recorder;
+use super::retries::{Cause, Failed, Retries};
+use crate::app::App;
+use crate::body_memory::BodyShare;
+use crate::config::Switch;
+use crate::error::RequestError;
+use crate::openai::continuation::Kind;
+use crate::openai::continuation::given::{Given, Heard};
+use crate::openai::continuation::request::rest_of;
+use crate::openai::continuation::seam::Seam;
+use crate::openai::members::Members;
+use crate::routes::Endpoint;
+use crate::transport::{TransportError, WorkerRequest};
+
+/// Who says of their models that they are theirs, takes `continue_final_message`.
+const GO_ON_WITH_MESSAGES: [&str; 4] = ["vllm", "sglang", "roundhouse", "roundhouse-simulated"];
+
+/// What is kept of a request whose answer is a stream, until that has ended.
+pub struct Continuing {
+    app: Arc<App>,
+    request: WorkerRequest,
+    retries: Retries,
+    times: Times,
+    given: Given,
+    /// Of an answer that another worker has gone on with.
+    seam: Option<Seam>,
+    /// The memory of the request's body.
+    _share: BodyShare,
+}
+
+/// A stream that broke off.
+pub(super) struct Broke {
+    /// What the request occupied at its worker.
+    pub lease: Option<Lease>,
+    /// What happened.
+    pub error: TransportError,
+}
+
+/// What a request has been through, and what was read of it.
+pub(super) struct Record {
+    /// What becomes of it.
+    pub recorder: Recorder,
+    /// What was read.
+    pub reading: Reading,
+}
+
+/// What came of going on.
+pub(super) struct Outcome {
+    /// As it was given.
+    pub record: Record,
+    /// The answer that goes on, and what knows how it follows on; or why there is none.
+    pub result: Result<(Begun, Box<Continuing>), TransportError>,
+}
+
+impl Continuing {
+    /// Keeps `request`, if the stream that answers it might be gone on with.
+    pub(super) fn of(
+        app: &Arc<App>,
+        (request, share): (WorkerRequest, BodyShare),
+        (begun, endpoint): (&Begun, Endpoint),
+        retries: Retries,
+        times: Times,
+    ) -> Option<Box<Self>> {
+        let kind = match endpoint {
+            Endpoint::Chat => Kind::Chat,
+            Endpoint::Completions => Kind::Completions,
+            _ => return None,
+        };
+        // Who sends in the router's place relays as well; and a body that is compressed cannot be added to.
+        let is_plain = request.gateway.is_none() && !request.headers.contains_key(header::CONTENT_ENCODING);
+        let is_kept =
+            app.settings.continue_streams == Switch::On && is_plain && share.may_stay() && goes_on(begun);
+        let (app, given) = (Arc::clone(app), Given::new(kind));
+        is_kept.then(|| Box::new(Self { app, request, retries, times, given, seam: None, _share: share }))
+    }
+
+    /// Whole events on their way, as they are to go to the client, and what they are.
+    pub(super) fn pass(&mut self, events: Bytes) -> (Bytes, Heard) {
+        let events = match &mut self.seam {
+            Some(seam) => seam.pass(&events),
+            None => events,
+        };
+        let heard = self.given.hear(&events);
+        (events, heard)
+    }
+
+    /// Whether the events that pass are changed.
+    pub(super) fn changes(&self) -> bool {
+        self.seam.is_some()
+    }
+
+    /// Whether another worker can be asked for the rest, as far as the answer goes, and may be after `error`.
+    pub(super) fn can_go_on(&self, error: &TransportError) -> bool {
+        let may = !matches!(error, TransportError::Total { .. } | TransportError::ShuttingDown);
+        may && self.given.can_go_on()
+    }
+
+    /// Finds another worker that goes on.
+    pub(super) async fn go_on(mut self: Box<Self>, broke: Broke, mut record: Record) -> Outcome {
+        let app = Arc::clone(&self.app);
+        let result = {
+            let mut asking = pin!(self.ask_for_the_rest(broke, &mut record));
+            poll_fn(|cx| match app.cuts_off() {
+                true => Poll::Ready(Err(TransportError::ShuttingDown)),
+                false => asking.as_mut().poll(cx),
+            })
+            .await
+        };
+        Outcome { record, result: result.map(|begun| (begun, self)) }
+    }
+
+    async fn ask_for_the_rest(&mut self, broke: Broke, record: &mut Record) -> Result<Begun, TransportError> {
+        let Self { app, request, retries, times, given, seam, .. } = self;
+        let Record { recorder, reading } = record;
+        let Broke { lease, error } = broke;
+        let Some(worker) = recorder.worker().map(Arc::clone) else { return Err(error) };
+        let Some(members) = Members::of(&request.body).await else { return Err(error) };
+        let Some(rest) = rest_of(given, &members) else { return Err(error) };
+        let follows = Seam::after(given, &rest);
+        if given.kind() == Kind::Chat && !given.text().is_empty() {
+            retries.leave_out(who_cannot_go_on_with_messages(app));
+        }
+        recorder.broke(&error);
+        let cause = Cause::of_error(&error);
+        // While the lease still counts this request among those that are there.
+        let in_flight =
+            if cause.lost_connection() { worker.rescue.note(app.now(), worker.load.own()) } else { 0 };
+        drop(lease);
+        let told = Err(RequestError::Worker { worker: worker.id().clone(), source: error });
+        let failed = Failed { worker, cause, in_flight, retry_after: None, told };
+        let mut rest = WorkerRequest { body: rest.body, ..request.clone() };
+        let begun = match retries.after(app, reading, failed, times.1) {
+            None => retries.give_up().expect("it has just been given a failure"),
+            Some(wait) => {
+                tokio::time::sleep_until(Instant::now() + wait).await;
+                // It does not wait in line: who has begun to read goes first.
+                attempts(app, (&mut rest, reading), (retries, None), *times, recorder).await
+            }
+        };
+        match begun {
+            Ok(begun) if goes_on(&begun) => {
+                recorder.went_on();
+                *seam = Some(follows);
+                Ok(begun)
+            }
+            Ok(begun) => Err(TransportError::NotGoneOn { status: begun.response.status() }),
+            Err(RequestError::Worker { source, .. } | RequestError::Unreachable { source, .. }) => {
+                Err(source)
+            }
+            Err(other) => Err(TransportError::NobodyGoesOn { why: other.to_string() }),
+        }
+    }
+}
+
+/// Whether an answer is a stream as far as its head goes.
+fn goes_on(begun: &Begun) -> bool {
+    begun.response.status().is_success() && is_event_stream(begun.response.headers())
+}
+
+/// Who would take the beginning of an answer for a turn that has ended.
+fn who_cannot_go_on_with_messages(app: &App) -> Vec<WorkerSlot> {
+    let roster = app.fleet.roster();
+    let can = |worker: &Arc<Worker>| {
+        let entries =
+            roster.upstream(worker).and_then(|upstream| upstream.model_entries.read().ok()?.clone().into());
+        entries.is_some_and(|entries| {
+            let mut owners = entries.iter().filter_map(|entry| entry.get("owned_by")?.as_str());
+            owners.any(|owner| GO_ON_WITH_MESSAGES.contains(&owner))
+        })
+    };
+    roster.snapshot.workers().iter().filter(|worker| !can(worker)).map(|worker| worker.slot).collect()
+}

@@ -1,0 +1,283 @@
+//! Streams that break off are gone on with by another worker.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::harness::*;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const MODEL: &str = "vllm-m";
+
+fn event(id: &str, choice: &Value) -> String {
+    json!({"id": id, "choices": [choice], "usage": null}).to_string()
+}
+
+fn delta(id: &str, delta: &Value) -> String {
+    event(id, &json!({"index": 0, "delta": delta, "finish_reason": null}))
+}
+
+fn opening(id: &str) -> String {
+    delta(id, &json!({"role": "assistant", "content": ""}))
+}
+
+fn content(id: &str, text: &str) -> String {
+    delta(id, &json!({"content": text}))
+}
+
+fn stop(id: &str) -> String {
+    event(id, &json!({"index": 0, "delta": {}, "finish_reason": "stop"}))
+}
+
+fn usage(id: &str, prompt: usize, completion: usize) -> String {
+    json!({"id": id, "choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}})
+        .to_string()
+}
+
+fn events(events: &[String]) -> Vec<u8> {
+    let events = events.iter().map(|event| chunk(&format!("data: {event}\n\n")));
+    events.fold(sse_head(), |all, event| all.into_iter().chain(event).collect())
+}
+
+fn text_event(id: &str, text: &str) -> String {
+    event(id, &json!({"index": 0, "text": text, "finish_reason": null}))
+}
+
+fn whole(list: &[String]) -> Vec<Act> {
+    vec![Act::Write(events(list)), Act::Write(chunk("data: [DONE]\n\n")), Act::Write(last_chunk())]
+}
+
+/// Breaks off after these events.
+fn breaks(list: &[String]) -> Vec<Act> {
+    vec![Act::Write(events(list)), Act::Close]
+}
+
+/// One breaks off, whichever is asked first; the other is asked for the rest, and answers so.
+async fn pair(model: &'static [&'static str], first: Vec<Act>, rest: Vec<Act>) -> [MockWorker; 2] {
+    let asked = AtomicUsize::new(0);
+    let script = move |_: &Seen| match asked.fetch_add(1, Ordering::SeqCst) {
+        0 => first.clone(),
+        _ => rest.clone(),
+    };
+    let script = Arc::new(script);
+    let (one, other) = (Arc::clone(&script), script);
+    [
+        MockWorker::start(model, move |seen| one(seen)).await,
+        MockWorker::start(model, move |seen| other(seen)).await,
+    ]
+}
+
+fn seen(mocks: &[MockWorker; 2]) -> Vec<Value> {
+    let all = mocks.iter().flat_map(MockWorker::seen);
+    all.map(|request| serde_json::from_slice(&request.body).unwrap()).collect()
+}
+
+/// What the client read: its events, and whether it ended well.
+fn told(reply: &Reply) -> (Vec<Value>, bool) {
+    let text = reply.text();
+    let data: Vec<_> = text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+    let events =
+        data.iter().filter(|data| **data != "[DONE]").map(|data| serde_json::from_str(data).unwrap());
+    (events.collect(), reply.whole && data.last() == Some(&"[DONE]"))
+}
+
+fn text_of(events: &[Value]) -> String {
+    let text = |event: &Value| {
+        let choice = &event["choices"][0];
+        choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default().to_owned()
+    };
+    events.iter().map(text).collect()
+}
+
+fn question(extra: &Value) -> String {
+    let mut body = json!({"model": MODEL, "stream": true, "messages": [{"role": "user", "content": "x"}]});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_is_gone_on_with_and_its_client_sees_one_answer() {
+    let beginning = breaks(&[opening("a"), content("a", "The"), content("a", " \"sky\"\n")]);
+    let rest = whole(&[
+        opening("b"),
+        content("b", "\n"),
+        content("b", "is"),
+        content("b", " blue"),
+        stop("b"),
+        usage("b", 12, 4),
+    ]);
+    let mocks = pair(&[MODEL], beginning, rest).await;
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    let reply = router.post(CHAT, &question(&json!({"max_tokens": 20}))).await;
+    let (events, is_whole) = told(&reply);
+    assert!(is_whole, "{reply:?}");
+    assert_eq!(text_of(&events), "The \"sky\"\nis blue");
+    assert!(events.iter().all(|event| event["id"] == "a"), "{events:?}");
+    let roles = events.iter().filter(|event| event["choices"][0]["delta"]["role"].is_string());
+    assert_eq!(roles.count(), 1);
+    assert_eq!(events.last().unwrap()["usage"], json!({"prompt_tokens": 10, "completion_tokens": 6}));
+    let asked = seen(&mocks);
+    let rest = asked.iter().find(|body| body["continue_final_message"] == true).unwrap();
+    assert_eq!(rest["messages"][1], json!({"role": "assistant", "content": "The \"sky\"\n"}));
+    assert_eq!((&rest["add_generation_prompt"], &rest["max_tokens"]), (&json!(false), &json!(18)));
+    assert_eq!(router.metric("router_streams_continued_total").await, 1.0);
+    assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 0.0);
+    assert_eq!(router.metric("router_tokens_total{kind=\"completion\"}").await, 6.0);
+    until("nothing is in flight", || async { router.metric("router_requests_in_flight").await == 0.0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_is_gone_on_with_by_any_engine() {
+    let mocks = pair(
+        &["m"],
+        breaks(&[text_event("a", " sky"), text_event("a", " is")]),
+        whole(&[text_event("b", " blue")]),
+    )
+    .await;
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    let reply =
+        router.post(COMPLETIONS, &json!({"model": "m", "prompt": "The", "stream": true}).to_string()).await;
+    let (events, is_whole) = told(&reply);
+    assert!(is_whole && text_of(&events) == " sky is blue", "{reply:?}");
+    assert!(seen(&mocks).iter().any(|body| body["prompt"] == "The sky is"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_breaks_off_again_and_again() {
+    let answers = |seen: &Seen| {
+        let body: Value = serde_json::from_slice(&seen.body).unwrap();
+        match body["messages"][1]["content"].as_str() {
+            None => breaks(&[opening("a"), content("a", "one")]),
+            Some("one") => breaks(&[opening("b"), content("b", " two")]),
+            Some("one two") => whole(&[opening("c"), content("c", " three"), stop("c")]),
+            Some(other) => panic!("{other}"),
+        }
+    };
+    let mut mocks = Vec::new();
+    for _ in 0..3 {
+        mocks.push(MockWorker::start(&[MODEL], answers).await);
+    }
+    let router = Router::start(&[&workers(&mocks.iter().collect::<Vec<_>>())]).await;
+    let mut clients = tokio::task::JoinSet::new();
+    let address = router.address;
+    for _ in 0..20 {
+        clients.spawn(
+            async move { exchange(address, "POST", CHAT, &[], question(&json!({})).as_bytes()).await },
+        );
+    }
+    let mut finished = 0;
+    for reply in clients.join_all().await {
+        let (events, is_whole) = told(&reply);
+        if is_whole {
+            assert_eq!(text_of(&events), "one two three");
+            finished += 1;
+        } else {
+            assert_eq!(events.last().unwrap()["error"]["code"], "worker_failed", "{reply:?}");
+        }
+    }
+    assert!(finished > 0, "all were alone whenever a stream broke off");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_says_it_has_failed_is_not_believed_to_be_the_last() {
+    let error = json!({"error": {"message": "EngineCore encountered an issue", "code": 500}}).to_string();
+    let fails = whole(&[opening("a"), content("a", "The"), error.clone()]);
+    let mocks = pair(&[MODEL], fails.clone(), whole(&[opening("b"), content("b", " sky"), stop("b")])).await;
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    let reply = router.post(CHAT, &question(&json!({}))).await;
+    let (events, is_whole) = told(&reply);
+    assert!(is_whole && text_of(&events) == "The sky", "{reply:?}");
+    // Where nobody goes on, its own words are the end.
+    let alone = MockWorker::start(&[MODEL], move |_| fails.clone()).await;
+    let router = Router::start(&[&workers(&[&alone])]).await;
+    let reply = router.post(CHAT, &question(&json!({}))).await;
+    assert!(reply.text().contains(&error) && reply.text().ends_with("data: [DONE]\n\n"), "{reply:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_stands_still_is_gone_on_with() {
+    let stands =
+        vec![Act::Write(events(&[opening("a"), content("a", "The")])), Act::Wait(Arc::new(Notify::new()))];
+    let mocks = pair(&[MODEL], stands, whole(&[content("b", " sky"), stop("b")])).await;
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]]), "--idle-timeout=200ms"]).await;
+    let (events, is_whole) = told(&router.post(CHAT, &question(&json!({}))).await);
+    assert!(is_whole && text_of(&events) == "The sky", "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_gone_on_with_ends_with_an_error() {
+    let beginning = || breaks(&[opening("a"), content("a", "The")]);
+    let rest = || whole(&[opening("b"), content("b", " sky"), stop("b")]);
+    let refuses = || vec![Act::Write(json_reply(400, r#"{"error":{"message":"what?"}}"#))];
+    let thinks = breaks(&[opening("a"), delta("a", &json!({"reasoning_content": "hm"}))]);
+    let all_given = breaks(&[opening("a"), content("a", "The"), stop("a")]);
+    for (why, body, first, rest, argument) in [
+        ("it was not to be", json!({}), beginning(), rest(), "--continue-streams=off"),
+        ("nobody knows how the engine draws", json!({"seed": 1}), beginning(), rest(), ""),
+        ("the engine may not know how", json!({"model": "m"}), beginning(), rest(), ""),
+        ("the other one refuses", json!({}), beginning(), refuses(), ""),
+        ("half a thought", json!({}), thinks, rest(), ""),
+        ("there is no text left", json!({}), all_given, rest(), ""),
+    ] {
+        let models: &'static [&'static str] = if body["model"] == "m" { &["m"] } else { &[MODEL] };
+        let mocks = pair(models, first, rest).await;
+        let list = workers(&[&mocks[0], &mocks[1]]);
+        let arguments: Vec<&str> =
+            [list.as_str(), argument].into_iter().filter(|one| !one.is_empty()).collect();
+        let router = Router::start(&arguments).await;
+        let reply = router.post(CHAT, &question(&body)).await;
+        let (events, _) = told(&reply);
+        assert_eq!(events.last().unwrap()["error"]["code"], "worker_failed", "{why}: {reply:?}");
+        assert!(!reply.whole && !reply.text().contains("[DONE]"), "{why}: {reply:?}");
+        assert_eq!(router.metric("router_streams_continued_total").await, 0.0, "{why}");
+        assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 1.0, "{why}");
+    }
+}
+
+#[cfg(feature = "embedded")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_real_worker_goes_on_with_what_another_has_begun() {
+    use tokio::io::AsyncWriteExt;
+
+    use crate::grpc::{Served, router};
+
+    for (path, body) in [
+        (CHAT, json!({"messages": [{"role": "user", "content": "Tell me a story."}]})),
+        (COMPLETIONS, json!({"prompt": "Once upon a time"})),
+    ] {
+        let (doomed, stays) = (Served::start().await, Served::start().await);
+        let router = router(&[doomed.address, stays.address], &["--policy=round_robin"]).await;
+        let mut body = body;
+        let more = json!({"temperature": 0, "max_tokens": 400, "ignore_eos": true, "stream": true,
+            "stream_options": {"include_usage": true}});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (expected, is_whole) = told(&router.post(path, &body.to_string()).await);
+        assert!(is_whole);
+        // Each of them has one of these.
+        let mut clients = Vec::new();
+        for _ in 0..2 {
+            let mut client = tokio::net::TcpStream::connect(router.address).await.unwrap();
+            client.write_all(&request_bytes("POST", path, &[], body.to_string().as_bytes())).await.unwrap();
+            clients.push(client);
+        }
+        for client in &clients {
+            assert_eq!(client.peek(&mut [0]).await.unwrap(), 1, "it has begun");
+        }
+        drop(doomed);
+        for mut client in clients {
+            let reply = tokio::time::timeout(LIMIT, read_reply(&mut client)).await.unwrap();
+            let (events, is_whole) = told(&reply);
+            assert!(is_whole, "{reply:?}");
+            // Not all of it is the same: a text that is read is not always cut into the tokens that it was written in.
+            assert_eq!(text_of(&events)[..8], text_of(&expected)[..8]);
+            let [usage, whole] = [&events, &expected].map(|events| &events.last().unwrap()["usage"]);
+            assert_eq!(usage["completion_tokens"], whole["completion_tokens"]);
+            let prompt_tokens = [usage, whole].map(|usage| usage["prompt_tokens"].as_u64().unwrap());
+            assert!(prompt_tokens[0].abs_diff(prompt_tokens[1]) <= 8, "{prompt_tokens:?}");
+        }
+        assert_eq!(router.metric("router_streams_continued_total").await, 1.0);
+    }
+}
