@@ -65,6 +65,15 @@ impl Payload {
         }
     }
 
+    /// The same in memory of its own if it is short: what came in one piece with a request's head keeps the buffer of its connection.
+    #[must_use]
+    pub fn compact(self) -> Self {
+        match self.pieces {
+            Pieces::One(whole) if whole.len() <= SMALL_PIECE_BYTES => Bytes::copy_from_slice(&whole).into(),
+            pieces => Self { pieces, ..self },
+        }
+    }
+
     /// All of it in one piece; copies if it has several.
     #[must_use]
     pub fn joined(&self) -> Bytes {

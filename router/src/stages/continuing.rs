@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
-use http::header;
+use http::header::{self, HeaderValue};
+use http::uri::PathAndQuery;
 use router_core::{Lease, Worker, WorkerSlot};
 use tokio::time::Instant;
 
@@ -88,8 +89,11 @@ impl Continuing {
         let is_plain = request.gateway.is_none() && !request.headers.contains_key(header::CONTENT_ENCODING);
         let is_kept =
             app.settings.continue_streams == Switch::On && is_plain && share.may_stay() && goes_on(begun);
-        let (app, given) = (Arc::clone(app), Given::new(kind));
-        is_kept.then(|| Box::new(Self { app, request, retries, times, given, seam: None, _share: share }))
+        is_kept.then(|| {
+            let request = compact(request);
+            let (app, given) = (Arc::clone(app), Given::new(kind));
+            Box::new(Self { app, request, retries, times, given, seam: None, _share: share })
+        })
     }
 
     /// Whole events on their way, as they are to go to the client, and what they are.
@@ -168,6 +172,17 @@ impl Continuing {
             Err(other) => Err(TransportError::NobodyGoesOn { why: other.to_string() }),
         }
     }
+}
+
+/// The same in memory of its own: what came with a request's head keeps the buffer of its connection, which is many times as large.
+fn compact(mut request: WorkerRequest) -> WorkerRequest {
+    for value in request.headers.values_mut() {
+        if let Ok(own) = HeaderValue::from_bytes(value.as_bytes()) {
+            *value = own;
+        }
+    }
+    let path = PathAndQuery::try_from(request.path.as_str()).unwrap_or(request.path);
+    WorkerRequest { path, body: request.body.compact(), ..request }
 }
 
 /// Whether an answer is a stream as far as its head goes.

@@ -1,7 +1,8 @@
 //! What of an answer has gone to the client.
 //!
 //! Nearly all events of a stream differ from the one before in their text alone, so that an event costs two comparisons, and is read as JSON
-//! only where they fail.
+//! only where they fail. What is compared lies side by side: an event comes when a stream's memory has left the caches, and each line of it costs more
+//! than the comparison.
 
 use memchr::memchr;
 
@@ -27,8 +28,33 @@ pub struct Given {
 
 #[derive(Debug)]
 struct Around {
-    before: Box<[u8]>,
-    after: Box<[u8]>,
+    /// Length of what stands before.
+    before_bytes: usize,
+    /// Its end, in which are the choice's number and the name of what the text is. Before that are names of the whole answer.
+    before: [u8; 40],
+    after_bytes: usize,
+    after: [u8; 120],
+}
+
+impl Around {
+    /// `None` where it is too short or too long.
+    fn of(before: &[u8], after: &[u8]) -> Option<Self> {
+        let mut padded = [0; 120];
+        padded.get_mut(..after.len())?.copy_from_slice(after);
+        Some(Self {
+            before_bytes: before.len(),
+            before: *before.last_chunk()?,
+            after_bytes: after.len(),
+            after: padded,
+        })
+    }
+
+    /// What stands in a line between the two.
+    fn between<'a>(&self, line: &'a [u8]) -> Option<&'a [u8]> {
+        let (before, rest) = line.split_at_checked(self.before_bytes)?;
+        let text = rest.strip_suffix(&self.after[..self.after_bytes])?;
+        before.ends_with(&self.before).then_some(text)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,10 +158,9 @@ impl Given {
                     self.text.extend_from_slice(text.as_bytes());
                     self.pieces += usize::from(!text.is_empty());
                     let place = piece.place(text);
-                    self.around = (!piece.has_role && piece.usage.is_none()).then(|| Around {
-                        before: line[..place.start].into(),
-                        after: line[place.end..].into(),
-                    });
+                    let is_plain = !piece.has_role && piece.usage.is_none();
+                    let around = is_plain.then(|| Around::of(&line[..place.start], &line[place.end..]));
+                    self.around = around.flatten();
                 }
                 self.bound();
             }
@@ -146,8 +171,7 @@ impl Given {
 
     /// The text of a line that is like the last one but for it. Only a quote could end it before its end.
     fn like_the_last<'a>(&self, line: &'a [u8]) -> Option<&'a [u8]> {
-        let Around { before, after } = self.around.as_ref()?;
-        let text = line.strip_prefix(&before[..])?.strip_suffix(&after[..])?;
+        let text = self.around.as_ref()?.between(line)?;
         // The quote after a backslash would be the text's own.
         (memchr(b'"', text).is_none() && text.last() != Some(&b'\\') && std::str::from_utf8(text).is_ok())
             .then_some(text)
