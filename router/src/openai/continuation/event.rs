@@ -15,7 +15,7 @@ type Object<'a> = BTreeMap<&'a str, &'a RawValue>;
 pub(super) enum Said<'a> {
     /// A piece of the answer, or nothing yet.
     Piece(Piece<'a>),
-    /// That the engine has failed.
+    /// That the engine has failed, and not that the request was wrong.
     Error,
     /// That it is over.
     Done,
@@ -70,10 +70,8 @@ pub(super) fn read(line: &[u8], kind: Kind) -> Option<Said<'_>> {
         return Some(Said::Done);
     }
     let Wire { id, choices, usage, error } = serde_json::from_slice(data).ok()?;
-    let choices = match choices {
-        None if error.is_some_and(|error| !is_nothing(error)) => return Some(Said::Error),
-        None => return None,
-        Some(choices) => choices,
+    let Some(choices) = choices else {
+        return error.filter(|error| is_the_engines(error)).map(|_| Said::Error);
     };
     let usage = usage.filter(|usage| !is_nothing(usage)).map(RawValue::get);
     let mut piece =
@@ -121,6 +119,22 @@ impl<'a> Piece<'a> {
         }
         Some(())
     }
+}
+
+/// Whether an error is not the request's own.
+fn is_the_engines(error: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct Wire<'a> {
+        #[serde(borrow)]
+        code: Option<&'a RawValue>,
+        #[serde(rename = "type", borrow)]
+        kind: Option<&'a RawValue>,
+    }
+    let Ok(Wire { code, kind }) = serde_json::from_str(error.get()) else { return !is_nothing(error) };
+    let is_clients = code.is_some_and(|code| matches!(code.get().parse(), Ok(400..500_u16)))
+        || kind
+            .is_some_and(|kind| ["\"invalid_request_error\"", "\"BadRequestError\""].contains(&kind.get()));
+    !is_clients
 }
 
 /// Whether a member might as well not be there.

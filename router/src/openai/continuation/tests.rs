@@ -205,6 +205,11 @@ fn an_error_is_heard_and_no_part_of_the_answer() {
     let error = data(&json!({"error": {"message": "EngineCore encountered an issue", "code": 500}}));
     assert_eq!(given.hear((error + "data: [DONE]\n\n").as_bytes()), Heard::Error);
     assert!(given.can_go_on() && given.text() == "x");
+    for clients in [json!({"code": 400}), json!({"type": "BadRequestError", "code": "x"})] {
+        let mut given = self::given(Kind::Chat, &[opening("a")]);
+        assert_eq!(given.hear(data(&json!({"error": clients})).as_bytes()), Heard::Answer);
+        assert!(!given.can_go_on(), "another engine would say the same");
+    }
 }
 
 #[test]

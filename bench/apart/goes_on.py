@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""A stream of a real engine that is killed in the middle of it: whether another one goes on with it.
+
+    bench/apart/engines.sh events DIR
+    router --port 30710 --workers 127.0.0.1:18201,127.0.0.1:18202 &
+    bench/apart/goes_on.py http://127.0.0.1:30710 DIR chat|completions engine|core
+
+After a hundred pieces of the answer the engine that writes it gets SIGKILL: all of it, or its core alone, which its server then says in the stream.
+Prints what the client saw. Start the engines anew before the next one. Needs nothing but Python.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+KILL_AFTER = 100
+TOKENS = 300
+
+
+def request(kind):
+    text = "Tell me about the sky and the sea. " * 20
+    body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    if kind == "chat":
+        return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": text}]}
+    return "/v1/completions", {**body, "prompt": text}
+
+
+def kill(folder, name, what):
+    group = int(open(f"{folder}/{name}.pid").read())
+    if what == "engine":
+        os.killpg(group, signal.SIGKILL)
+        return
+    for pid in subprocess.run(["pgrep", "-g", str(group), "-f", "EngineCore"], capture_output=True, text=True).stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def main():
+    url, folder, kind, what = sys.argv[1:]
+    path, body = request(kind)
+    ids, pieces, longest, last, said = set(), 0, 0.0, time.monotonic(), {}
+    call = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(call, timeout=120) as reply:
+        worker = reply.headers["x-router-worker"]
+        for line in reply:
+            data = line.strip().removeprefix(b"data: ")
+            if not data or data == b"[DONE]":
+                said |= {"done": True} if data else {}
+                continue
+            event = json.loads(data)
+            said |= {key: event[key] for key in ("error", "usage") if event.get(key)}
+            ids.add(event.get("id"))
+            for choice in event.get("choices", []):
+                said |= {"finish": choice["finish_reason"]} if choice.get("finish_reason") else {}
+                if choice.get("text") or choice.get("delta", {}).get("content"):
+                    pieces += 1
+                    longest, last = max(longest, time.monotonic() - last), time.monotonic()
+                    if pieces == KILL_AFTER:
+                        kill(folder, {"w0": "one", "w1": "two"}[worker], what)
+    print(f"{kind}, {what} of {worker} killed: {pieces} pieces under {len(ids)} id(s), longest pause {longest * 1e3:.0f} ms, {said}")
+
+
+if __name__ == "__main__":
+    main()
