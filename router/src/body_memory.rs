@@ -2,7 +2,7 @@
 //! the memory of a machine. A part is kept for short ones: a few long uploads that do not come to their end would else turn away
 //! everybody.
 //!
-//! Used by the parser, piece by piece; a body's share is free again when its request has been answered, or given up.
+//! Used by the parser, piece by piece; a body's share is free again when its request has been answered, which of a stream may be its end, or given up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -155,7 +155,10 @@ impl ChatTemplate {
     /// [`TemplateError::Message`], [`TemplateError::Refused`] or [`TemplateError::Render`]: the messages do not suit the
     /// template.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
-        let messages = normalize(input.messages)?;
+        let mut messages = normalize(input.messages)?;
+        if input.ending == Ending::Within {
+            mark_end_of_content(&mut messages)?;
+        }
         let name = match input.tools {
             Some(_) if self.environment.get_template(TOOL_USE).is_ok() => TOOL_USE,
             _ => DEFAULT,
@@ -178,7 +181,9 @@ impl ChatTemplate {
         let mut prompt =
             template.render(JinjaValue::from_pairs(variables)).map_err(|error| render_error(&error))?;
         if input.ending == Ending::Within {
-            prompt.truncate(end_of_content(&prompt, &messages)?);
+            let problem = || "is not written by the chat template as it is".to_owned();
+            let lacks = || TemplateError::Message { index: messages.len() - 1, problem: problem() };
+            prompt.truncate(prompt.rfind(END_OF_CONTENT).ok_or_else(lacks)?);
         }
         Ok(prompt)
     }
@@ -193,20 +198,21 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// Where in `prompt` the content of the last message ends. Templates may write it without the white space around it.
-fn end_of_content(prompt: &str, messages: &[Value]) -> Result<usize, TemplateError> {
+/// Stands at the end of a content that is gone on with, so that its end is found whatever a template does to the white space around it, and
+/// whatever it writes after it; transformers does so too.
+const END_OF_CONTENT: &str = "\u{f8ff}end of content\u{f8ff}";
+
+/// Puts the mark at the end of the last message's content.
+fn mark_end_of_content(messages: &mut [Value]) -> Result<(), TemplateError> {
     let index = messages.len().saturating_sub(1);
-    let invalid = |problem: &str| TemplateError::Message { index, problem: problem.to_owned() };
-    let content = messages.last().and_then(|message| message.get("content")).and_then(Value::as_str);
-    let content = content.filter(|content| !content.trim().is_empty());
-    let content = content.ok_or_else(|| invalid("has no `content` to go on with"))?;
-    let written = content.trim();
-    let begins = prompt.rfind(written);
-    let ends = begins.ok_or_else(|| invalid("is not written by the chat template as it is"))? + written.len();
-    let space = &content[content.trim_end().len()..];
-    let kept =
-        space.bytes().zip(prompt[ends..].bytes()).take_while(|(wanted, there)| wanted == there).count();
-    Ok(if kept == space.len() { ends + kept } else { ends })
+    match messages.last_mut().and_then(|message| message.get_mut("content")) {
+        Some(Value::String(content)) => content.push_str(END_OF_CONTENT),
+        _ => {
+            let problem = "has no `content` to go on with".to_owned();
+            return Err(TemplateError::Message { index, problem });
+        }
+    }
+    Ok(())
 }
 
 /// A string, or a list of `{"name", "template"}`.

@@ -45,16 +45,18 @@ fn a_message_is_gone_on_with_where_its_content_ends() {
     for (source, content, expected) in [
         (PLAIN, "The sky", "The sky"),
         (PLAIN, " The sky \n", " The sky \n"),
-        (&trims, " The sky \n", "The sky"),
+        (&trims, " The sky \n", "The sky \n"),
         (&trims, "The sky", "The sky"),
+        (PLAIN, "e", "e"),
+        (PLAIN, "\n", "\n"),
     ] {
         assert_eq!(render(source, content, Ending::Within).unwrap(), before.clone() + expected);
     }
     assert!(render(PLAIN, "x", Ending::Closed).unwrap().ends_with("x[end]"));
-    for (source, content) in [(PLAIN, " "), ("nothing of it", "x")] {
-        let refused = render(source, content, Ending::Within).unwrap_err();
-        assert!(matches!(refused, TemplateError::Message { index: 1, .. }), "{refused:?}");
-    }
+    let refused = render("nothing of it", "x", Ending::Within).unwrap_err();
+    assert!(matches!(refused, TemplateError::Message { index: 1, .. }), "{refused:?}");
+    let none = [json!({"role": "assistant", "content": null})];
+    assert!(super::tests::render(PLAIN, &ChatInput { ending: Ending::Within, ..chat(&none) }).is_err());
 }
 
 #[test]

@@ -132,7 +132,7 @@ pub struct Settings {
     #[arg(long, help_heading = "Limits", default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub max_body_bytes: usize,
 
-    /// Memory of all request bodies together; those beyond are answered 429. A body is held until its reply begins, so this is
+    /// Memory of all request bodies together; those beyond are answered 429. A body is held until its reply begins, and of a stream to its end while half of this is free, so this is
     /// some 5,000 prompts of 200 KB whose first token is awaited. An eighth is kept for bodies up to 1 MiB
     #[arg(long, help_heading = "Limits", default_value = "1GiB", value_parser = parse_bytes, value_name = "SIZE")]
     pub max_body_memory: usize,
@@ -212,7 +212,7 @@ pub struct Settings {
     #[arg(long, help_heading = "Failures", value_delimiter = ',', value_name = "LIST")]
     pub model_timeouts: Vec<String>,
 
-    /// Attempts on other workers after the first one failed before its first byte
+    /// Attempts on other workers after the first one failed before its first byte, and after a stream that is gone on with broke off
     #[arg(long, help_heading = "Failures", default_value_t = 3)]
     pub max_retries: usize,
 

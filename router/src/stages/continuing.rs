@@ -24,7 +24,7 @@ use crate::body_memory::BodyShare;
 use crate::config::Switch;
 use crate::error::RequestError;
 use crate::openai::continuation::Kind;
-use crate::openai::continuation::given::{Given, Heard};
+use crate::openai::continuation::given::Given;
 use crate::openai::continuation::request::rest_of;
 use crate::openai::continuation::seam::Seam;
 use crate::openai::members::Members;
@@ -91,19 +91,20 @@ impl Continuing {
             app.settings.continue_streams == Switch::On && is_plain && share.may_stay() && goes_on(begun);
         is_kept.then(|| {
             let request = compact(request);
-            let (app, given) = (Arc::clone(app), Given::new(kind));
+            let (app, given, retries) = (Arc::clone(app), Given::new(kind), retries.of_one_that_has_begun());
             Box::new(Self { app, request, retries, times, given, seam: None, _share: share })
         })
     }
 
-    /// Whole events on their way, as they are to go to the client, and what they are.
-    pub(super) fn pass(&mut self, events: Bytes) -> (Bytes, Heard) {
-        let events = match &mut self.seam {
+    /// Whole events on their way, as they are to go to the client; and apart, if the engine says that it has failed, what it says.
+    pub(super) fn pass(&mut self, events: Bytes) -> (Bytes, Option<Bytes>) {
+        let mut events = match &self.seam {
             Some(seam) => seam.pass(&events),
             None => events,
         };
-        let heard = self.given.hear(&events);
-        (events, heard)
+        let answer = self.given.hear(&events);
+        let failure = (answer < events.len()).then(|| events.split_off(answer));
+        (events, failure)
     }
 
     /// Whether the events that pass are changed.
@@ -137,8 +138,8 @@ impl Continuing {
         let Broke { lease, error } = broke;
         let Some(worker) = recorder.worker().map(Arc::clone) else { return Err(error) };
         let Some(members) = Members::of(&request.body).await else { return Err(error) };
-        let Some(rest) = rest_of(given, &members) else { return Err(error) };
-        let follows = Seam::after(given, &rest);
+        let Some(body) = rest_of(given, &members) else { return Err(error) };
+        let follows = Seam::after(given);
         if given.kind() == Kind::Chat && !given.text().is_empty() {
             retries.leave_out(who_cannot_go_on_with_messages(app));
         }
@@ -150,7 +151,10 @@ impl Continuing {
         drop(lease);
         let told = Err(RequestError::Worker { worker: worker.id().clone(), source: error });
         let failed = Failed { worker, cause, in_flight, retry_after: None, told };
-        let mut rest = WorkerRequest { body: rest.body, ..request.clone() };
+        // What has been given is prompt now: so it is weighed, and so speeds are learned from it.
+        let given_tokens = given.pieces();
+        reading.prompt_tokens += given_tokens;
+        let mut rest = WorkerRequest { body, ..request.clone() };
         let begun = match retries.after(app, reading, failed, times.1) {
             None => retries.give_up().expect("it has just been given a failure"),
             Some(wait) => {
@@ -159,13 +163,17 @@ impl Continuing {
                 attempts(app, (&mut rest, reading), (retries, None), *times, recorder).await
             }
         };
+        reading.prompt_tokens -= given_tokens;
         match begun {
             Ok(begun) if goes_on(&begun) => {
                 recorder.went_on();
                 *seam = Some(follows);
                 Ok(begun)
             }
-            Ok(begun) => Err(TransportError::NotGoneOn { status: begun.response.status() }),
+            Ok(begun) => {
+                recorder.declined();
+                Err(TransportError::NotGoneOn { status: begun.response.status() })
+            }
             Err(RequestError::Worker { source, .. } | RequestError::Unreachable { source, .. }) => {
                 Err(source)
             }

@@ -54,6 +54,8 @@ pub struct Recorder {
     /// At a worker that tells of its cache.
     followed: Option<Followed>,
     attempts: usize,
+    /// The reply has broken off, and nobody has gone on with it yet.
+    has_broken: bool,
     /// How often somebody else has gone on with the reply.
     continued: usize,
     first_piece: Option<Instant>,
@@ -84,6 +86,7 @@ impl Recorder {
             told: None,
             followed: None,
             attempts: 0,
+            has_broken: false,
             continued: 0,
             first_piece: None,
             last_piece: None,
@@ -190,8 +193,16 @@ impl Recorder {
 
     /// Somebody else goes on with it.
     pub fn went_on(&mut self) {
+        self.has_broken = false;
         self.continued += 1;
         self.app.metrics.continued.inc();
+    }
+
+    /// Somebody else was asked to, and does not: that is no failure of its.
+    pub fn declined(&mut self) {
+        if let Some(trial) = self.trial.take() {
+            trial.succeed(self.app.now());
+        }
     }
 
     /// A piece of the reply goes by, `now`.
@@ -262,12 +273,15 @@ impl Recorder {
 
     /// The reply of its worker has broken off.
     pub fn broke(&mut self, error: &TransportError) {
+        // One that broke off before, and was not gone on with, is not blamed again.
+        if std::mem::replace(&mut self.has_broken, true) {
+            return;
+        }
         let app = &self.app;
-        // One that broke off before, and was not gone on with, has none.
-        let Some(trial) = self.trial.take() else { return };
+        // That a reply takes longer than a request may is no sign of a sick worker.
+        let trial = self.trial.take().filter(|_| !matches!(error, TransportError::Total { .. }));
         if let Some(worker) = &self.worker {
-            // That a reply takes longer than a request may is no sign of a sick worker.
-            if !matches!(error, TransportError::Total { .. }) {
+            if let Some(trial) = trial {
                 app.report_failure(worker.id(), trial);
             }
             app.metrics.attempt(worker, AttemptOutcome::Broken);

@@ -23,7 +23,6 @@ use crate::app::App;
 use crate::config::Switch;
 use crate::error::{SHUTTING_DOWN, error_body};
 use crate::hop_by_hop;
-use crate::openai::continuation::given::Heard;
 use crate::openai::events::WholeEvents;
 use crate::transport::{TransportError, UpstreamBody};
 
@@ -241,7 +240,7 @@ impl RelayStream {
             Ok(piece) => {
                 let mut whole = self.pass(piece, now);
                 if self.failed.is_some() {
-                    return None;
+                    return (!whole.is_empty()).then(|| Ok(Frame::data(whole)));
                 }
                 let rest = if is_last { self.rest() } else { Bytes::new() };
                 if !rest.is_empty() {
@@ -272,11 +271,8 @@ impl RelayStream {
             None => return piece,
         };
         let Some(continuing) = &mut self.continuing else { return whole };
-        let (whole, heard) = continuing.pass(whole);
-        if heard == Heard::Error && continuing.can_go_on(&TransportError::EngineFailed) {
-            self.failed = Some(whole);
-            return Bytes::new();
-        }
+        let (whole, failed) = continuing.pass(whole);
+        self.failed = failed;
         if changes && !whole.is_empty() {
             recorder.piece(&whole, now.into_std());
         }
@@ -347,8 +343,10 @@ impl RelayStream {
         }
         let (message, code) = match &error {
             _ if is_ours => (error.to_string(), SHUTTING_DOWN),
-            error if error.is_timeout() => (format!("the worker's stream broke: {error}"), "worker_timeout"),
-            error => (format!("the worker's stream broke: {error}"), "worker_failed"),
+            error => {
+                let code = if error.is_timeout() { "worker_timeout" } else { "worker_failed" };
+                (format!("the worker's stream broke: {}", error.for_clients()), code)
+            }
         };
         let body = error_body(&message, "server_error", None, Some(code));
         let event = [b"data: ", &body[..], b"\n\n"].concat();

@@ -1,6 +1,6 @@
 //! Whether a failed attempt is followed by another, where and when; and what the client is told when none is.
 //!
-//! Used by [`dispatch`](super::dispatch) only, and only once an attempt has failed.
+//! Used by [`dispatch`](super::dispatch), and by [`continuing`](super::continuing) for streams that break off; and only once an attempt has failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,8 +77,8 @@ impl Cause {
             TransportError::ConnectTimeout { .. } | TransportError::NotSent { .. } => Self::ConnectTimeout,
             TransportError::Left => Self::Unreachable,
             TransportError::PassedOver => Self::Failing,
-            TransportError::EngineFailed => Self::InternalError,
-            TransportError::Broken(Broken::Io(_) | Broken::Closed | Broken::Http2(_)) => Self::Died,
+            TransportError::Broken(Broken::Io(_) | Broken::Closed | Broken::Http2(_))
+            | TransportError::EngineFailed => Self::Died,
             _ if error.is_unreachable() => Self::Unreachable,
             _ => Self::Reset,
         }
@@ -106,7 +106,9 @@ pub(super) struct Retries {
     tried: SmallVec<[WorkerSlot; 4]>,
     /// Of those tried, whose connections failed, and how often each had been found down by then.
     lost: SmallVec<[(Arc<Worker>, u32); 2]>,
-    /// These, and the other ranks of endpoints that failed; empty where nobody else is left, or there are no ranks.
+    /// Who is not to be asked, tried or not.
+    left_out: Vec<WorkerSlot>,
+    /// Those tried, and the other ranks of endpoints that failed; empty where nobody else is left, or there are no ranks.
     avoided: SmallVec<[WorkerSlot; 4]>,
     failures: usize,
     unreachable: usize,
@@ -132,7 +134,16 @@ impl Retries {
     /// These are not to be asked.
     pub(super) fn leave_out(&mut self, workers: Vec<WorkerSlot>) {
         self.is_bounded |= !workers.is_empty();
-        self.tried.extend(workers);
+        if !self.avoided.is_empty() {
+            self.avoided.extend_from_slice(&workers);
+        }
+        self.tried.extend_from_slice(&workers);
+        self.left_out = workers;
+    }
+
+    /// Somebody answers: what others said before is nobody's answer any more.
+    pub(super) fn of_one_that_has_begun(self) -> Self {
+        Self { last: None, ..self }
     }
 
     /// Who may get the next attempt.
@@ -247,7 +258,7 @@ impl Retries {
         let can = |among: Among<'_>| {
             self.legs.iter().all(|leg| Decider::can_decide(&roster.snapshot, &on(*leg), among))
         };
-        self.forget_processes_that_ended();
+        self.forget_processes_that_ended(&roster.snapshot);
         self.avoid(worker, cause, &roster.snapshot);
         if !self.avoided.is_empty() {
             if can(Among::Untried(&self.avoided)) {
@@ -265,11 +276,13 @@ impl Retries {
         self.anyone.as_ref().map(|_| ())
     }
 
-    fn forget_processes_that_ended(&mut self) {
-        let Self { tried, avoided, lost, .. } = self;
+    /// What is at a worker's place now may be another process, or another worker.
+    fn forget_processes_that_ended(&mut self, fleet: &FleetSnapshot) {
+        let Self { tried, avoided, lost, left_out, .. } = self;
         lost.retain(|(worker, downs)| {
-            let is_another = worker.is_up() && worker.downs() != *downs;
-            if is_another {
+            let has_left = || !fleet.workers().iter().any(|other| Arc::ptr_eq(other, worker));
+            let is_another = worker.is_up() && worker.downs() != *downs || has_left();
+            if is_another && !left_out.contains(&worker.slot) {
                 tried.retain(|slot| *slot != worker.slot);
                 avoided.retain(|slot| *slot != worker.slot);
             }
@@ -344,6 +357,7 @@ mod tests {
             (TransportError::Idle { limit }, Cause::Reset),
             (TransportError::Unsent(Broken::Closed), Cause::Reset),
             (TransportError::Broken(Broken::Closed), Cause::Died),
+            (TransportError::EngineFailed, Cause::Died),
             (TransportError::Broken(Broken::Malformed("is none")), Cause::Reset),
         ] {
             assert_eq!(Cause::of_error(&error), cause, "{error}");

@@ -101,14 +101,8 @@ fn question(extra: &Value) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_is_gone_on_with_and_its_client_sees_one_answer() {
     let beginning = breaks(&[opening("a"), content("a", "The"), content("a", " \"sky\"\n")]);
-    let rest = whole(&[
-        opening("b"),
-        content("b", "\n"),
-        content("b", "is"),
-        content("b", " blue"),
-        stop("b"),
-        usage("b", 12, 4),
-    ]);
+    let rest =
+        whole(&[opening("b"), content("b", "is"), content("b", " blue"), stop("b"), usage("b", 12, 4)]);
     let mocks = pair(&[MODEL], beginning, rest).await;
     let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
     let reply = router.post(CHAT, &question(&json!({"max_tokens": 20}))).await;
@@ -138,8 +132,12 @@ async fn a_completion_is_gone_on_with_by_any_engine() {
     )
     .await;
     let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
-    let reply =
-        router.post(COMPLETIONS, &json!({"model": "m", "prompt": "The", "stream": true}).to_string()).await;
+    let reply = router
+        .post(
+            COMPLETIONS,
+            &json!({"model": "m", "prompt": "The", "stream": true, "max_tokens": 9}).to_string(),
+        )
+        .await;
     let (events, is_whole) = told(&reply);
     assert!(is_whole && text_of(&events) == " sky is blue", "{reply:?}");
     assert!(seen(&mocks).iter().any(|body| body["prompt"] == "The sky is"));

@@ -26,6 +26,10 @@ pub struct Given {
     state: State,
 }
 
+/// The engine says so.
+#[derive(PartialEq, Eq)]
+struct EngineFailed;
+
 #[derive(Debug)]
 struct Around {
     /// Length of what stands before.
@@ -64,15 +68,6 @@ enum State {
     Ended,
     /// It says something that nobody else could go on with.
     Lost,
-}
-
-/// What some events are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Heard {
-    /// More of the answer.
-    Answer,
-    /// In place of the rest, that the engine has failed.
-    Error,
 }
 
 impl Given {
@@ -120,32 +115,32 @@ impl Given {
         self.has_begun
     }
 
-    /// Takes note of whole events that are about to go to the client. An error is not taken note of.
-    pub fn hear(&mut self, events: &[u8]) -> Heard {
-        let mut left = events;
-        while self.state == State::Going && !left.is_empty() {
-            let end = memchr(b'\n', left).map_or(left.len(), |at| at + 1);
-            let (line, rest) = left.split_at(end);
-            if self.line(line.trim_ascii_end()) == Heard::Error {
-                return Heard::Error;
+    /// Takes note of whole events that are about to go to the client. Returns how many bytes are more of the answer: all of them, unless the
+    /// engine says in place of the rest that it has failed.
+    pub fn hear(&mut self, events: &[u8]) -> usize {
+        let mut at = 0;
+        while self.state == State::Going && at < events.len() {
+            let end = memchr(b'\n', &events[at..]).map_or(events.len(), |length| at + length + 1);
+            if self.line(events[at..end].trim_ascii_end()) == Some(EngineFailed) {
+                return at;
             }
-            left = rest;
+            at = end;
         }
-        Heard::Answer
+        events.len()
     }
 
-    fn line(&mut self, line: &[u8]) -> Heard {
+    fn line(&mut self, line: &[u8]) -> Option<EngineFailed> {
         if line.is_empty() {
-            return Heard::Answer;
+            return None;
         }
         if let Some(text) = self.like_the_last(line) {
             self.text.extend_from_slice(text);
             self.pieces += usize::from(!text.is_empty());
             self.bound();
-            return Heard::Answer;
+            return None;
         }
         match read(line, self.kind) {
-            Some(Said::Error) => return Heard::Error,
+            Some(Said::Error) => return Some(EngineFailed),
             Some(Said::Nothing) => {}
             Some(Said::Done) => self.state = State::Ended,
             Some(Said::Piece(piece)) => {
@@ -166,7 +161,7 @@ impl Given {
             }
             None => self.lose(),
         }
-        Heard::Answer
+        None
     }
 
     /// The text of a line that is like the last one but for it. Only a quote could end it before its end.

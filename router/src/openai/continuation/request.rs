@@ -55,18 +55,9 @@ const HARMLESS: &[(&str, &[&str])] = &[
     ("response_format", &["{\"type\":\"text\"}", "{\"type\": \"text\"}"]),
 ];
 
-/// The request for the rest, and the white space that what has been given ends in.
-#[derive(Debug)]
-pub struct Rest<'a> {
-    /// The body.
-    pub body: Payload,
-    /// As it stands in JSON, of a chat. It is sent, since the model has written it; but some templates strip it, and then it is written again.
-    pub space: &'a str,
-}
-
 /// What is asked for the rest of `given`; `None` if that cannot be asked.
 #[must_use]
-pub fn rest_of<'a>(given: &'a Given, body: &Members) -> Option<Rest<'a>> {
+pub fn rest_of(given: &Given, body: &Members) -> Option<Payload> {
     let (prompt, opening) = match given.kind() {
         Kind::Chat => ("messages", b'['),
         Kind::Completions => ("prompt", b'"'),
@@ -81,6 +72,10 @@ pub fn rest_of<'a>(given: &'a Given, body: &Members) -> Option<Rest<'a>> {
         return None;
     }
     let text = given.text();
+    // Without it engines have defaults of their own, which what has been given is part of.
+    if given.kind() == Kind::Completions && !body.has("max_tokens") {
+        return None;
+    }
     let mut added = Vec::new();
     let mut without = Vec::new();
     for name in ["max_tokens", "max_completion_tokens"] {
@@ -100,29 +95,5 @@ pub fn rest_of<'a>(given: &'a Given, body: &Members) -> Option<Rest<'a>> {
         }
         Kind::Completions => Cow::Borrowed(text),
     };
-    let body = body.with_tail((prompt, opening, &tail), &added.join(","), &without)?;
-    let space = match given.kind() {
-        Kind::Chat => &text[end_without_space(text)..],
-        Kind::Completions => "",
-    };
-    Some(Rest { body, space })
-}
-
-/// Where the white space at the end of a text in JSON begins.
-fn end_without_space(text: &str) -> usize {
-    let mut end = text.len();
-    loop {
-        match text.as_bytes()[..end] {
-            [.., b' '] => end -= 1,
-            [ref before @ .., b'n' | b'r' | b't'] => {
-                // Of several backslashes, two each are one of the text's.
-                let backslashes = before.iter().rev().take_while(|byte| **byte == b'\\').count();
-                if backslashes % 2 == 0 {
-                    return end;
-                }
-                end -= 2;
-            }
-            _ => return end,
-        }
-    }
+    body.with_tail((prompt, opening, &tail), &added.join(","), &without)
 }

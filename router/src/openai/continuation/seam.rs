@@ -5,9 +5,9 @@ use std::ops::Range;
 use bytes::Bytes;
 use serde_json::Value;
 
+use super::Kind;
 use super::event::{Piece, Said, read};
 use super::given::Given;
-use super::{Kind, request};
 
 /// Changes events of the rest.
 #[derive(Debug)]
@@ -18,25 +18,22 @@ pub struct Seam {
     has_begun: bool,
     /// Tokens that were given before, and are now part of the prompt.
     tokens: u64,
-    /// White space that the client has, and that this worker may write again.
-    space: Box<str>,
 }
 
 impl Seam {
-    /// After what has been `given`, of which `rest` leaves some out.
+    /// After what has been `given`.
     #[must_use]
-    pub fn after(given: &Given, rest: &request::Rest<'_>) -> Self {
+    pub fn after(given: &Given) -> Self {
         Self {
             kind: given.kind(),
             id: given.id().map(Box::from),
             has_begun: given.has_begun(),
             tokens: given.pieces() as u64,
-            space: rest.space.into(),
         }
     }
 
     /// Whole events, as they are to go to the client.
-    pub fn pass(&mut self, events: &Bytes) -> Bytes {
+    pub fn pass(&self, events: &Bytes) -> Bytes {
         let mut out = Vec::with_capacity(events.len());
         let mut leaves_out = false;
         for line in events.split_inclusive(|byte| *byte == b'\n') {
@@ -63,19 +60,13 @@ impl Seam {
     }
 
     /// What of an event is to be another; `None` if the client has it already.
-    fn changed(&mut self, piece: &Piece<'_>) -> Option<Vec<(Range<usize>, String)>> {
+    fn changed(&self, piece: &Piece<'_>) -> Option<Vec<(Range<usize>, String)>> {
         let mut changes = Vec::new();
         if let (Some(id), Some(first)) = (piece.id, &self.id) {
             changes.push((piece.place(id), first.to_string()));
         }
-        if let Some(text) = piece.text.filter(|text| !text.is_empty()) {
-            let known = self.known(text);
-            if known == text.len() && !piece.is_last {
-                return None;
-            }
-            let place = piece.place(text);
-            changes.push((place.start..place.start + known, String::new()));
-        } else if piece.has_role && self.has_begun && !piece.is_last {
+        let says_nothing = piece.text.is_none_or(str::is_empty) && !piece.is_last;
+        if says_nothing && piece.has_role && self.has_begun {
             return None;
         }
         if let Some(usage) = piece.usage
@@ -84,18 +75,6 @@ impl Seam {
             changes.push((piece.place(usage), whole));
         }
         Some(changes)
-    }
-
-    /// How much of a text the client has already.
-    fn known(&mut self, text: &str) -> usize {
-        if self.space.is_empty() {
-            return 0;
-        }
-        let same = text.bytes().zip(self.space.bytes()).take_while(|(one, other)| one == other).count();
-        // Both are ASCII as far as they are the same; half an escape is no character.
-        let same = if text[..same].ends_with('\\') { same - 1 } else { same };
-        self.space = if same == text.len() { self.space[same..].into() } else { Box::default() };
-        same
     }
 
     /// The usage of the whole answer.
