@@ -182,7 +182,9 @@ async fn it_breaks_off_again_and_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_says_it_has_failed_is_not_believed_to_be_the_last() {
     let error = json!({"error": {"message": "EngineCore encountered an issue", "code": 500}}).to_string();
-    let fails = whole(&[opening("a"), content("a", "The"), error.clone()]);
+    // In one piece with the last of its text.
+    let last = format!("data: {}\n\ndata: {error}\n\ndata: [DONE]\n\n", content("a", "The"));
+    let fails = vec![Act::Write(events(&[opening("a")])), Act::Write(chunk(&last)), Act::Write(last_chunk())];
     let mocks = pair(&[MODEL], fails.clone(), whole(&[opening("b"), content("b", " sky"), stop("b")])).await;
     let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
     let reply = router.post(CHAT, &question(&json!({}))).await;
