@@ -44,6 +44,16 @@ const BOOTSTRAP: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_roo
 /// Which data-parallel rank of SGLang's prefill engine has the prompt.
 const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
+/// What engines that hand prompts over are told by whoever splits requests, and by nobody else.
+const OF_THE_SPLIT: [&str; 4] = ["kv_transfer_params", BOOTSTRAP[0], BOOTSTRAP[1], BOOTSTRAP[2]];
+
+/// The body without what a client says of where KV is, if it says anything: made up, it takes an engine down (seen with vLLM 0.32), or has it
+/// connect to wherever the client likes.
+#[must_use]
+pub fn without_the_clients(body: &Members) -> Option<Payload> {
+    OF_THE_SPLIT.iter().any(|name| body.has(name)).then(|| body.with("", &OF_THE_SPLIT))
+}
+
 impl PrefillProtocol {
     /// Whether two engines can serve a request together that came to `path`: one prompt, and for vLLM one answer to it.
     #[must_use]
@@ -98,8 +108,7 @@ impl Prefilled {
     }
 }
 
-/// vLLM's decode leg: the client's own request, with the prefill worker's answer in it. What a client says there itself goes to neither: made up, it
-/// takes an engine down (seen with vLLM 0.32).
+/// vLLM's decode leg: the client's own request, with the prefill worker's answer in it.
 #[must_use]
 pub fn vllm_decode(body: &Members, transfer: &RawValue) -> Payload {
     body.with(&format!(r#""kv_transfer_params":{transfer}"#), &["kv_transfer_params"])
@@ -194,6 +203,17 @@ mod tests {
         assert_eq!(&body[..], &expected[..]);
         for nothing in ["{}", r#"{"kv_transfer_params":null}"#, "no json", ""] {
             assert!(Prefilled::read(nothing.as_bytes()).transfer.is_none(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn what_a_client_says_of_where_kv_is_is_left_out() {
+        let said =
+            json!({"kv_transfer_params": {"do_remote_prefill": true}, "model": "m", "bootstrap_room": 1});
+        let left = without_the_clients(&members(&said)).expect("something is left out");
+        assert_eq!(read(&left), json!({"model": "m"}));
+        for nothing in [json!({"model": "m"}), json!({"kv_transfer_params": null})] {
+            assert!(without_the_clients(&members(&nothing)).is_none(), "{nothing}");
         }
     }
 

@@ -67,6 +67,7 @@ impl Speed {
             id: SequenceId(sequence as u64),
             tokens: (0..tokens).map(|i| ((i * 31 + context_tokens * 7) % 300) as u32).collect(),
             context_tokens,
+            decodes: tokens == 1,
             block_table: (0..blocks).map(|block| BlockId((sequence * blocks + block) as u32)).collect(),
             sample: Some(SampleRequest {
                 params: Arc::new(SamplingParams::greedy()),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
+use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
 use roundhouse_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
@@ -23,6 +23,7 @@ use crate::kv_events::KvLog;
 use crate::metrics::Metrics;
 use crate::openai::request::Kind;
 use crate::simulation::Simulation;
+use crate::transfer::{Transfer, fetch};
 
 pub use self::text_limit::TextLimit;
 pub use self::tokenizing::Tokenizing;
@@ -65,6 +66,17 @@ pub struct Api {
     pub instance: u64,
     /// What happens to the cache, if that is recorded.
     pub kv_log: Option<Arc<KvLog>>,
+    /// Hands KV over to other workers, and takes it, if it does.
+    pub transfer: Option<Transfer>,
+}
+
+/// In a request's extensions: the address of this worker's that it called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CameTo(pub(crate) SocketAddr);
+
+/// The address that a request called.
+pub(crate) fn came_to(extensions: &Extensions) -> Option<SocketAddr> {
+    extensions.get::<CameTo>().map(|came_to| came_to.0)
 }
 
 impl Api {
@@ -72,7 +84,8 @@ impl Api {
     pub async fn handle(self: &Arc<Self>, request: Request<Bytes>) -> Response<WorkerBody> {
         let headers = request.headers();
         let request_id = named_by(headers, SESSION_ID).or_else(|| request_id(headers));
-        let caller = Caller { request_id, ..Caller::default() };
+        let came_to = came_to(request.extensions());
+        let caller = Caller { request_id, came_to, ..Caller::default() };
         self.handle_for(caller, request).await
     }
 
@@ -109,6 +122,7 @@ impl Api {
             }
             "/health" | "/livez" | "/readyz" | "/v1/models" | "/server_info" | "/get_server_info"
             | "/get_model_info" | "/metrics" | "/kv_event_sources" => "GET",
+            _ if self.transfer.is_some() && path.starts_with(fetch::PATH) => "GET",
             _ => return Err(RequestError::NotFound { path }),
         };
         takes(request.method(), allowed)?;
@@ -127,6 +141,7 @@ impl Api {
                 metrics += &self.simulation.as_ref().map(Simulation::metrics).unwrap_or_default();
                 Ok(text_response("text/plain; version=0.0.4", metrics))
             }
+            kv if kv.starts_with(fetch::PATH) => self.offered_kv(request.uri()),
             "/kv_event_sources" => Ok(json_response(&self.kv_event_sources())),
             "/flush_cache" => {
                 let blocks = self.engine.flush_cache().await;
@@ -137,6 +152,18 @@ impl Api {
             _ if self.engine.has_ended() => Err(RequestError::EngineEnded),
             _ => Ok(text_response("text/plain; charset=utf-8", "ok\n".to_owned())),
         }
+    }
+
+    /// A prompt's KV, which another worker goes on from.
+    fn offered_kv(&self, uri: &Uri) -> Result<Response<WorkerBody>, RequestError> {
+        let ticket = uri.path().trim_start_matches(fetch::PATH);
+        let from_block = uri.query().and_then(|query| query.strip_prefix(fetch::FROM_BLOCK)?.parse().ok());
+        let kv = self.transfer.as_ref().and_then(|transfer| transfer.take(ticket, from_block.unwrap_or(0)));
+        let kv = kv.ok_or_else(|| RequestError::NotFound { path: uri.path().to_owned() })?;
+        let mut response = Response::new(WorkerBody::whole(kv));
+        let kind = HeaderValue::from_static("application/octet-stream");
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        Ok(response)
     }
 
     fn model_entry(&self) -> Value {
@@ -183,6 +210,9 @@ impl Api {
             "retractions": stats.retractions,
             "retracted_tokens": stats.retracted_tokens,
             "recomputed_tokens": stats.recomputed_tokens,
+            "kv_transfer": self.transfer.as_ref().map(|transfer| {
+                json!({ "format": transfer.format(), "held_bytes": transfer.held_bytes() })
+            }),
             "simulated": self.simulation.as_ref().map(Simulation::info),
         })
     }
@@ -249,6 +279,7 @@ mod tests {
             simulation: None,
             instance: 1,
             kv_log: None,
+            transfer: None,
         })
     }
 

@@ -6,6 +6,7 @@ use worker_core::timing::EnginePreset;
 
 use crate::model::ModelSource;
 use crate::simulation::BackendChoice;
+use crate::transfer::Reach;
 
 /// How a worker is started; [`WorkerConfig::new`] has the defaults.
 #[derive(Clone, Debug)]
@@ -34,6 +35,22 @@ pub struct WorkerConfig {
     pub max_waiting: usize,
     /// Whether others can follow what happens to the prefix cache.
     pub kv_events: KvEventRecording,
+    /// Whether KV goes to other workers and comes from them.
+    pub kv_transfer: KvTransfer,
+}
+
+/// Whether a worker hands prompts over to others, and takes theirs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum KvTransfer {
+    /// It computes its own.
+    Off,
+    /// It does.
+    On {
+        /// Where others reach it; `None` is where the request came to.
+        reach: Option<Reach>,
+        /// Bytes that KV may take on its way; `None` is an eighth of the memory that is available at the start, at most 4 GiB.
+        memory_bytes: Option<u64>,
+    },
 }
 
 /// Whether cache events are kept for followers.
@@ -96,6 +113,7 @@ impl WorkerConfig {
             max_tokens_per_step: Self::MAX_TOKENS_PER_STEP,
             max_waiting: Self::MAX_WAITING,
             kv_events: KvEventRecording::Off,
+            kv_transfer: KvTransfer::Off,
         }
     }
 }

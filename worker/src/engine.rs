@@ -11,12 +11,14 @@ pub(crate) mod tests;
 mod wakeful;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use bytes::Bytes;
 use roundhouse_types::{FinishReason, TokenId, WorkerLoad};
 use tokio::sync::{mpsc, oneshot, watch};
 use worker_core::sampling::Logprobs;
@@ -27,6 +29,7 @@ use worker_core::{Scheduler, SchedulerLimits, Submission};
 use self::run::Run;
 use crate::error::{RequestError, WorkerError};
 use crate::kv_events::KvLog;
+use crate::transfer::room::Room;
 
 pub use self::priority::Priority;
 pub use self::reports::RequestId;
@@ -48,8 +51,40 @@ pub enum Event {
         /// Set when it is the last.
         finished: Option<FinishReason>,
     },
+    /// Before the last token, where another worker is to go on from the prompt and there is room for it: its blocks' KV.
+    Kv(Bytes),
     /// The engine failed; nothing comes after.
     Failed(String),
+}
+
+/// What a prompt's KV has to do with another worker.
+#[derive(Clone, Debug, Default)]
+pub enum HandOver {
+    /// Nothing.
+    #[default]
+    None,
+    /// The first `blocks` of it are copied there once the generation is over, if there is room.
+    Offer {
+        /// Those that another worker goes on from.
+        blocks: usize,
+        /// What a block takes.
+        block_bytes: usize,
+        /// Where to.
+        room: Arc<Room>,
+    },
+    /// It has come from there.
+    Fetched(FetchedKv),
+}
+
+/// A prompt's KV that has come from another worker, but for its last token's.
+#[derive(Clone, Debug)]
+pub struct FetchedKv {
+    /// Blocks, one behind another.
+    pub bytes: Bytes,
+    /// The first of them; those before are in the cache, or were.
+    pub from_blocks: usize,
+    /// What a block takes.
+    pub block_bytes: usize,
 }
 
 /// On whose behalf something is generated.
@@ -61,6 +96,8 @@ pub struct Caller {
     pub abort: AbortFlag,
     /// Blocks are shared with generations of the same salt only.
     pub cache_salt: Option<Arc<str>>,
+    /// The address of this worker's that it called, if it came by the network.
+    pub came_to: Option<SocketAddr>,
 }
 
 /// Ends what is generated under it, at the next step, also while nobody asks for its events; clones are the same flag.
@@ -95,6 +132,7 @@ struct Asked {
 struct Client {
     events: mpsc::UnboundedSender<Event>,
     caller: Caller,
+    hand_over: HandOver,
 }
 
 impl Client {
@@ -107,6 +145,7 @@ impl Client {
 enum Command {
     Submit(VecDeque<Asked>),
     Flush(oneshot::Sender<usize>),
+    CountCached(Vec<TokenId>, Option<Arc<str>>, oneshot::Sender<usize>),
     TakePrecedence(std_mpsc::Sender<Precedence>),
     Stop,
 }
@@ -181,7 +220,8 @@ impl Engine {
         Ok(Self { commands, shared, thread: Mutex::new(Some(thread)), max_waiting, pool_tokens })
     }
 
-    /// Begins generations of one prompt. The others wait until the first has computed it, and find it in the prefix cache.
+    /// Begins generations of one prompt. The others wait until the first has computed it, and find it in the prefix cache; of one with which KV is
+    /// handed over there are none.
     ///
     /// # Errors
     /// When one alone is larger than the KV pool, too many wait, or the engine has stopped.
@@ -189,6 +229,7 @@ impl Engine {
         &self,
         submissions: Vec<Submission>,
         caller: &Caller,
+        hand_over: &HandOver,
     ) -> Result<Vec<Generation>, RequestError> {
         for Submission { prompt, max_tokens, .. } in &submissions {
             // The last token is drawn and never computed.
@@ -206,7 +247,7 @@ impl Engine {
         }
         let begin = |submission| {
             let (sender, events) = mpsc::unbounded_channel();
-            let client = Client { events: sender, caller: caller.clone() };
+            let client = Client { events: sender, caller: caller.clone(), hand_over: hand_over.clone() };
             (Asked { submission, client }, Generation { events })
         };
         let (asked, generations) = submissions.into_iter().map(begin).unzip();
@@ -221,6 +262,13 @@ impl Engine {
     pub async fn flush_cache(&self) -> Option<usize> {
         let (tell, told) = oneshot::channel();
         self.commands.send(Command::Flush(tell)).ok()?;
+        told.await.ok()
+    }
+
+    /// How many of the blocks that `prompt` begins with could be found in the cache now; `None` if the engine has stopped. Waits for a step at most.
+    pub async fn cached_prefix_blocks(&self, prompt: &[TokenId], salt: Option<&Arc<str>>) -> Option<usize> {
+        let (tell, told) = oneshot::channel();
+        self.commands.send(Command::CountCached(prompt.to_vec(), salt.cloned(), tell)).ok()?;
         told.await.ok()
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use bytes::Bytes;
 use roundhouse_text::detokenizer::{Detokenizer, Piece};
 use roundhouse_types::{FinishReason, TokenId, Usage};
 use worker_core::sampling::Logprobs;
@@ -40,6 +41,8 @@ pub struct TextStream {
     generation: Generation,
     detokenizer: Detokenizer,
     usage: Usage,
+    /// Its prompt's KV, where another worker is to go on from there.
+    kv: Option<Bytes>,
     metrics: Arc<Metrics>,
     submitted: Instant,
     /// When its last token was drawn.
@@ -59,13 +62,18 @@ impl TextStream {
         let usage =
             Usage { prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX), ..Usage::default() };
         let (metrics, now) = (Arc::clone(metrics), Instant::now());
-        Self { generation, detokenizer, usage, metrics, submitted: now, last: now, ended: false }
+        Self { generation, detokenizer, usage, kv: None, metrics, submitted: now, last: now, ended: false }
     }
 
     /// Tokens so far.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.usage
+    }
+
+    /// Its prompt's KV, once it has ended, where that was asked for and there was room.
+    pub(crate) fn take_kv(&mut self) -> Option<Bytes> {
+        self.kv.take()
     }
 
     /// Waits for what comes next; `None` after the end.
@@ -81,6 +89,10 @@ impl TextStream {
         let event = std::task::ready!(self.generation.events.poll_recv(cx));
         let event = event.unwrap_or_else(|| Event::Failed("the engine has stopped".to_owned()));
         let text = match event {
+            Event::Kv(kv) => {
+                self.kv = Some(kv);
+                return self.poll_next(cx);
+            }
             Event::Failed(reason) => TextEvent::Failed(reason),
             Event::Token { token, cached_tokens, logprobs, at, finished } => {
                 self.count(cached_tokens, at);

@@ -23,10 +23,11 @@ pub mod model;
 pub mod openai;
 pub mod serve;
 pub mod simulation;
+pub mod transfer;
 mod worker;
 
 pub use body::WorkerBody;
-pub use config::{KvBudget, KvEventRecording, WorkerConfig};
+pub use config::{KvBudget, KvEventRecording, KvTransfer, WorkerConfig};
 pub use error::WorkerError;
 pub use kv_size::KvSizeError;
 pub use model::ModelSource;

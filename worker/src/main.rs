@@ -11,7 +11,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use worker::kv_events::zmq::{Endpoint, Publisher, ZmqConfig};
 use worker::model::ModelSource;
-use worker::{BackendChoice, KvBudget, KvEventRecording, Worker, WorkerConfig, file_limit, serve};
+use worker::transfer::Reach;
+use worker::{
+    BackendChoice, KvBudget, KvEventRecording, KvTransfer, Worker, WorkerConfig, file_limit, serve,
+};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -101,6 +104,21 @@ struct Cli {
     /// Topic of cache events over ZeroMQ; empty unless told otherwise, as vLLM's
     #[arg(long, default_value = "", value_name = "TOPIC", requires = "kv_events_endpoint")]
     kv_events_topic: String,
+
+    /// Whether prompts are handed over: one that asks for it (vLLM's kv_transfer_params with do_remote_decode, as a router with --prefill sends it) is
+    /// computed here, and its KV kept for 30 seconds for the worker that generates; one that says where its KV is, fetches it. Whoever can
+    /// reach this port can have it connect to any other, so leave it off where strangers do
+    #[arg(long, default_value = "off", value_name = "on|off")]
+    kv_transfer: OnOff,
+
+    /// Where the workers that fetch reach this one [default: where the prompt's request came to]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = parse_reach)]
+    kv_transfer_host: Option<Reach>,
+
+    /// Memory for KV that waits to be fetched, or for blocks when it has been; beyond it prompts are computed where they are generated from
+    /// [default: an eighth of what is available, at most 4GiB]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    kv_transfer_memory: Option<u64>,
 
     /// Seconds for streams to finish after SIGTERM
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
@@ -193,6 +211,10 @@ fn configuration(cli: Cli) -> WorkerConfig {
         OnOff::On => KvEventRecording::On,
         OnOff::Off => KvEventRecording::Off,
     };
+    config.kv_transfer = match cli.kv_transfer {
+        OnOff::On => KvTransfer::On { reach: cli.kv_transfer_host, memory_bytes: cli.kv_transfer_memory },
+        OnOff::Off => KvTransfer::Off,
+    };
     config.served_model_name = cli.served_model_name;
     config.threads = cli.threads.unwrap_or(config.threads);
     config.kv = match (cli.kv_blocks, cli.kv_memory) {
@@ -205,6 +227,23 @@ fn configuration(cli: Cli) -> WorkerConfig {
     config.max_tokens_per_step = cli.max_tokens_per_step.unwrap_or(config.max_tokens_per_step);
     config.max_waiting = cli.max_waiting.unwrap_or(config.max_waiting);
     config
+}
+
+/// `10.0.0.5`, `worker-3:8001`, `::1` or `[::1]:8001`.
+fn parse_reach(text: &str) -> Result<Reach, String> {
+    let whole = |host: &str| Reach { host: host.to_owned(), port: None };
+    if text.parse::<IpAddr>().is_ok() {
+        return Ok(whole(text));
+    }
+    let reach = match text.rsplit_once(':') {
+        None => whole(text),
+        Some((host, port)) => {
+            let port = port.parse().map_err(|_| format!("{port:?} is no port"))?;
+            let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+            Reach { port: Some(port), ..whole(host) }
+        }
+    };
+    if reach.host.is_empty() { Err("it has no host".to_owned()) } else { Ok(reach) }
 }
 
 /// `512MiB`, `2GiB`, or plain bytes.

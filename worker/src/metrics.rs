@@ -23,6 +23,13 @@ pub struct Metrics {
     pub generation_tokens: IntCounter,
     /// Generations that ended, by `finished_reason`: stop, length, abort (the client left) or error.
     pub finished: IntCounterVec,
+    /// Prompts whose KV went to another worker or came from one, by `outcome`: offered, sent, lapsed (nobody fetched it), fetched or failed (computed
+    /// here instead).
+    pub kv_transfers: IntCounterVec,
+    /// Its bytes, by `way`: sent or fetched.
+    pub kv_transfer_bytes: IntCounterVec,
+    /// From a request that says where its prompt's KV is until it is here.
+    pub kv_fetch_seconds: Histogram,
     /// From a request's submission to its first token.
     pub ttft_seconds: Histogram,
     /// Between two tokens of a generation.
@@ -42,16 +49,40 @@ impl Default for Metrics {
             let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
             registered(&registry, Histogram::with_opts(options).expect("buckets are constants, and valid"))
         };
-        let finished = Opts::new("worker:request_success_total", "Generations that ended, by reason.");
-        let finished =
-            IntCounterVec::new(finished, &["finished_reason"]).expect("names are constants, and valid");
-        for reason in ["stop", "length", "abort", "error"] {
-            finished.with_label_values(&[reason]);
-        }
+        let labelled = |name: &str, help: &str, label: &str, values: &[&str]| {
+            let counters = IntCounterVec::new(Opts::new(name, help), &[label]);
+            let counters = counters.expect("names are constants, and valid");
+            for value in values {
+                counters.with_label_values(&[value]);
+            }
+            registered(&registry, counters)
+        };
         Self {
             prompt_tokens: counter("worker:prompt_tokens_total", "Prompt tokens of all requests."),
             generation_tokens: counter("worker:generation_tokens_total", "Tokens generated."),
-            finished: registered(&registry, finished),
+            finished: labelled(
+                "worker:request_success_total",
+                "Generations that ended, by reason.",
+                "finished_reason",
+                &["stop", "length", "abort", "error"],
+            ),
+            kv_transfers: labelled(
+                "worker:kv_transfers_total",
+                "Prompts whose KV went to another worker or came from one.",
+                "outcome",
+                &["offered", "sent", "lapsed", "fetched", "failed"],
+            ),
+            kv_transfer_bytes: labelled(
+                "worker:kv_transfer_bytes_total",
+                "Bytes of KV between workers.",
+                "way",
+                &["sent", "fetched"],
+            ),
+            kv_fetch_seconds: histogram(
+                "worker:kv_fetch_seconds",
+                "From a request that says where its prompt's KV is until it is here.",
+                SECONDS,
+            ),
             ttft_seconds: histogram(
                 "worker:time_to_first_token_seconds",
                 "From submission to the first token.",

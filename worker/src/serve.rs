@@ -46,7 +46,7 @@ pub async fn serve(worker: &Worker, listener: TcpListener, grace: Duration, stop
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(serve_connection(answerer.clone(), stream, draining.clone()));
+                    connections.spawn(serve_connection(answerer.of(&stream), stream, draining.clone()));
                 }
                 Err(error) => {
                     if let Some(failures) = complaint.is_due(Instant::now()) {

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use roundhouse_text::Tokenizer;
 use serde_json::{Value, json};
@@ -13,6 +14,9 @@ use worker_core::timing::{EnginePreset, UnknownPreset, preset};
 
 use crate::backend::timing::{Lateness, Pace};
 use crate::engine::{AwakeCore, Engine, Precedence};
+
+/// Bytes of KV a second between simulated engines: 200 Gb/s. Assumed, not measured.
+const FETCHED_BYTES_PER_S: f64 = 25e9;
 
 /// What computes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -89,6 +93,13 @@ impl Simulation {
     #[must_use]
     pub fn pace(&self) -> Pace {
         Pace { timing: self.preset.timing, time_scale: self.time_scale }
+    }
+
+    /// What fetching a token's KV from another such engine takes.
+    #[must_use]
+    pub fn fetch_token(&self) -> Duration {
+        let seconds = self.preset.kv_token_bytes as f64 / FETCHED_BYTES_PER_S;
+        Duration::from_secs_f64(seconds * self.time_scale)
     }
 
     /// Asks for precedence for the thread that keeps the time, unless steps are so short that it spins through them.

@@ -1,7 +1,7 @@
 //! The worker as a handle: started once, then asked by HTTP request. Wires everything, once.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -23,8 +23,11 @@ use crate::memory::available_bytes;
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelConfig, ModelFiles};
 use crate::simulation::{BackendChoice, Simulation, plain_words};
-use crate::{KvBudget, KvEventRecording, WorkerBody, WorkerConfig, WorkerError};
+use crate::transfer::{Transfer, TransferParts};
+use crate::{KvBudget, KvEventRecording, KvTransfer, WorkerBody, WorkerConfig, WorkerError};
 
+/// What KV may take on its way between workers, unless told otherwise.
+const MOST_TRANSFER_BYTES: u64 = 4 << 30;
 /// Positions of a KV block.
 const BLOCK_TOKENS: usize = 16;
 
@@ -81,6 +84,7 @@ impl Worker {
             Parts {
                 name: files.name.clone(),
                 backend: Box::new(backend),
+                model_digest: files.digest(),
                 computes: Computes::Model(format!("cpu, {} threads", config.threads)),
                 limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
                 context_tokens,
@@ -111,6 +115,7 @@ impl Worker {
             Parts {
                 name: files.name.clone(),
                 backend: Box::new(backend),
+                model_digest: files.digest(),
                 computes: Computes::Model(described),
                 limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
                 context_tokens,
@@ -145,6 +150,7 @@ impl Worker {
             Parts {
                 name: format!("simulated-{}", preset.name),
                 backend: Box::new(backend),
+                model_digest: files.digest(),
                 computes: Computes::Nothing(simulation),
                 limits: SchedulerLimits {
                     max_running: config.max_running,
@@ -169,6 +175,8 @@ impl Worker {
         warn_of_unknown_tokens(&text.tokenizer, model.vocab);
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let kv_log = (config.kv_events == KvEventRecording::On).then(|| Arc::new(KvLog::new(instance)));
+        let metrics = Arc::<Metrics>::default();
+        let transfer = parts.transfer(&config, instance, &metrics);
         let engine = Engine::start(parts.backend, parts.limits, config.max_waiting, kv_log.clone())?;
         let (backend, simulation) = match parts.computes {
             Computes::Model(described) => (described, None),
@@ -189,11 +197,12 @@ impl Worker {
             tokenizer: text.tokenizer,
             template: text.template,
             engine,
-            metrics: Arc::new(Metrics::default()),
+            metrics,
             started: SystemTime::now(),
             simulation,
             instance,
             kv_log,
+            transfer,
         };
         Ok(Self { api: Arc::new(api) })
     }
@@ -245,9 +254,36 @@ struct Parts {
     /// The model id, unless another is asked for.
     name: String,
     backend: Box<dyn Backend>,
+    /// Tells models apart.
+    model_digest: u64,
     computes: Computes,
     limits: SchedulerLimits,
     context_tokens: usize,
+}
+
+impl Parts {
+    /// What hands KV over, if it is to be.
+    fn transfer(&self, config: &WorkerConfig, instance: u64, metrics: &Arc<Metrics>) -> Option<Transfer> {
+        let KvTransfer::On { reach, memory_bytes } = &config.kv_transfer else { return None };
+        let format = self.backend.kv_format()?;
+        let most =
+            || available_bytes().map_or(MOST_TRANSFER_BYTES, |bytes| MOST_TRANSFER_BYTES.min(bytes / 8));
+        let room_bytes = memory_bytes.unwrap_or_else(most);
+        tracing::info!(format = format.name, room = size(room_bytes), "KV is handed over");
+        Some(Transfer::new(TransferParts {
+            format,
+            model_digest: self.model_digest,
+            block_tokens: BLOCK_TOKENS,
+            instance,
+            reach: reach.clone(),
+            room_bytes: usize::try_from(room_bytes).unwrap_or(usize::MAX),
+            metrics: Arc::clone(metrics),
+            simulated_token: match &self.computes {
+                Computes::Model(_) => Duration::ZERO,
+                Computes::Nothing(simulation) => simulation.fetch_token(),
+            },
+        }))
+    }
 }
 
 /// What a backend does with a batch.

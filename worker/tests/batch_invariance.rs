@@ -75,6 +75,7 @@ impl Running {
             id: SequenceId(id),
             tokens: known[self.done..end].into(),
             context_tokens: self.done,
+            decodes: self.done + 1 == known.len() && !self.answer.tokens.is_empty(),
             block_table: self.blocks.clone().into(),
             sample: (end == known.len()).then_some(request),
         }
@@ -230,6 +231,7 @@ fn plain(id: u64, tokens: usize, context_tokens: usize, table: &[u32]) -> Sequen
         id: SequenceId(id),
         tokens: vec![5; tokens].into(),
         context_tokens,
+        decodes: false,
         block_table: table.iter().map(|&block| BlockId(block)).collect(),
         sample: Some(SampleRequest {
             params: Arc::new(SamplingParams::greedy()),

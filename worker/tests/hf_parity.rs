@@ -61,6 +61,7 @@ fn answer(backend: &mut CpuBackend, prompt: &[u32], tokens: usize) -> Vec<u32> {
         id: SequenceId(0),
         tokens: prompt.into(),
         context_tokens: 0,
+        decodes: false,
         block_table: (0..blocks).map(BlockId).collect(),
         sample: Some(SampleRequest {
             params: Arc::new(SamplingParams::greedy()),

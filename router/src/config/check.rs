@@ -63,7 +63,15 @@ impl Settings {
             let known: Vec<_> = policy::policies().map(|(name, _)| name).collect();
             errors.push(format!("policy: no policy {:?}; there are {}", self.policy, known.join(", ")));
         }
-        let Named { workers, sources } = parse_fleet(&self.workers, &self.prefill, &mut errors);
+        let named = parse_fleet(&self.workers, &self.prefill, &mut errors);
+        if !self.prefill.is_empty() && !self.prefill_protocol.generates_alone() {
+            errors.extend(
+                named.only_as_vllm().map(|name| {
+                    format!("prefill-protocol: {name} hands prompts over as vLLM does; write vllm")
+                }),
+            );
+        }
+        let Named { workers, sources } = named;
         let NamedReplicas { addresses: replicas, sources: replica_sources } =
             parse_replicas(&self, &mut errors);
         let kubernetes_api = self.kubernetes_api.as_deref().and_then(|text| {

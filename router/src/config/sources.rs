@@ -37,9 +37,6 @@ pub(super) fn parse_source(text: &str, role: Role) -> Result<SourceSpec, String>
     let (kind, scheme) = kind.split_once('+').unwrap_or((kind, "http"));
     let scheme = SCHEMES.into_iter().find(|known| *known == scheme);
     let scheme = scheme.ok_or_else(|| wrong("has an unknown scheme"))?;
-    if role == Role::Prefill && scheme == "grpc" {
-        return Err(wrong("cannot hand prompts over; that takes engines over HTTP"));
-    }
     options.check_scheme(scheme, url)?;
     let place = match kind {
         "k8s" => parse_kubernetes(place).map_err(wrong)?,
@@ -183,8 +180,6 @@ mod tests {
             let error = parse_source(text, Role::Generate).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
-        let error = parse_source("k8s+grpc://a", Role::Prefill).unwrap_err();
-        assert!(error.contains("over HTTP"), "{error}");
         let error = parse_source("k8s://a?bootstrap_port=x", Role::Prefill).unwrap_err();
         assert!(error.contains("8998"), "{error}");
     }

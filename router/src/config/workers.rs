@@ -40,9 +40,8 @@ pub(super) fn parse_fleet(list: &[String], prefill: &[String], errors: &mut Vec<
     }
     if !prefill.is_empty() {
         // Those that compute prompts have been looked at one by one.
-        errors.extend(named.cannot_hand_over().map(|address| {
-            format!("workers: {address} cannot hand prompts over; that takes engines over HTTP")
-        }));
+        errors
+            .extend(named.cannot_hand_over().map(|address| format!("workers: {address} {CANNOT_HAND_OVER}")));
     }
     named
 }
@@ -69,9 +68,14 @@ impl Named {
         Ok(())
     }
 
-    /// Those to whom requests cannot be given that tell of another worker.
+    /// Those who cannot go on from what another worker has computed.
     fn cannot_hand_over(&self) -> impl Iterator<Item = &str> {
-        let workers = self.workers.iter().filter(|spec| !hands_over(spec)).map(|spec| &*spec.address);
+        self.workers.iter().filter(|spec| !hands_over(spec)).map(|spec| &*spec.address)
+    }
+
+    /// Those who do it in vLLM's way only: our own.
+    pub(super) fn only_as_vllm(&self) -> impl Iterator<Item = &str> {
+        let workers = self.workers.iter().map(|spec| &*spec.address).filter(|at| at.starts_with("grpc:"));
         let sources = self.sources.iter().filter(|source| source.workers.scheme == "grpc");
         workers.chain(sources.map(|source| &*source.name))
     }
@@ -85,14 +89,17 @@ pub fn parse_prefill_worker(text: &str, default_id: &str) -> Result<Vec<WorkerSp
     let (text, options) = Options::split(text, Role::Prefill)?;
     let spec = parse_endpoint(text, default_id, options)?;
     if !hands_over(&spec) {
-        return Err(format!("{:?} cannot hand prompts over; that takes an engine over HTTP", spec.address));
+        return Err(format!("{:?} {CANNOT_HAND_OVER}", spec.address));
     }
     Ok(options.workers(WorkerSpec { role: Role::Prefill, ..spec }))
 }
 
-/// Whether requests to it can be told of another worker.
+const CANNOT_HAND_OVER: &str =
+    "cannot hand prompts over, since nobody reaches it; start `worker --kv-transfer on` beside the router";
+
+/// Whether other workers can reach it.
 fn hands_over(spec: &WorkerSpec) -> bool {
-    !["embedded:", "grpc:"].iter().any(|kind| spec.address.starts_with(kind))
+    !spec.address.starts_with("embedded:")
 }
 
 /// Reads one worker: `[ID=]SCHEME://host[:port]` with `http`, `https`, `h2c` (HTTP/2 in plain text) or `grpc` (a Roundhouse
@@ -279,6 +286,16 @@ mod tests {
     }
 
     #[test]
+    fn our_own_workers_hand_prompts_over_in_one_way() {
+        let list = ["grpc://d", "http://e", "k8s+grpc://d"].map(str::to_owned);
+        let mut errors = Vec::new();
+        let named = parse_fleet(&list, &["grpc://p".to_owned()], &mut errors);
+        assert!(errors.is_empty(), "{errors:?}");
+        let only: Vec<&str> = named.only_as_vllm().collect();
+        assert_eq!(only, ["grpc://d:8001", "grpc://p:8001", "k8s+grpc://d"]);
+    }
+
+    #[test]
     fn prefill_workers_stand_beside_those_that_generate() {
         let told =
             fleet(&["d"], &["p", "a=http://p2:9?bootstrap_port=7000", "p3:9?bootstrap_port=7000&dp=2"]);
@@ -292,14 +309,13 @@ mod tests {
         assert_eq!(told, Ok(expected.map(|(name, role, port)| (name.to_owned(), role, port)).to_vec()));
         for (list, prefill, wrong) in [
             (vec![], vec!["p"], "none to generate"),
-            (vec!["grpc://d"], vec!["p"], "over HTTP"),
-            (vec!["d"], vec!["grpc://p"], "over HTTP"),
+            (vec!["embedded:builtin"], vec!["p"], "worker --kv-transfer on"),
+            (vec!["d"], vec!["embedded:builtin"], "worker --kv-transfer on"),
             (vec!["d"], vec!["p?bootstrap_port=x"], "8998"),
             (vec!["d"], vec!["p:1?x=1"], "more than host and port"),
             (vec!["p0=d"], vec!["p"], "two workers"),
             (vec!["d?dp=2", "w0-dp1=e"], vec!["p"], "two workers"),
             (vec!["d"], vec!["grpc://p?dp=2"], "over HTTP"),
-            (vec!["k8s+grpc://d"], vec!["k8s://p"], "over HTTP"),
             (vec!["k8s://d"], vec!["k8s://d"], "twice"),
         ] {
             let errors = fleet(&list, &prefill).unwrap_err();

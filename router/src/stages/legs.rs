@@ -20,7 +20,9 @@ use super::pick::{Picked, pick};
 use super::record::Recorder;
 use super::retries::{Cause, Failed};
 use crate::app::App;
-use crate::disaggregation::{PrefillProtocol, Prefilled, sglang_legs, vllm_decode, vllm_prefill};
+use crate::disaggregation::{
+    PrefillProtocol, Prefilled, sglang_legs, vllm_decode, vllm_prefill, without_the_clients,
+};
 use crate::error::RequestError;
 use crate::openai::members::Members;
 use crate::payload::Payload;
@@ -41,14 +43,19 @@ pub(super) struct Splitter {
 type Asked<'a> = (&'a WorkerRequest, &'a Reading);
 
 impl Splitter {
-    /// Of a request that there are workers for which do nothing but compute prompts.
-    pub(super) async fn of(app: &App, request: &WorkerRequest) -> Option<Self> {
+    /// Of a request that there are workers for which do nothing but compute prompts. Whether or not it can be split, it says nothing of its own of
+    /// where KV is from here on.
+    pub(super) async fn of(app: &App, request: &mut WorkerRequest) -> Option<Self> {
         // A body that is compressed cannot be added to.
         if !app.has_prefill() || request.headers.contains_key(header::CONTENT_ENCODING) {
             return None;
         }
         let protocol = app.settings.prefill_protocol;
-        let body = Members::of(&request.body).await?;
+        let mut body = Members::of(&request.body).await?;
+        if let Some(clean) = without_the_clients(&body) {
+            request.body = clean;
+            body = Members::of(&request.body).await?;
+        }
         protocol.can_split(request.path.path(), &body).then_some(Self { protocol, body })
     }
 

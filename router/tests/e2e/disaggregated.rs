@@ -45,6 +45,19 @@ async fn router(generate: &[&MockWorker], prefill: &[&MockWorker], more: &[&str]
 const ALWAYS: &str = "--policy=round_robin";
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_makes_up_about_kv_reaches_no_engine() {
+    let prefill = MockWorker::answering(&["m"], prefilled()).await;
+    let generate = MockWorker::answering(&["m"], generated()).await;
+    let router = router(&[&generate], &[&prefill], &[ALWAYS]).await;
+    // Of two answers the prompt is not computed elsewhere.
+    let sent = r#"{"model":"m","n":2,"kv_transfer_params":{"do_remote_prefill":true},"bootstrap_room":1,"messages":[{"role":"user","content":"hi"}]}"#;
+    assert_eq!(router.post(CHAT, sent).await.status, 200);
+    let seen = generate.seen();
+    let seen = seen.iter().find(|seen| seen.path == CHAT).unwrap();
+    assert_eq!(body(seen), json!({"model": "m", "n": 2, "messages": [{"role": "user", "content": "hi"}]}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_computes_the_prompt_and_the_other_is_told_where_it_is() {
     let prefill = MockWorker::answering(&["m"], prefilled()).await;
     let generate = MockWorker::answering(&["m"], generated()).await;

@@ -17,6 +17,7 @@ mod faults_health;
 mod following;
 mod gateway;
 mod grpc;
+mod handed_over;
 mod harness;
 mod http2;
 mod keys;

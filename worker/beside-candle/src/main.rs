@@ -194,6 +194,7 @@ impl Ours {
             id: SequenceId(sequence as u64),
             tokens: (context_tokens..context_tokens + tokens).map(token).collect(),
             context_tokens,
+            decodes: tokens == 1,
             block_table: (0..blocks).map(|block| BlockId((sequence * blocks + block) as u32)).collect(),
             sample: Some(SampleRequest {
                 params: Arc::new(SamplingParams::greedy()),

@@ -26,6 +26,7 @@ use self::queue::WaitingQueue;
 pub use self::reserve::GrowthReserve;
 pub use self::stats::SchedulerStats;
 use crate::block_pool::BlockPool;
+use crate::block_table::BlockTable;
 use crate::kv_event::KvEvent;
 use crate::sequence::{Sequence, Submission};
 use crate::step::{Batch, KvCapacity, NextToken, SampleRequest, SequenceId, SequenceStep};
@@ -41,6 +42,17 @@ pub struct Progress {
     pub cached_tokens: usize,
     /// Set when this was the last token.
     pub finished: Option<FinishReason>,
+}
+
+/// A prompt whose KV has come from another worker, and has blocks now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    /// Whose.
+    pub id: SequenceId,
+    /// All blocks of the prompt, in order of position.
+    pub blocks: BlockTable,
+    /// The first of them that the cache did not hold: from here on the KV that has come is to be written, up to the prompt's last token.
+    pub first: usize,
 }
 
 /// A submission that can never run.
@@ -71,6 +83,8 @@ pub struct Scheduler {
     waiting: WaitingQueue,
     /// Where in `running` each sequence of the batch is, from `schedule` to `commit`.
     planned: Vec<usize>,
+    /// Of the last `schedule`.
+    arrivals: Vec<Arrival>,
     /// Why the first that waits does not run; `None` when that has to be looked at.
     blocked: Option<Blocked>,
     next_id: u64,
@@ -116,6 +130,7 @@ impl Scheduler {
             running: Vec::new(),
             waiting: WaitingQueue::default(),
             planned: Vec::new(),
+            arrivals: Vec::new(),
             blocked: None,
             next_id: 0,
             root: ChainHasher::new(hash_seed),
@@ -136,16 +151,22 @@ impl Scheduler {
     /// # Errors
     /// When it could not run even with the pool to itself.
     pub fn submit(&mut self, submission: Submission) -> Result<SequenceId, SubmitError> {
-        self.enqueue(submission, None, false)
+        self.enqueue(submission, None, None)
     }
 
-    /// The same for a prompt whose KV, all but its last token's, was computed by another worker and has come: it is in its blocks as soon as it has
-    /// any, and the step that computes the last token is a decode. If it is retracted, it computes its prompt itself.
+    /// The same for a prompt whose KV was computed by another worker and has come, from its first `from_blocks` blocks on and but for its last token:
+    /// it is in its blocks as soon as it has any ([`arrivals`](Self::arrivals)), and the step that computes the last token is a decode. If it is
+    /// retracted, or what comes before is not in the cache any more, it computes its prompt itself.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
-    pub fn submit_fetched(&mut self, submission: Submission) -> Result<SequenceId, SubmitError> {
-        self.enqueue(submission, None, true)
+    pub fn submit_fetched(
+        &mut self,
+        submission: Submission,
+        salt: Option<&[u8]>,
+        from_blocks: usize,
+    ) -> Result<SequenceId, SubmitError> {
+        self.enqueue(submission, salt, Some(from_blocks))
     }
 
     /// The same for a generation that shares blocks only with those of the same salt. What becomes of its blocks is not among
@@ -158,14 +179,14 @@ impl Scheduler {
         submission: Submission,
         salt: Option<&[u8]>,
     ) -> Result<SequenceId, SubmitError> {
-        self.enqueue(submission, salt, false)
+        self.enqueue(submission, salt, None)
     }
 
     fn enqueue(
         &mut self,
         submission: Submission,
         salt: Option<&[u8]>,
-        is_fetched: bool,
+        fetched_from: Option<usize>,
     ) -> Result<SequenceId, SubmitError> {
         if submission.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
@@ -177,10 +198,9 @@ impl Scheduler {
         }
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let root = salt.map_or(self.root, |salt| self.root.salted(salt));
-        let mut sequence = Sequence::new(id, submission, root);
+        let mut sequence = Sequence::new(id, submission, self.root_of(salt));
         sequence.is_salted = salt.is_some();
-        sequence.is_fetched = is_fetched;
+        sequence.fetched_from = fetched_from;
         sequence.foreseen_tokens = self.foresee(&mut sequence);
         self.counted.uncomputed_tokens += sequence.owed_tokens();
         self.waiting.push(sequence);
@@ -194,9 +214,13 @@ impl Scheduler {
         Ok(id)
     }
 
+    fn root_of(&self, salt: Option<&[u8]>) -> ChainHasher {
+        salt.map_or(self.root, |salt| self.root.salted(salt))
+    }
+
     /// Tokens of a sequence that the cache holds now, or that come with it.
     fn foresee(&self, sequence: &mut Sequence) -> usize {
-        if sequence.is_fetched {
+        if sequence.is_fetched() {
             return sequence.prompt_tokens - 1;
         }
         let findable = (sequence.tokens.len() - 1) / self.block_tokens;
@@ -232,6 +256,22 @@ impl Scheduler {
     #[must_use]
     pub fn cached_blocks(&self, path: &[BlockHash]) -> usize {
         self.pool.match_prefix(path, path.len())
+    }
+
+    /// How many of the blocks that `prompt` begins with could be found now, by a submission of the same salt.
+    #[must_use]
+    pub fn cached_prefix_blocks(&self, prompt: &[TokenId], salt: Option<&[u8]>) -> usize {
+        let mut chain = self.root_of(salt);
+        let findable = prompt.len().saturating_sub(1) / self.block_tokens;
+        let blocks = prompt.chunks_exact(self.block_tokens).take(findable);
+        blocks.take_while(|block| self.pool.knows(chain.push_tokens(block))).count()
+    }
+
+    /// Who got its blocks in the last [`schedule`](Self::schedule), with KV that another worker has computed: it has to be in them before
+    /// the next step begins.
+    #[must_use]
+    pub fn arrivals(&self) -> &[Arrival] {
+        &self.arrivals
     }
 
     /// Forgets the contents of all blocks that nobody holds. Returns how many there were.
@@ -280,6 +320,7 @@ impl Scheduler {
     /// Makes the next step's batch; empty only when idle.
     pub fn schedule(&mut self) -> Batch {
         self.planned.clear();
+        self.arrivals.clear();
         let mut plan = Plan {
             batch: Batch { sequences: Vec::with_capacity(self.running.len() + 1) },
             budget_tokens: self.limits.max_tokens_per_step,
@@ -414,7 +455,7 @@ impl Scheduler {
         sequence.lost_tokens = sequence.computed_tokens;
         sequence.furthest_tokens = sequence.furthest_tokens.max(sequence.computed_tokens);
         sequence.computed_tokens = 0;
-        sequence.is_fetched = false;
+        sequence.fetched_from = None;
         sequence.full_blocks = 0;
         self.waiting.push(sequence);
         self.blocked = None;
@@ -501,6 +542,7 @@ impl Sequence {
                 tokens => SmallVec::from_slice(tokens),
             },
             context_tokens: self.computed_tokens,
+            decodes: self.is_decoding(),
             block_table: self.table.clone(),
             sample,
         }

@@ -37,8 +37,8 @@ pub(crate) struct Sequence {
     pub(crate) computed_tokens: usize,
     /// While it waits for the first time: tokens that the cache held when it came, and that it may find there.
     pub(crate) foreseen_tokens: usize,
-    /// Whether the KV of its prompt, but for the last token, comes from another worker.
-    pub(crate) is_fetched: bool,
+    /// The block from which on the KV of its prompt, but for the last token, comes from another worker; `None` if it does not.
+    pub(crate) fetched_from: Option<usize>,
     /// Blocks that are full of computed tokens.
     pub(crate) full_blocks: usize,
     /// Tokens of the prompt that were in the cache when it was first admitted; `None` before.
@@ -70,7 +70,7 @@ impl Sequence {
             tokens: prompt,
             computed_tokens: 0,
             foreseen_tokens: 0,
-            is_fetched: false,
+            fetched_from: None,
             full_blocks: 0,
             cached_tokens: None,
             table: BlockTable::default(),
@@ -97,9 +97,14 @@ impl Sequence {
         self.remaining_tokens() - self.foreseen_tokens
     }
 
+    /// Whether the KV of its prompt comes from another worker.
+    pub(crate) fn is_fetched(&self) -> bool {
+        self.fetched_from.is_some()
+    }
+
     /// Whether its next step computes just the token drawn last, or the last one of a prompt that was fetched.
     pub(crate) fn is_decoding(&self) -> bool {
-        self.remaining_tokens() == 1 && (self.is_fetched || self.tokens.len() > self.prompt_tokens)
+        self.remaining_tokens() == 1 && (self.is_fetched() || self.tokens.len() > self.prompt_tokens)
     }
 
     /// Whether it decodes and has not drawn anything yet.

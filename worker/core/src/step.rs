@@ -32,6 +32,8 @@ pub struct SequenceStep {
     pub tokens: StepTokens,
     /// Positions whose KV is in the blocks already.
     pub context_tokens: usize,
+    /// Whether that is the one token behind those that are computed: the one drawn last, or the last of a prompt that came from another worker.
+    pub decodes: bool,
     /// Blocks of the sequence, in order of position.
     pub block_table: BlockTable,
     /// Draw a token after the last of `tokens`; `None` for a chunk of a prompt that goes on.
@@ -84,6 +86,15 @@ pub struct KvCapacity {
     pub blocks: usize,
 }
 
+/// How a backend's KV blocks go to another worker.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KvFormat {
+    /// Workers of one model whose backends say the same understand each other.
+    pub name: String,
+    /// What a block takes.
+    pub block_bytes: usize,
+}
+
 /// A model that can be stepped. It never hears of requests, channels or text.
 pub trait Backend: Send {
     /// The KV pool that `block_table`s may name.
@@ -96,6 +107,27 @@ pub trait Backend: Send {
     /// batch's sequences with an error. [`BackendError::InvalidSequence`] when nothing was computed for the fault of one; the
     /// engine ends that one.
     fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError>;
+
+    /// How its KV goes to another worker; `None` where it does not.
+    fn kv_format(&self) -> Option<KvFormat> {
+        None
+    }
+
+    /// What is in `blocks`, one behind another.
+    ///
+    /// # Errors
+    /// [`BackendError::Device`].
+    fn read_kv(&mut self, _blocks: &[BlockId]) -> Result<Vec<u8>, BackendError> {
+        Err(BackendError::Device("its KV cannot be read".to_owned()))
+    }
+
+    /// Writes what another worker's [`read_kv`](Self::read_kv) gave into `blocks`, which nobody else refers to.
+    ///
+    /// # Errors
+    /// [`BackendError::Device`]; what is in the blocks is undefined then.
+    fn write_kv(&mut self, _blocks: &[BlockId], _bytes: &[u8]) -> Result<(), BackendError> {
+        Err(BackendError::Device("its KV cannot be written".to_owned()))
+    }
 
     /// The engine has nothing to do: the next step begins whenever work comes. For backends that keep time.
     fn idle(&mut self) {}

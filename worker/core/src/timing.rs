@@ -28,8 +28,7 @@ pub struct StepLoad {
 impl StepLoad {
     /// What `batch` amounts to.
     ///
-    /// A sequence decodes if it runs one token and has generated before; everything else is prefill: prompts, their
-    /// chunks, and what a retracted sequence computes again.
+    /// What does not decode is prefill: prompts, their chunks, and what a retracted sequence computes again.
     #[must_use]
     pub fn of(batch: &Batch) -> Self {
         let mut load = Self::default();
@@ -39,18 +38,11 @@ impl StepLoad {
         load
     }
 
-    /// Adds a sequence that computes one token, whatever it is.
-    pub fn add_decode(&mut self, step: &SequenceStep) {
-        self.decoding += 1;
-        self.context_tokens += step.context_tokens + 1;
-    }
-
-    /// Adds a sequence, as [`StepLoad::of`] does.
-    pub fn add(&mut self, step: &SequenceStep) {
+    fn add(&mut self, step: &SequenceStep) {
         let tokens = step.tokens.len();
-        let has_generated = step.sample.as_ref().is_some_and(|sample| sample.generated_tokens > 0);
-        if tokens == 1 && has_generated {
-            self.add_decode(step);
+        if step.decodes {
+            self.decoding += 1;
+            self.context_tokens += step.context_tokens + 1;
         } else {
             self.prefill_tokens += tokens;
             self.prefill_pairs += tokens as f64 * (step.context_tokens as f64 + tokens as f64 / 2.0);

@@ -49,6 +49,21 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`KernelError::OutOfMemory`].
     fn kv_pool(&self, layout: KvLayout) -> Result<Self::KvPool, KernelError>;
+
+    /// How the bytes of [`read_blocks`](Self::read_blocks) are laid out: a pool of the same layout on a device that says the same takes them.
+    fn kv_format(&self) -> &'static str;
+
+    /// Keys and values of `blocks`, all layers of each, one block behind another; all that was stored before is there.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for a block that is not there or bytes that are not as many as theirs, [`KernelError::Device`].
+    fn read_blocks(&self, pool: &Self::KvPool, blocks: &[u32], bytes: &mut [u8]) -> Result<(), KernelError>;
+
+    /// Writes what [`read_blocks`](Self::read_blocks) gave into `blocks`.
+    ///
+    /// # Errors
+    /// As of reading. What was written before an error is undefined.
+    fn write_blocks(&self, pool: &mut Self::KvPool, blocks: &[u32], bytes: &[u8]) -> Result<(), KernelError>;
 }
 
 /// The operations of a decoder. Each row's result depends on that row alone (and on its sequence's KV), bit for bit:
@@ -226,6 +241,23 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
+    /// Refuses blocks that are not there, and bytes that are not `block_bytes` for each.
+    pub(crate) fn check_blocks(
+        &self,
+        blocks: &[u32],
+        bytes: usize,
+        block_bytes: usize,
+    ) -> Result<(), KernelError> {
+        let (expected, found) = match blocks.iter().find(|block| **block as usize >= self.blocks) {
+            Some(block) => (format!("blocks below {}", self.blocks), block.to_string()),
+            None if bytes != blocks.len() * block_bytes => {
+                (format!("{block_bytes} bytes for each of {} blocks", blocks.len()), bytes.to_string())
+            }
+            None => return Ok(()),
+        };
+        Err(KernelError::Shape { operation: "kv blocks", expected, found })
+    }
+
     /// Refuses spans that do not cover `rows` one behind another, or name a layer or blocks that are not there.
     pub(crate) fn check(&self, spans: &[Span<'_>], rows: usize, layer: usize) -> Result<(), KernelError> {
         let refuse = |expected: String, found: usize| {

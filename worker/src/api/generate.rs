@@ -1,5 +1,6 @@
 //! A generation's way in: read → tokenized → checked → submitted → replied to.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -10,9 +11,10 @@ use worker_core::{SamplingParams, Submission};
 
 use super::{Api, event_response, json_response, seconds};
 use crate::body::WorkerBody;
-use crate::engine::{Caller, Generation};
+use crate::engine::{Caller, Generation, HandOver};
 use crate::error::RequestError;
 use crate::generation::TextStream;
+use crate::openai::kv_transfer::KvTransferParams;
 use crate::openai::logprobs::LogprobsWriter;
 use crate::openai::prompt::{Input, Prompt};
 use crate::openai::reply::{Choice, EventStream, ReplyHead};
@@ -44,7 +46,9 @@ impl Api {
         let prepared =
             self.away(length, move |api| api.prepare(GenerationRequest::parse(kind, &body)?)).await?;
         let streaming = prepared.request.streaming;
-        let choices = self.begin(prepared, caller).await?;
+        let came_to = caller.came_to;
+        let offered = self.offered_prompt(&prepared);
+        let mut choices = self.begin(prepared, caller).await?;
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let head = ReplyHead {
             kind,
@@ -53,7 +57,12 @@ impl Api {
             model: self.model.clone(),
         };
         if streaming == Streaming::No {
-            return Ok(json_response(&head.whole(choices).await?));
+            let mut reply = head.whole(&mut choices).await?;
+            if let (Some(transfer), Some(prompt)) = (&self.transfer, offered) {
+                let kv = choices[0].text.take_kv();
+                reply["kv_transfer_params"] = kv.and_then(|kv| transfer.offer(&prompt, kv, came_to)).into();
+            }
+            return Ok(json_response(&reply));
         }
         Ok(event_response(EventStream::new(head, streaming, choices)))
     }
@@ -75,7 +84,42 @@ impl Api {
         {
             tokio::time::sleep(wait).await;
         }
-        self.submit(prepared, caller)
+        let hand_over = self.hand_over(&prepared, caller.came_to).await;
+        self.submit(prepared, caller, &hand_over)
+    }
+
+    /// The only prompt of a request with one answer.
+    fn only_prompt(prepared: &Prepared) -> Option<&[u32]> {
+        match &prepared.prompts[..] {
+            [prompt] if prepared.request.choices == 1 => Some(&prompt.tokens),
+            _ => None,
+        }
+    }
+
+    /// The prompt whose KV another worker is to go on from: of an answer in one piece, since that is where it is said.
+    fn offered_prompt(&self, prepared: &Prepared) -> Option<Vec<u32>> {
+        let is_asked = prepared.request.kv_transfer == KvTransferParams::RemoteDecode;
+        let is_possible = self.transfer.is_some() && prepared.request.streaming == Streaming::No;
+        let prompt = Self::only_prompt(prepared).filter(|_| is_asked && is_possible);
+        prompt.map(<[u32]>::to_vec)
+    }
+
+    /// What becomes of the prompt's KV, or where it comes from.
+    async fn hand_over(&self, prepared: &Prepared, came_to: Option<SocketAddr>) -> HandOver {
+        let (Some(transfer), Some(prompt)) = (&self.transfer, Self::only_prompt(prepared)) else {
+            return HandOver::None;
+        };
+        match &prepared.request.kv_transfer {
+            KvTransferParams::RemoteDecode if self.offered_prompt(prepared).is_some() => {
+                transfer.hand_over(prompt.len(), came_to)
+            }
+            KvTransferParams::RemotePrefill(remote) => {
+                let of = (prompt, prepared.request.cache_salt.as_ref());
+                let kv = transfer.fetch(remote.as_ref(), of, &self.engine).await;
+                kv.map_or(HandOver::None, HandOver::Fetched)
+            }
+            KvTransferParams::RemoteDecode | KvTransferParams::None => HandOver::None,
+        }
     }
 
     /// Renders, tokenizes and checks.
@@ -179,7 +223,12 @@ impl Api {
     }
 
     /// Begins all generations of a request. When one is refused, those before it are dropped, which cancels them.
-    fn submit(&self, prepared: Prepared, caller: Caller) -> Result<Vec<Choice>, RequestError> {
+    fn submit(
+        &self,
+        prepared: Prepared,
+        caller: Caller,
+        hand_over: &HandOver,
+    ) -> Result<Vec<Choice>, RequestError> {
         let Prepared { request, prompts } = prepared;
         let caller = Caller { cache_salt: request.cache_salt.clone(), ..caller };
         let params: Vec<_> =
@@ -197,7 +246,8 @@ impl Api {
                 priority: -i64::from(request.priority),
                 adapter: None,
             };
-            let generations = self.engine.submit(params.iter().map(submission).collect(), &caller)?;
+            let generations =
+                self.engine.submit(params.iter().map(submission).collect(), &caller, hand_over)?;
             self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
             for (sibling, generation) in generations.into_iter().enumerate() {
                 choices.push(Choice {

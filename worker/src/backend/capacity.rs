@@ -1,6 +1,6 @@
 //! How much memory a model's KV takes.
 
-use worker_core::step::KvCapacity;
+use worker_core::step::{BlockId, KvCapacity, KvFormat};
 use worker_kernels::{KvLayout, cpu::CpuKvPool};
 
 use crate::model::ModelConfig;
@@ -22,6 +22,17 @@ pub(super) fn kv_layout(config: &ModelConfig, capacity: KvCapacity) -> KvLayout 
         block_tokens: capacity.block_tokens,
         blocks: capacity.blocks,
     }
+}
+
+/// How blocks of a pool go to another worker; `device` says how their bytes lie.
+pub(super) fn kv_format(device: &str, layout: KvLayout, block_bytes: usize) -> KvFormat {
+    let KvLayout { layers, kv_heads, head_dim, block_tokens, .. } = layout;
+    KvFormat { name: format!("{device}/{layers}x{kv_heads}x{head_dim}/{block_tokens}"), block_bytes }
+}
+
+/// Blocks as the kernels number them.
+pub(super) fn numbers(blocks: &[BlockId]) -> Vec<u32> {
+    blocks.iter().map(|block| block.0).collect()
 }
 
 #[cfg(test)]

@@ -6,12 +6,14 @@
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use worker_core::step::{Backend, BackendError, Batch, KvCapacity, NextToken, SampleRequest, SequenceId};
+use worker_core::step::{
+    Backend, BackendError, Batch, BlockId, KvCapacity, KvFormat, NextToken, SampleRequest, SequenceId,
+};
 use worker_kernels::cpu::CpuKvPool;
 use worker_kernels::{CpuKernels, Device, KernelError};
 
 use super::batch::FlatBatch;
-use super::capacity::kv_layout;
+use super::capacity::{kv_format, kv_layout, numbers};
 use super::sample::{Drawn, sample};
 use crate::model::transformer::Rows;
 use crate::model::{Model, Transformer, Workspace};
@@ -94,6 +96,21 @@ fn draw((id, request): (SequenceId, &SampleRequest), logits: &[f32]) -> Result<N
 impl Backend for CpuBackend {
     fn kv_capacity(&self) -> KvCapacity {
         self.capacity
+    }
+
+    fn kv_format(&self) -> Option<KvFormat> {
+        let layout = self.pool.layout();
+        Some(kv_format(self.kernels.kv_format(), layout, CpuKvPool::block_bytes(layout)))
+    }
+
+    fn read_kv(&mut self, blocks: &[BlockId]) -> Result<Vec<u8>, BackendError> {
+        let mut bytes = vec![0; blocks.len() * CpuKvPool::block_bytes(self.pool.layout())];
+        self.kernels.read_blocks(&self.pool, &numbers(blocks), &mut bytes).map_err(device)?;
+        Ok(bytes)
+    }
+
+    fn write_kv(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<(), BackendError> {
+        self.kernels.write_blocks(&mut self.pool, &numbers(blocks), bytes).map_err(device)
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError> {

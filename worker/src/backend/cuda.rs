@@ -4,12 +4,14 @@
 //! asked for, once more, for those rows' logits. Tokens are those of the CPU backend as far as bf16 activations allow.
 //! Next: `worker_kernels::cuda`.
 
-use worker_core::step::{Backend, BackendError, Batch, KvCapacity, NextToken, SampleRequest};
+use worker_core::step::{
+    Backend, BackendError, Batch, BlockId, KvCapacity, KvFormat, NextToken, SampleRequest,
+};
 use worker_kernels::cuda::{CudaKernels, CudaKvPool};
 use worker_kernels::{Device, KernelError};
 
 use super::batch::FlatBatch;
-use super::capacity::kv_layout;
+use super::capacity::{kv_format, kv_layout, numbers};
 use super::draws::draws;
 use super::sample::{Drawn, SampleError, logprobs};
 use crate::model::transformer::Rows;
@@ -114,6 +116,21 @@ impl CudaBackend {
 impl Backend for CudaBackend {
     fn kv_capacity(&self) -> KvCapacity {
         self.capacity
+    }
+
+    fn kv_format(&self) -> Option<KvFormat> {
+        let layout = self.pool.layout();
+        Some(kv_format(self.model.kernels.kv_format(), layout, CudaKvPool::block_bytes(layout)))
+    }
+
+    fn read_kv(&mut self, blocks: &[BlockId]) -> Result<Vec<u8>, BackendError> {
+        let mut bytes = vec![0; blocks.len() * CudaKvPool::block_bytes(self.pool.layout())];
+        self.model.kernels.read_blocks(&self.pool, &numbers(blocks), &mut bytes).map_err(device)?;
+        Ok(bytes)
+    }
+
+    fn write_kv(&mut self, blocks: &[BlockId], bytes: &[u8]) -> Result<(), BackendError> {
+        self.model.kernels.write_blocks(&mut self.pool, &numbers(blocks), bytes).map_err(device)
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError> {

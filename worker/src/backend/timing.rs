@@ -14,7 +14,9 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use worker_core::step::{Backend, BackendError, Batch, KvCapacity, NextToken, SequenceStep};
+use worker_core::step::{
+    Backend, BackendError, Batch, BlockId, KvCapacity, KvFormat, NextToken, SequenceStep,
+};
 use worker_core::timing::EngineTiming;
 
 pub use self::clock::{Clock, SystemClock};
@@ -127,6 +129,19 @@ impl<C: Clock> Backend for TimingBackend<C> {
         self.clock.wait_until(deadline);
         self.lateness.note(self.clock.now().saturating_sub(deadline), step);
         Ok(drawn)
+    }
+
+    /// There is no KV; what fetching it would take, whoever fetches waits.
+    fn kv_format(&self) -> Option<KvFormat> {
+        Some(KvFormat { name: "simulated".to_owned(), block_bytes: 0 })
+    }
+
+    fn read_kv(&mut self, _blocks: &[BlockId]) -> Result<Vec<u8>, BackendError> {
+        Ok(Vec::new())
+    }
+
+    fn write_kv(&mut self, _blocks: &[BlockId], _bytes: &[u8]) -> Result<(), BackendError> {
+        Ok(())
     }
 
     fn idle(&mut self) {

@@ -9,12 +9,12 @@ use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Instant;
 
 use worker_core::Scheduler;
-use worker_core::scheduler::Progress;
+use worker_core::scheduler::{Arrival, Progress};
 use worker_core::step::{Backend, BackendError, Batch, NextToken, SequenceId};
 
 use super::reports::{Pace, publish_events};
 use super::wakeful::WakefulCore;
-use super::{Asked, Client, Command, Event, Precedence, Shared, priority};
+use super::{Asked, Client, Command, Event, FetchedKv, HandOver, Precedence, Shared, priority};
 use crate::cpu_quota::CpuQuota;
 use crate::kv_events::KvLog;
 
@@ -80,15 +80,7 @@ impl Run {
             let batch = self.scheduler.schedule();
             self.count_taken();
             if !batch.sequences.is_empty() {
-                match self.forward(&batch) {
-                    Ok(drawn) => {
-                        let progress = self.scheduler.commit(&batch, &drawn);
-                        // Before those who have finished are forgotten: events name their requests.
-                        self.publish_events();
-                        self.deliver(&progress, drawn);
-                    }
-                    Err(failure) => self.fail(&batch, &failure),
-                }
+                self.step(&batch);
             }
             self.publish();
         }
@@ -96,6 +88,52 @@ impl Run {
         for client in self.clients.drain().map(|(_, client)| client).chain(held) {
             // Whoever has left does not need to hear it.
             let _ = client.events.send(Event::Failed("the worker is shutting down".to_owned()));
+        }
+    }
+
+    fn step(&mut self, batch: &Batch) {
+        match self.receive().and_then(|()| self.forward(batch)) {
+            Ok(drawn) => {
+                let progress = self.scheduler.commit(batch, &drawn);
+                // Before those who have finished are forgotten: events name their requests.
+                self.publish_events();
+                self.hand_out(batch, &progress);
+                self.deliver(&progress, drawn);
+            }
+            Err(failure) => self.fail(batch, &failure),
+        }
+    }
+
+    /// Writes what has come from other workers into the blocks that it has now.
+    fn receive(&mut self) -> Result<(), Failure> {
+        for Arrival { id, blocks, first } in self.scheduler.arrivals() {
+            let hand_over = self.clients.get_mut(id).map(|client| std::mem::take(&mut client.hand_over));
+            let Some(HandOver::Fetched(FetchedKv { bytes, from_blocks, block_bytes })) = hand_over else {
+                continue;
+            };
+            // The cache may hold more of it by now.
+            let known_bytes = bytes.len().min((first - from_blocks) * block_bytes);
+            let count = bytes.len().checked_div(block_bytes).unwrap_or(0);
+            let blocks = &blocks[..from_blocks + count];
+            let written = self.backend.write_kv(&blocks[blocks.len().min(*first)..], &bytes[known_bytes..]);
+            written.map_err(|error| Failure { only: None, reason: error.to_string() })?;
+        }
+        Ok(())
+    }
+
+    /// Gives out the prompts' KV of those who have finished and whose prompts other workers go on from. Their blocks are given back already, and
+    /// nobody has written to them since.
+    fn hand_out(&mut self, batch: &Batch, progress: &[Progress]) {
+        for Progress { id, .. } in progress.iter().filter(|progress| progress.finished.is_some()) {
+            let Some(client) = self.clients.get(id) else { continue };
+            let HandOver::Offer { blocks, block_bytes, room } = &client.hand_over else { continue };
+            let Some(step) = batch.sequences.iter().find(|step| step.id == *id) else { continue };
+            let Some(place) = room.take(blocks * block_bytes) else { continue };
+            match self.backend.read_kv(&step.block_table[..*blocks]) {
+                // Whoever has left does not need it.
+                Ok(bytes) => drop(client.events.send(Event::Kv(place.hold(bytes)))),
+                Err(error) => tracing::error!(%error, "a prompt's KV cannot be handed over"),
+            }
         }
     }
 
@@ -122,6 +160,11 @@ impl Run {
                     self.publish();
                     // Whoever asked may have left.
                     let _ = tell.send(flushed);
+                }
+                Ok(Command::CountCached(prompt, salt, tell)) => {
+                    let salt = salt.as_deref().map(str::as_bytes);
+                    // Whoever asked may have left.
+                    let _ = tell.send(self.scheduler.cached_prefix_blocks(&prompt, salt));
                 }
                 Ok(Command::TakePrecedence(tell)) => {
                     // Whoever asked may have left.
@@ -166,7 +209,11 @@ impl Run {
             return None;
         }
         let salt = client.caller.cache_salt.as_deref().map(str::as_bytes);
-        match self.scheduler.submit_salted(submission, salt) {
+        let submitted = match &client.hand_over {
+            HandOver::Fetched(kv) => self.scheduler.submit_fetched(submission, salt, kv.from_blocks),
+            HandOver::None | HandOver::Offer { .. } => self.scheduler.submit_salted(submission, salt),
+        };
+        match submitted {
             Ok(id) => {
                 self.clients.insert(id, client);
                 Some(id)
@@ -217,7 +264,11 @@ impl Run {
         let mut drawn = drawn.into_iter();
         for Progress { id, token, cached_tokens, finished } in progress.iter().copied() {
             let logprobs = drawn.find(|next| next.id == id).and_then(|next| next.logprobs);
-            if let Some(client) = self.clients.get(&id) {
+            if let Some(client) = self.clients.get_mut(&id) {
+                // What came and was of no use.
+                if matches!(client.hand_over, HandOver::Fetched(_)) {
+                    client.hand_over = HandOver::None;
+                }
                 // Whoever has left is cancelled before the next step.
                 let _ = client.events.send(Event::Token { token, cached_tokens, logprobs, at, finished });
             }
@@ -232,10 +283,15 @@ impl Run {
         }
     }
 
-    /// Ends whom it concerns. What the step wrote, if anything, is undefined; none of it has become findable.
+    /// Ends whom it concerns. What the step wrote, if anything, is undefined; what of it has become findable, as what comes from other workers is
+    /// at once, is forgotten.
     fn fail(&mut self, batch: &Batch, failure: &Failure) {
         let Failure { only, reason } = failure;
-        let ids = || batch.sequences.iter().map(|step| step.id);
+        let arrived: Vec<_> = self.scheduler.arrivals().iter().map(|arrival| arrival.id).collect();
+        let is_in_batch = |id: &SequenceId| batch.sequences.iter().any(|step| step.id == *id);
+        // Those of them that wait for a step of decodes.
+        let beside = arrived.iter().copied().filter(|id| !is_in_batch(id));
+        let ids = || batch.sequences.iter().map(|step| step.id).chain(beside.clone());
         // A name that is none of the batch's must not leave a batch that fails for ever.
         let only = only.filter(|only| ids().any(|id| id == *only));
         let ended: Vec<SequenceId> = ids().filter(|id| only.is_none_or(|only| only == *id)).collect();
@@ -246,6 +302,9 @@ impl Run {
             for client in self.clients.remove(&id).into_iter().chain(siblings) {
                 let _ = client.events.send(Event::Failed(reason.clone()));
             }
+        }
+        if only.is_none() && !arrived.is_empty() {
+            self.scheduler.flush_cache();
         }
     }
 

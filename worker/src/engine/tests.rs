@@ -66,7 +66,7 @@ impl Rig {
             priority: 0,
             adapter: None,
         };
-        self.engine.submit((0..choices).map(|_| submission()).collect(), caller)
+        self.engine.submit((0..choices).map(|_| submission()).collect(), caller, &HandOver::None)
     }
 
     fn submit(&self) -> Result<Generation, RequestError> {
@@ -245,9 +245,45 @@ fn the_core_is_kept_awake_from_the_first_step_until_nothing_is_due() {
         priority: 0,
         adapter: None,
     };
-    let client = Client { events: sender, caller: Caller::default() };
+    let client = Client { events: sender, caller: Caller::default(), hand_over: HandOver::None };
     commands.send(Command::Submit([Asked { submission, client }].into())).unwrap();
     assert_eq!(sight(), "nothing any more");
     commands.send(Command::Stop).unwrap();
     assert!(!thread.join().unwrap().is_kept_awake());
+}
+
+/// Has KV of its own that nobody can write to, and draws at once.
+struct Unwritable;
+
+impl Backend for Unwritable {
+    fn kv_capacity(&self) -> KvCapacity {
+        KvCapacity { block_tokens: 4, blocks: 100 }
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, BackendError> {
+        let drawing = batch.sequences.iter().filter(|step| step.sample.is_some());
+        Ok(drawing.map(|step| NextToken { id: step.id, token: 7, logprobs: None }).collect())
+    }
+}
+
+#[tokio::test]
+async fn kv_that_could_not_be_written_is_found_by_nobody() {
+    let engine = Engine::start(Box::new(Unwritable), SchedulerLimits::mixed(4, 16), 4, None).unwrap();
+    let submission = || Submission {
+        prompt: vec![1; 11],
+        params: Arc::new(SamplingParams::greedy()),
+        max_tokens: 1,
+        end_tokens: Arc::new([]),
+        priority: 0,
+        adapter: None,
+    };
+    let begin =
+        |hand_over| engine.submit(vec![submission()], &Caller::default(), &hand_over).unwrap().remove(0);
+    let kv = FetchedKv { bytes: Bytes::from(vec![0; 30]), from_blocks: 0, block_bytes: 10 };
+    let event = begin(HandOver::Fetched(kv)).events.recv().await;
+    assert!(matches!(event, Some(Event::Failed(_))), "{event:?}");
+    assert_eq!(engine.cached_prefix_blocks(&[1; 11], None).await, Some(0));
+    let event = begin(HandOver::None).events.recv().await;
+    assert!(matches!(event, Some(Event::Token { cached_tokens: 0, .. })), "{event:?}");
+    assert_eq!(engine.cached_prefix_blocks(&[1; 11], None).await, Some(2));
 }

@@ -1,5 +1,6 @@
 //! `Generate`: a whole HTTP request answered by a head and pieces of a body, or a prompt answered by tokens.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::body::WorkerBody;
 use crate::engine::{Caller, RequestId};
 use crate::error::RequestError;
 use crate::generation::{Said, TextEvent, TextStream};
+use crate::openai::kv_transfer::KvTransferParams;
 use crate::openai::prompt::{Input, Prompt};
 use crate::openai::request::{GenerationRequest, Kind, Streaming};
 use crate::openai::sampling::{MAX_CHOICES, MAX_LOGPROBS};
@@ -36,12 +38,12 @@ const MAX_PIECE_BYTES: usize = 256 << 10;
 /// Answers a whole HTTP request.
 pub(super) fn over_http(
     worker: &GrpcWorker,
-    request_id: String,
+    (request_id, came_to): (String, Option<SocketAddr>),
     call: v1::HttpCall,
 ) -> Result<Replies<v1::GenerateReply>, Status> {
     let request = request_of(call)?;
     let id = named(request_id).or_else(|| api::request_id(request.headers()));
-    let caller = Caller { request_id: id, ..Caller::default() };
+    let caller = Caller { request_id: id, came_to, ..Caller::default() };
     let (place, registration) = enter(worker, &caller);
     let api = Arc::clone(&worker.api);
     let answer = async move {
@@ -301,6 +303,7 @@ fn generation_request(prompt: v1::Prompt) -> Result<GenerationRequest, Status> {
         echo: false,
         priority: prompt.priority,
         cache_salt: None,
+        kv_transfer: KvTransferParams::None,
         streaming: Streaming::Yes,
     })
 }

@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 
 use self::followers::Followers;
 use self::running::Running;
-use crate::api::Api;
+use crate::api::{self, Api};
 use crate::kv_events::KvLog;
 
 /// Largest request body, of either way in.
@@ -95,9 +95,10 @@ impl worker_server::Worker for GrpcWorker {
         &self,
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
+        let came_to = api::came_to(request.extensions());
         let v1::GenerateRequest { request_id, input } = request.into_inner();
         let replies = match input {
-            Some(Input::Http(call)) => generate::over_http(self, request_id, call)?,
+            Some(Input::Http(call)) => generate::over_http(self, (request_id, came_to), call)?,
             Some(Input::Prompt(prompt)) => generate::from_prompt(self, request_id, prompt).await?,
             None => return Err(Status::invalid_argument("input is missing; give http or prompt")),
         };

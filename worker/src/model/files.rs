@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use roundhouse_types::ChainHasher;
 use worker_kernels::MappedFile;
 
 use super::ModelError;
@@ -157,7 +158,25 @@ impl ModelFiles {
     }
 }
 
+/// Of each file of weights so much is read where models are told apart, in its middle and at its end.
+const DIGESTED_BYTES: usize = 64 << 10;
+
 impl ModelFiles {
+    /// Tells models apart: over the configuration, and of the weights their files' lengths and parts of them. The same weights in other files are
+    /// another model.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut chain = ChainHasher::new(0).salted(self.config.as_bytes());
+        for file in &self.weights {
+            let bytes = file.bytes();
+            let parts = [bytes.len() / 2, bytes.len().saturating_sub(DIGESTED_BYTES)];
+            chain = parts.into_iter().fold(chain.salted(&bytes.len().to_le_bytes()), |chain, from| {
+                chain.salted(&bytes[from..bytes.len().min(from + DIGESTED_BYTES)])
+            });
+        }
+        chain.current().0
+    }
+
     fn gguf(path: &Path) -> Result<Self, ModelError> {
         let mapped =
             MappedFile::open(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;

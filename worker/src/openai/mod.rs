@@ -1,6 +1,7 @@
 //! OpenAI's API: requests in, replies out. Knows no sockets and no engine thread.
 
 mod fields;
+pub mod kv_transfer;
 pub mod logprobs;
 pub mod prompt;
 pub mod reply;

@@ -120,8 +120,8 @@ impl ReplyHead {
     ///
     /// # Errors
     /// When the engine failed.
-    pub async fn whole(&self, mut choices: Vec<Choice>) -> Result<Value, RequestError> {
-        let wholes = hear(&mut choices).await?;
+    pub async fn whole(&self, choices: &mut [Choice]) -> Result<Value, RequestError> {
+        let wholes = hear(choices).await?;
         let entry =
             |(index, (choice, whole)): (usize, (&mut Choice, &Whole))| choice.entry(self.kind, index, whole);
         let entries: Vec<Value> = choices.iter_mut().zip(&wholes).enumerate().map(entry).collect();
@@ -348,7 +348,8 @@ mod tests {
         let (first, goes_on) = choice(&tokenizer);
         let (second, stops) = choice(&tokenizer);
         let head = ReplyHead { kind: Kind::Completion, id: String::new(), created: 0, model: String::new() };
-        let mut whole = pin!(head.whole(vec![first, second]));
+        let mut choices = [first, second];
+        let mut whole = pin!(head.whole(&mut choices));
         let say = |to: &mpsc::UnboundedSender<Event>, text: &str, finished| {
             for token in tokenizer.encode(text, SpecialTokenPolicy::Omit).unwrap() {
                 let event =

@@ -9,6 +9,7 @@ use roundhouse_text::SpecialTokenPolicy;
 use worker_core::SamplingParams;
 
 use super::fields::{Fields, wrong};
+use super::kv_transfer::KvTransferParams;
 use super::prompt::Input;
 use super::sampling::MAX_STOP_TOKENS;
 use crate::error::RequestError;
@@ -62,6 +63,8 @@ pub struct GenerationRequest {
     pub priority: i32,
     /// What keeps the request's part of the prefix cache apart from that of others.
     pub cache_salt: Option<Arc<str>>,
+    /// What its prompt's KV has to do with another worker.
+    pub kv_transfer: KvTransferParams,
     /// How to reply.
     pub streaming: Streaming,
 }
@@ -133,6 +136,7 @@ impl GenerationRequest {
             echo: fields.switch("echo", false)?,
             priority: fields.priority()?,
             cache_salt: fields.cache_salt()?,
+            kv_transfer: fields.kv_transfer_params()?,
             streaming: fields.streaming()?,
         };
         if let Some(max_tokens) = request.max_tokens {

@@ -141,6 +141,37 @@ fn answers(machine: &FakeMachine, model: &Path, backend: &str, described: &str) 
     answers
 }
 
+#[test]
+fn a_prompt_that_one_gpu_has_computed_another_goes_on_from() {
+    let real = std::env::var_os("ROUNDHOUSE_GPU").is_some();
+    let machine = if real { FakeMachine::default() } else { machine().with_kernels(&kernels()) };
+    let model = with_heads_of_64(Architecture::Llama);
+    let start = || {
+        let model = model.to_str().unwrap();
+        let arguments =
+            ["--model", model, "--backend", "cuda", "--context-length", "256", "--kv-blocks", "32"];
+        Program::start(&machine, &[&arguments[..], &["--kv-transfer", "on"]].concat())
+    };
+    let (mut first, mut second, mut alone) = (start(), start(), start());
+    let prompt = "Once upon a time there was a little cat who looked at the dog and sat on the mat";
+    let parameters = json!({"max_tokens": 16, "temperature": 0, "ignore_eos": true});
+    let asked = json!({"prompt": prompt, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": true}});
+    let params = first.post("/v1/completions", &asked)["kv_transfer_params"].take();
+    let mut goes_on = parameters.clone();
+    goes_on["kv_transfer_params"] = params;
+    let got = second.complete_with(prompt, &goes_on);
+    assert_same(&got, &alone.complete_with(prompt, &parameters), tie(real), "handed over");
+    assert_eq!(
+        second.info()["computed_tokens"],
+        16,
+        "the last of the prompt, and all but the last of the answer"
+    );
+    for program in [&mut first, &mut second, &mut alone] {
+        program.stop();
+    }
+    std::fs::remove_dir_all(model).unwrap();
+}
+
 /// The draw on a GPU takes every parameter that the CPU's takes. Where a draw falls near a border between two tokens, what bf16 rounds may
 /// decide it, so that only the greedy ones are compared token for token.
 #[test]

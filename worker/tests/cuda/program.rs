@@ -109,14 +109,22 @@ impl Program {
         }
     }
 
-    fn post(&self, path: &str, body: &Value) -> Value {
+    /// What it says of its counters.
+    pub(crate) fn info(&self) -> Value {
+        self.call("GET", "/server_info", "")
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Value {
+        self.call("POST", path, &body.to_string())
+    }
+
+    fn call(&self, method: &str, path: &str, body: &str) -> Value {
         let address = self.described.split("http://").nth(1).unwrap().split(": ").next().unwrap();
-        let body = body.to_string();
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         write!(
             stream,
-            "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nconnection: close\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nconnection: close\r\n\
              content-length: {}\r\n\r\n{body}",
             body.len()
         )

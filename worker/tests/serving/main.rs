@@ -3,6 +3,7 @@
 
 mod answers;
 mod errors;
+mod kv_transfer;
 mod sampling;
 mod simulated;
 mod tokens;

@@ -109,7 +109,6 @@ struct Asked {
 #[derive(Debug, Clone, Copy)]
 struct Known {
     request: u32,
-    part: Part,
     /// Whether its first token has come.
     has_begun: bool,
 }
@@ -203,10 +202,10 @@ impl ScheduledEngine {
             };
             let submitted = match part {
                 Part::Whole | Part::Prompt => self.scheduler.submit(submission),
-                Part::Answer => self.scheduler.submit_fetched(submission),
+                Part::Answer => self.scheduler.submit_fetched(submission, None, 0),
             };
             submitted.expect("a cell's requests fit into its pools");
-            self.sequences.push(Known { request: number, part, has_begun: false });
+            self.sequences.push(Known { request: number, has_begun: false });
         }
     }
 
@@ -220,22 +219,8 @@ impl ScheduledEngine {
             return;
         }
         let batch = self.scheduler.schedule();
-        let ends_ns = self.step_end_ns(&self.load(&batch), now_ns);
+        let ends_ns = self.step_end_ns(&StepLoad::of(&batch), now_ns);
         self.work = Some((Work::Step(batch), ends_ns));
-    }
-
-    /// What `batch` amounts to. The last token of a prompt whose KV was fetched is computed as those of answers are.
-    fn load(&self, batch: &Batch) -> StepLoad {
-        let mut load = StepLoad::default();
-        for step in &batch.sequences {
-            let Known { part, has_begun, .. } = self.sequences[index(step.id.0)];
-            if part == Part::Answer && !has_begun && step.tokens.len() == 1 {
-                load.add_decode(step);
-            } else {
-                load.add(step);
-            }
-        }
-        load
     }
 
     fn begin_run(&mut self, run: DecodeRun, now_ns: u64) {

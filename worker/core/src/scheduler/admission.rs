@@ -4,7 +4,7 @@
 use roundhouse_types::BlockHash;
 use smallvec::SmallVec;
 
-use super::{Plan, PrefillOrder, Scheduler};
+use super::{Arrival, Plan, PrefillOrder, Scheduler};
 use crate::sequence::Sequence;
 
 /// There was no room for the first that waits and has a place for its adapter. Until blocks are given back it is not looked at again, unless more of it
@@ -101,6 +101,8 @@ impl Scheduler {
         sequence.table = found.blocks.into();
         self.counted.uncomputed_tokens += std::mem::take(&mut sequence.foreseen_tokens);
         self.counted.uncomputed_tokens -= sequence.computed_tokens;
+        // What should come before what was fetched has been evicted meanwhile: without it the rest is of no use.
+        sequence.fetched_from = sequence.fetched_from.filter(|from| *from <= sequence.full_blocks);
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(sequence.computed_tokens);
             self.counted.queried_tokens += sequence.prompt_tokens as u64;
@@ -116,8 +118,13 @@ impl Scheduler {
     /// What another worker has computed is in its blocks, and can be found by others.
     fn take_fetched(&mut self, at: usize) {
         let sequence = &self.running[at];
-        if sequence.is_fetched {
+        if sequence.is_fetched() {
             let fetched = sequence.prompt_tokens - 1 - sequence.computed_tokens;
+            self.arrivals.push(Arrival {
+                id: sequence.id,
+                blocks: sequence.table.clone(),
+                first: sequence.full_blocks,
+            });
             self.enter_full_blocks(at, fetched);
             self.counted.computed_tokens -= fetched as u64;
         }

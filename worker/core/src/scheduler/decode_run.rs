@@ -165,7 +165,7 @@ mod tests {
                     let submission = Submission { prompt, params, max_tokens, end_tokens, priority: 0, adapter };
                     let submit = |scheduler: &mut Scheduler| {
                         let submission = submission.clone();
-                        if *is_fetched { scheduler.submit_fetched(submission) } else { scheduler.submit(submission) }
+                        if *is_fetched { scheduler.submit_fetched(submission, None, 0) } else { scheduler.submit(submission) }
                     };
                     prop_assert_eq!(submit(&mut runs).is_ok(), submit(&mut steps).is_ok());
                 }

@@ -490,10 +490,8 @@ struct Trial {
     scheduler: Scheduler,
     device: Device,
     follower: Follower,
-    /// Prompts that come from another worker, until they have blocks to be written to.
-    coming: Vec<(SequenceId, Vec<TokenId>)>,
-    /// Those that came.
-    fetched: Vec<SequenceId>,
+    /// What comes of prompts from another worker: from which block on, and the prompt but for its last token.
+    coming: HashMap<SequenceId, (usize, Vec<TokenId>)>,
     /// What each is to get, and what it got.
     expected: HashMap<SequenceId, Vec<TokenId>>,
     output: HashMap<SequenceId, Vec<TokenId>>,
@@ -512,11 +510,7 @@ impl Trial {
         let limits = self.scheduler.limits;
         assert!(batch.tokens() <= limits.max_tokens_per_step && batch.sequences.len() <= limits.max_running);
         if limits.prefill == PrefillOrder::First {
-            let is_decode = |step: &SequenceStep| {
-                let has_generated = step.sample.as_ref().is_some_and(|sample| sample.generated_tokens > 0);
-                step.tokens.len() == 1 && (has_generated || self.fetched.contains(&step.id))
-            };
-            let decodes = batch.sequences.iter().filter(|step| is_decode(step)).count();
+            let decodes = batch.sequences.iter().filter(|step| step.decodes).count();
             // Only a retracted sequence's prefill can look like a decode.
             let retracted = self.scheduler.stats().retractions > 0;
             assert!(decodes == 0 || decodes == batch.sequences.len() || retracted);
@@ -533,30 +527,15 @@ impl Trial {
 
     /// What another worker computed is written as soon as it has blocks.
     fn receive(&mut self) {
-        let Self { scheduler, device, coming, fetched, .. } = self;
-        coming.retain(|(id, prompt)| {
-            if scheduler.waiting.iter().any(|one| one.id == *id && one.is_fetched) {
-                return true;
-            }
-            fetched.push(*id);
-            let running = scheduler.running.iter().find(|one| one.id == *id);
-            let blocks: Vec<_> = match running {
-                Some(sequence) => sequence.table.iter().copied().collect(),
-                // It was retracted at once, or let go; what it leaves can be found.
-                None => {
-                    let mut chain = scheduler.root;
-                    let path: Vec<_> =
-                        prompt.chunks_exact(BLOCK_TOKENS).map(|block| chain.push_tokens(block)).collect();
-                    scheduler.pool.find(&path, path.len()).blocks
-                }
-            };
-            for (block, tokens) in blocks.iter().zip(prompt.chunks(BLOCK_TOKENS)) {
+        for Arrival { id, blocks, first } in self.scheduler.arrivals() {
+            let (from, prompt) = self.coming.remove(id).expect("it comes once");
+            assert!(from <= *first, "what comes before it is in the cache");
+            for (block, tokens) in blocks.iter().zip(prompt.chunks(BLOCK_TOKENS)).skip(*first) {
                 for (offset, token) in tokens.iter().enumerate() {
-                    device.written.insert((block.0, offset), *token);
+                    self.device.written.insert((block.0, offset), *token);
                 }
             }
-            false
-        });
+        }
     }
 
     fn check(&mut self) {
@@ -576,8 +555,9 @@ impl Trial {
                 let adapter = u32::try_from(prompt.len() % 4).ok().filter(|adapter| *adapter > 0);
                 let submission = Submission { priority, adapter, ..submission(&prompt, max_tokens) };
                 let id = if is_fetched {
-                    let id = self.scheduler.submit_fetched(submission).unwrap();
-                    self.coming.push((id, prompt[..prompt.len() - 1].to_vec()));
+                    let from = self.scheduler.cached_prefix_blocks(&prompt, None);
+                    let id = self.scheduler.submit_fetched(submission, None, from).unwrap();
+                    self.coming.insert(id, (from, prompt[..prompt.len() - 1].to_vec()));
                     id
                 } else {
                     self.scheduler.submit(submission).unwrap()
@@ -624,8 +604,7 @@ proptest! {
             scheduler,
             device: Device::default(),
             follower: Follower::default(),
-            coming: Vec::new(),
-            fetched: Vec::new(),
+            coming: HashMap::new(),
             expected: HashMap::new(),
             output: HashMap::new(),
         };
@@ -731,17 +710,49 @@ fn a_prompt_that_was_fetched_computes_its_last_token_beside_those_that_decode() 
         scheduler.submit(submission(&[2; 6], 9)).unwrap();
         let batch = scheduler.schedule();
         scheduler.commit(&batch, &draw(&batch));
-        let fetched = scheduler.submit_fetched(submission(&[3; 10], 2)).unwrap();
+        let fetched = scheduler.submit_fetched(submission(&[3; 10], 2), None, 0).unwrap();
         assert_eq!(scheduler.stats().uncomputed_tokens, 2, "a token each");
         assert_eq!(scheduler.decode_run(), None, "somebody waits");
         let batch = scheduler.schedule();
         let lengths: Vec<_> =
             batch.sequences.iter().map(|step| (step.tokens.len(), step.context_tokens)).collect();
         assert_eq!(lengths, [(1, 6), (1, 9)], "{prefill:?}");
+        let [arrival] = scheduler.arrivals() else { panic!("one has come") };
+        assert_eq!((arrival.id, arrival.blocks.len(), arrival.first), (fetched, 3, 0));
         let progress = scheduler.commit(&batch, &draw(&batch));
         assert_eq!((progress[1].id, progress[1].cached_tokens), (fetched, 0));
         let stats = scheduler.stats();
         assert_eq!((stats.computed_tokens, stats.cached_blocks), (6 + 2, 1 + 2));
+        scheduler.check_invariants();
+    }
+}
+
+#[test]
+fn what_was_fetched_is_of_no_use_without_what_comes_before_it() {
+    let prompt: Vec<TokenId> = (0..10).collect();
+    for is_evicted in [false, true] {
+        let capacity = KvCapacity { block_tokens: BLOCK_TOKENS, blocks: 20 };
+        let mut scheduler = Scheduler::new(capacity, SchedulerLimits::mixed(4, 16), 5);
+        let mut device = Device::default();
+        scheduler.submit(submission(&prompt[..5], 1)).unwrap();
+        let batch = scheduler.schedule();
+        let drawn = device.forward(&batch);
+        scheduler.commit(&batch, &drawn);
+        assert_eq!(scheduler.cached_prefix_blocks(&prompt, None), 1);
+        assert_eq!(scheduler.cached_prefix_blocks(&prompt, Some(b"salt")), 0);
+        if is_evicted {
+            scheduler.flush_cache();
+        }
+        scheduler.submit_fetched(submission(&prompt, 2), None, 1).unwrap();
+        let batch = scheduler.schedule();
+        let firsts: Vec<usize> = scheduler.arrivals().iter().map(|arrival| arrival.first).collect();
+        let step = &batch.sequences[0];
+        let stepped = (step.context_tokens, step.tokens.len(), step.decodes);
+        if is_evicted {
+            assert_eq!((firsts, stepped), (vec![], (0, 10, false)), "it computes its prompt itself");
+        } else {
+            assert_eq!((firsts, stepped), (vec![1], (9, 1, true)));
+        }
         scheduler.check_invariants();
     }
 }

@@ -14,6 +14,7 @@ fn step(tokens: usize, context_tokens: usize, generated: Option<u64>) -> Sequenc
         id: SequenceId(0),
         tokens: vec![0; tokens].into(),
         context_tokens,
+        decodes: tokens == 1 && generated.is_some_and(|tokens| tokens > 0),
         block_table: BlockTable::default(),
         sample: generated.map(|generated_tokens| SampleRequest { params, generated_tokens, history: None }),
     }

@@ -77,6 +77,49 @@ impl CpuKvPool {
         &self.values[index(self.layout, layer, block, head) * len..][..len]
     }
 
+    /// Bytes of the keys, and of the values, of all heads of a block in one layer.
+    fn layer_bytes(&self) -> [usize; 2] {
+        let numbers = self.layout.kv_heads * self.block_lanes();
+        [self.layout.head_dim, self.value_width()].map(|width| numbers * width * size_of::<f32>())
+    }
+
+    /// Where keys and values of all heads of a block in one layer begin, in bytes.
+    fn layer_at(&self, layer: usize, block: u32) -> [usize; 2] {
+        let at = layer * self.layout.blocks + block as usize;
+        self.layer_bytes().map(|bytes| at * bytes)
+    }
+
+    /// The bytes of `blocks`: of each block layer by layer, its keys as they lie here and then its values.
+    pub(crate) fn read_blocks(&self, blocks: &[u32], bytes: &mut [u8]) -> Result<(), KernelError> {
+        self.layout.check_blocks(blocks, bytes.len(), Self::block_bytes(self.layout))?;
+        let [keys, values] = [&self.keys, &self.values].map(|numbers| bytes_of(numbers));
+        let mut rest = bytes;
+        for (block, layer) in each_layer(blocks, self.layout.layers) {
+            let parts = [keys, values].into_iter().zip(self.layer_at(layer, block)).zip(self.layer_bytes());
+            for ((from, at), length) in parts {
+                let (to, others) = rest.split_at_mut(length);
+                to.copy_from_slice(&from[at..][..length]);
+                rest = others;
+            }
+        }
+        Ok(())
+    }
+
+    /// The way back.
+    pub(crate) fn write_blocks(&mut self, blocks: &[u32], bytes: &[u8]) -> Result<(), KernelError> {
+        self.layout.check_blocks(blocks, bytes.len(), Self::block_bytes(self.layout))?;
+        let mut rest = bytes;
+        for (block, layer) in each_layer(blocks, self.layout.layers) {
+            let places = self.layer_at(layer, block).into_iter().zip(self.layer_bytes());
+            for (numbers, (at, length)) in [&mut self.keys, &mut self.values].into_iter().zip(places) {
+                let (from, others) = rest.split_at(length);
+                bytes_of_mut(numbers)[at..][..length].copy_from_slice(from);
+                rest = others;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes keys and values of every row, whose spans have been checked; they are the last `2 · kv_heads` heads of it.
     pub(crate) fn store(
         &mut self,
@@ -114,6 +157,21 @@ impl CpuKvPool {
     }
 }
 
+/// Every layer of every block, block by block.
+fn each_layer(blocks: &[u32], layers: usize) -> impl Iterator<Item = (u32, usize)> + '_ {
+    blocks.iter().flat_map(move |block| (0..layers).map(move |layer| (*block, layer)))
+}
+
+fn bytes_of(numbers: &[f32]) -> &[u8] {
+    // SAFETY: every byte of a number is a byte, and they lie one behind another.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+fn bytes_of_mut(numbers: &mut [f32]) -> &mut [u8] {
+    // SAFETY: as above, and any four bytes are a number.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
+}
+
 /// Where a head of a block stands among all of them.
 fn index(layout: KvLayout, layer: usize, block: u32, head: usize) -> usize {
     (layer * layout.blocks + block as usize) * layout.kv_heads + head
@@ -139,6 +197,29 @@ mod tests {
 
     fn pool() -> CpuKvPool {
         CpuKvPool::new(KvLayout { layers: 2, kv_heads: 1, head_dim: 8, block_tokens: 4, blocks: 3 }).unwrap()
+    }
+
+    #[test]
+    fn blocks_go_to_another_pool_as_they_are() {
+        let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 8, block_tokens: 4, blocks: 5 };
+        let [mut from, mut to] = [0, 0].map(|_| CpuKvPool::new(layout).unwrap());
+        for (numbers, first) in [(&mut from.keys, 1.0), (&mut from.values, 0.5)] {
+            for (index, number) in numbers.iter_mut().enumerate() {
+                *number = first + index as f32;
+            }
+        }
+        let mut bytes = vec![0; 2 * CpuKvPool::block_bytes(layout)];
+        from.read_blocks(&[4, 1], &mut bytes).unwrap();
+        to.write_blocks(&[0, 3], &bytes).unwrap();
+        for (layer, head) in [(0, 0), (0, 2), (1, 0), (1, 2)] {
+            for (there, here) in [(4, 0), (1, 3)] {
+                assert_eq!(from.keys(layer, there, head), to.keys(layer, here, head));
+                assert_eq!(from.values(layer, there, head), to.values(layer, here, head));
+            }
+            assert!(to.keys(layer, 2, head).iter().all(|number| *number == 0.0), "the others are left alone");
+        }
+        let refused = [to.write_blocks(&[5], &bytes[..bytes.len() / 2]), to.write_blocks(&[1], &bytes)];
+        assert!(refused.iter().all(|outcome| matches!(outcome, Err(KernelError::Shape { .. }))));
     }
 
     #[test]

@@ -163,6 +163,18 @@ impl Device for CpuKernels {
     fn kv_pool(&self, layout: KvLayout) -> Result<CpuKvPool, KernelError> {
         CpuKvPool::new(layout)
     }
+
+    fn kv_format(&self) -> &'static str {
+        "cpu-f32"
+    }
+
+    fn read_blocks(&self, pool: &CpuKvPool, blocks: &[u32], bytes: &mut [u8]) -> Result<(), KernelError> {
+        pool.read_blocks(blocks, bytes)
+    }
+
+    fn write_blocks(&self, pool: &mut CpuKvPool, blocks: &[u32], bytes: &[u8]) -> Result<(), KernelError> {
+        pool.write_blocks(blocks, bytes)
+    }
 }
 
 impl Kernels for CpuKernels {

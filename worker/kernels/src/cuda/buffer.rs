@@ -203,6 +203,17 @@ impl CudaKvPool {
         (self.keys.address() + offset, self.values.address() + offset)
     }
 
+    /// Where keys and values of blocks begin, layer by layer of each block; all are equally large.
+    pub(super) fn parts(&self, blocks: &[u32]) -> Vec<Address> {
+        let layers = self.layout.layers;
+        let part_bytes = Self::block_bytes(self.layout) / (2 * layers).max(1);
+        let of_layer = |block: u32, layer: usize| {
+            let (keys, values) = self.layer(layer);
+            [keys, values].map(|address| address + (block as usize * part_bytes) as u64)
+        };
+        blocks.iter().flat_map(|block| (0..layers).flat_map(move |layer| of_layer(*block, layer))).collect()
+    }
+
     pub(super) fn paging(&self, block_tables: Address) -> Paging {
         let KvLayout { kv_heads, block_tokens, .. } = self.layout;
         Paging { block_tables, kv_heads: kv_heads as u32, block_shift: block_tokens.ilog2() }

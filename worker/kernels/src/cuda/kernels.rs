@@ -18,6 +18,9 @@ use super::memory::Memory;
 use super::params::{GatherParams, RmsNormParams, RopeStoreParams, SiluMulParams};
 use crate::{AttentionShape, Device, KernelError, Kernels, KvLayout, RopeShape, Span, WeightView};
 
+/// Blocks of KV that are read at a time go through so much pinned memory, which is kept.
+const STAGED_BYTES: usize = 32 << 20;
+
 /// The kernels on one GPU.
 pub struct CudaKernels {
     gpu: Arc<Gpu>,
@@ -150,6 +153,34 @@ impl Device for CudaKernels {
 
     fn kv_pool(&self, layout: KvLayout) -> Result<CudaKvPool, KernelError> {
         CudaKvPool::allocate(&self.gpu, layout)
+    }
+
+    fn kv_format(&self) -> &'static str {
+        "cuda-bf16"
+    }
+
+    fn read_blocks(&self, pool: &CudaKvPool, blocks: &[u32], bytes: &mut [u8]) -> Result<(), KernelError> {
+        let block_bytes = CudaKvPool::block_bytes(pool.layout());
+        pool.layout().check_blocks(blocks, bytes.len(), block_bytes)?;
+        // As many at a time as pinned memory is worth keeping for.
+        let at_once = (STAGED_BYTES / block_bytes.max(1)).max(1);
+        for (blocks, bytes) in blocks.chunks(at_once).zip(bytes.chunks_mut(at_once * block_bytes)) {
+            // SAFETY: the pool has these blocks, and each of their parts is as large as all others.
+            unsafe { self.gpu.download(&pool.parts(blocks), bytes) }?;
+        }
+        Ok(())
+    }
+
+    fn write_blocks(&self, pool: &mut CudaKvPool, blocks: &[u32], bytes: &[u8]) -> Result<(), KernelError> {
+        let block_bytes = CudaKvPool::block_bytes(pool.layout());
+        pool.layout().check_blocks(blocks, bytes.len(), block_bytes)?;
+        let parts = pool.parts(blocks);
+        let part_bytes = bytes.len() / parts.len().max(1);
+        for (part, bytes) in parts.iter().zip(bytes.chunks_exact(part_bytes.max(1))) {
+            // SAFETY: as above.
+            unsafe { self.gpu.upload(*part, bytes) }?;
+        }
+        Ok(())
     }
 }
 

@@ -61,6 +61,7 @@ fn decode(id: u64, token: u32, position: usize, params: SamplingParams) -> Seque
         id: SequenceId(id),
         tokens: [token].into_iter().collect(),
         context_tokens: position,
+        decodes: true,
         block_table: [worker_core::step::BlockId(0)].into_iter().collect(),
         sample: Some(SampleRequest { params: Arc::new(params), generated_tokens: 1, history: None }),
     }
@@ -137,7 +138,7 @@ fn words_depend_on_the_sequence_alone_and_on_the_seed_unless_greedy() {
 #[test]
 fn a_chunk_that_does_not_sample_draws_nothing() {
     let (mut backend, hands, _) = backend(1.0);
-    let silent = SequenceStep { sample: None, ..decode(1, 5, 0, SamplingParams::greedy()) };
+    let silent = SequenceStep { sample: None, decodes: false, ..decode(1, 5, 0, SamplingParams::greedy()) };
     assert_eq!(backend.forward(&Batch { sequences: vec![silent] }).unwrap(), []);
     assert_eq!(hands.now(), Duration::from_millis(20), "it is prefill");
 }
