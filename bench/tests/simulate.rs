@@ -69,7 +69,7 @@ fn within_five_percent(what: &str, simulated: f64, known: f64) {
 #[test]
 fn sessions_that_need_more_memory_than_there_is_do_not_evict_each_other_for_good() {
     let workload = Kind::Agentic.generate(3_000, 12);
-    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    let engine = EngineKind::Preset(*worker_core::timing::preset("qwen3-8b").unwrap());
     let cell = Cell { workers: 4, blocks: 500, ..cell(&workload, engine, 12) };
     let ours = figures(&cell, 1.0, "prefix_aware");
     // Where all that comes is computed at once, half of it is found and the mean is 11 s.
@@ -109,7 +109,7 @@ fn the_same_seed_gives_the_same_figures() {
     for kind in [Kind::Zipf, Kind::MultiTurn] {
         let workload = kind.generate(200, 1);
         let of = |seed| {
-            let cell = cell(&workload, EngineKind::Preset(preset, None), seed);
+            let cell = cell(&workload, EngineKind::Preset(*preset), seed);
             ["prefix_aware", "power_of_two", "llm_d", "dynamo", "oracle"]
                 .map(|policy| figures(&cell, 0.9, policy))
         };
@@ -121,7 +121,7 @@ fn the_same_seed_gives_the_same_figures() {
 #[test]
 fn prompts_are_computed_by_those_who_do_nothing_else_and_answers_generated_by_the_others() {
     let workload = Kind::Zipf.generate(1_000, 1);
-    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    let engine = EngineKind::Preset(*worker_core::timing::preset("qwen3-8b").unwrap());
     for (splits, policy) in [(None, "prefix_aware"), (None, "dynamo"), (None, "sglang_cache_aware")] {
         let apart = Apart { prefill_workers: 3, splits, ..Apart::NOBODY };
         let cell = Cell { apart, ..cell(&workload, engine, 1) };
@@ -143,7 +143,7 @@ fn prompts_are_computed_by_those_who_do_nothing_else_and_answers_generated_by_th
 #[test]
 fn the_routers_own_rule_does_not_bury_two_prefill_workers_that_are_too_few() {
     let workload = Kind::Zipf.generate(2_000, 1);
-    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    let engine = EngineKind::Preset(*worker_core::timing::preset("qwen3-8b").unwrap());
     let of = |splits| {
         let apart = Apart { prefill_workers: 2, splits, ..Apart::NOBODY };
         figures(&Cell { apart, ..cell(&workload, engine, 1) }, 0.9, "prefix_aware")
@@ -160,7 +160,7 @@ fn the_routers_own_rule_does_not_bury_two_prefill_workers_that_are_too_few() {
 #[test]
 fn a_balancer_that_keeps_sessions_or_prefixes_together_costs_routers_no_hits() {
     let workload = Kind::MultiTurn.generate(1_500, 3);
-    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    let engine = EngineKind::Preset(*worker_core::timing::preset("qwen3-8b").unwrap());
     let hits = |count, front| {
         let routers = Routers { count, front, ..Routers::ONE };
         figures(&Cell { routers, ..cell(&workload, engine, 3) }, 0.7, "prefix_aware").hit_rate
@@ -175,7 +175,7 @@ fn a_balancer_that_keeps_sessions_or_prefixes_together_costs_routers_no_hits() {
 #[test]
 fn routers_that_tell_each_other_do_as_well_as_one() {
     let workload = Kind::MultiTurn.generate(1_500, 3);
-    let engine = EngineKind::Preset(worker_core::timing::preset("qwen3-8b").unwrap(), None);
+    let engine = EngineKind::Preset(*worker_core::timing::preset("qwen3-8b").unwrap());
     let of = |count, told_after_ms| {
         let routers = Routers { count, told_after_ms, ..Routers::ONE };
         figures(&Cell { routers, ..cell(&workload, engine, 3) }, 0.7, "prefix_aware")
@@ -191,7 +191,7 @@ fn who_knows_of_places_for_adapters_keeps_requests_from_waiting_for_one() {
     let preset = worker_core::timing::preset("qwen3-8b").unwrap();
     let mut workload = Kind::MultiTurn.generate(1_500, 3);
     workload.give_adapters(24, 3).unwrap();
-    let cell = Cell { adapter_places: Some(4), ..cell(&workload, EngineKind::Preset(preset, None), 3) };
+    let cell = Cell { adapter_places: Some(4), ..cell(&workload, EngineKind::Preset(*preset), 3) };
     let [ours, theirs] = ["prefix_aware", "kv_aware"].map(|policy| figures(&cell, 0.7, policy).mean_ttft_ms);
     assert!(ours < theirs / 4.0, "{ours} beside {theirs}");
 }
@@ -200,7 +200,7 @@ fn who_knows_of_places_for_adapters_keeps_requests_from_waiting_for_one() {
 fn offered_far_more_than_it_takes_a_fleet_completes_what_it_can() {
     let preset = worker_core::timing::preset("qwen3-8b").unwrap();
     let workload = Kind::Groups.generate(3_000, 1);
-    let cell = cell(&workload, EngineKind::Preset(preset, None), 1);
+    let cell = cell(&workload, EngineKind::Preset(*preset), 1);
     let saturated = cell.saturated_rps(&mut || {}).unwrap();
     let contender = &named(&["round_robin".to_owned()]).unwrap()[0];
     let at = |load| Job { cell: &cell, load, contender }.outcome(&mut || {}).rate();

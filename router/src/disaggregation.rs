@@ -44,14 +44,20 @@ const BOOTSTRAP: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_roo
 /// Which data-parallel rank of SGLang's prefill engine has the prompt.
 const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
+const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 /// What engines that hand prompts over are told by whoever splits requests, and by nobody else.
-const OF_THE_SPLIT: [&str; 4] = ["kv_transfer_params", BOOTSTRAP[0], BOOTSTRAP[1], BOOTSTRAP[2]];
+const OF_THE_SPLIT: [&str; 4] = [KV_TRANSFER_PARAMS, BOOTSTRAP[0], BOOTSTRAP[1], BOOTSTRAP[2]];
+/// What vLLM takes further arguments from, the same one among them (its source, 0.32).
+const FURTHER_ARGUMENTS: &str = "vllm_xargs";
 
 /// The body without what a client says of where KV is, if it says anything: made up, it takes an engine down (seen with vLLM 0.32), or has it
 /// connect to wherever the client likes.
 #[must_use]
 pub fn without_the_clients(body: &Members) -> Option<Payload> {
-    OF_THE_SPLIT.iter().any(|name| body.has(name)).then(|| body.with("", &OF_THE_SPLIT))
+    let says_further = body.may_say(FURTHER_ARGUMENTS, KV_TRANSFER_PARAMS);
+    let further: &[&str] = if says_further { &[FURTHER_ARGUMENTS] } else { &[] };
+    let says = says_further || OF_THE_SPLIT.iter().any(|name| body.has(name));
+    says.then(|| body.with("", &[&OF_THE_SPLIT[..], further].concat()))
 }
 
 impl PrefillProtocol {
@@ -212,7 +218,20 @@ mod tests {
             json!({"kv_transfer_params": {"do_remote_prefill": true}, "model": "m", "bootstrap_room": 1});
         let left = without_the_clients(&members(&said)).expect("something is left out");
         assert_eq!(read(&left), json!({"model": "m"}));
-        for nothing in [json!({"model": "m"}), json!({"kv_transfer_params": null})] {
+        let further = json!({"vllm_xargs": {"kv_transfer_params": "x"}, "model": "m"});
+        assert_eq!(read(&without_the_clients(&members(&further)).unwrap()), json!({"model": "m"}));
+        let escaped: String = "kv_transfer_params".bytes().map(|byte| format!("\\u{byte:04x}")).collect();
+        for hidden in [
+            format!(r#"{{"{escaped}":{{}},"model":"m"}}"#),
+            format!(r#"{{"vllm_xargs":{{"{escaped}":1}},"model":"m"}}"#),
+        ] {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let members = runtime.block_on(Members::of(&Payload::from(Bytes::from(hidden)))).unwrap();
+            assert_eq!(read(&without_the_clients(&members).unwrap()), json!({"model": "m"}));
+        }
+        for nothing in
+            [json!({"model": "m"}), json!({"kv_transfer_params": null}), json!({"vllm_xargs": {"a": 1}})]
+        {
             assert!(without_the_clients(&members(&nothing)).is_none(), "{nothing}");
         }
     }

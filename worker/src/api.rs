@@ -42,6 +42,8 @@ pub struct Api {
     pub context_tokens: usize,
     /// Positions of a KV block.
     pub block_tokens: usize,
+    /// Whether a prompt finds what another one computes in the same step.
+    pub shares_within_steps: bool,
     /// Tokens that end a turn.
     pub end_tokens: Arc<[u32]>,
     /// Tokens of the vocabulary.
@@ -113,7 +115,9 @@ impl Api {
     ) -> Result<Response<WorkerBody>, RequestError> {
         let path = request.uri().path().to_owned();
         let takes = |method: &Method, allowed: &'static str| {
-            let fits = method.as_str() == allowed || (allowed == "GET" && *method == Method::HEAD);
+            // KV is given once: who looks only would have taken it.
+            let is_harmless = allowed == "GET" && !path.starts_with(fetch::PATH);
+            let fits = method.as_str() == allowed || (is_harmless && *method == Method::HEAD);
             if fits { Ok(()) } else { Err(RequestError::MethodNotAllowed { path: path.clone(), allowed }) }
         };
         let allowed = match path.as_str() {
@@ -156,11 +160,11 @@ impl Api {
 
     /// A prompt's KV, which another worker goes on from.
     fn offered_kv(&self, uri: &Uri) -> Result<Response<WorkerBody>, RequestError> {
-        let ticket = uri.path().trim_start_matches(fetch::PATH);
+        let ticket = uri.path().strip_prefix(fetch::PATH).unwrap_or_default();
         let from_block = uri.query().and_then(|query| query.strip_prefix(fetch::FROM_BLOCK)?.parse().ok());
         let kv = self.transfer.as_ref().and_then(|transfer| transfer.take(ticket, from_block.unwrap_or(0)));
         let kv = kv.ok_or_else(|| RequestError::NotFound { path: uri.path().to_owned() })?;
-        let mut response = Response::new(WorkerBody::whole(kv));
+        let mut response = Response::new(WorkerBody::stream(kv));
         let kind = HeaderValue::from_static("application/octet-stream");
         response.headers_mut().insert(header::CONTENT_TYPE, kind);
         Ok(response)
@@ -174,6 +178,8 @@ impl Api {
             "owned_by": if self.simulation.is_some() { "roundhouse-simulated" } else { "roundhouse" },
             "max_model_len": self.context_tokens,
             "simulated": self.simulation.is_some(),
+            // For routers: prompts that begin alike need not wait for each other.
+            "shares_within_steps": self.shares_within_steps,
         })
     }
 
@@ -267,6 +273,7 @@ mod tests {
             backend: "none".to_owned(),
             context_tokens: 100,
             block_tokens: 4,
+            shares_within_steps: true,
             end_tokens: Arc::new([]),
             vocab_tokens: 100,
             text_limit: TextLimit::new(&tokenizer, 100),

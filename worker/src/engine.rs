@@ -3,6 +3,7 @@
 //! Requests come in by a channel, tokens go out by one channel for each. Whoever drops a [`Generation`] cancels it: its
 //! blocks are free at the next step. Knows no text. Next: `run`, the thread; its tokens go to [`generation`](crate::generation).
 
+mod handing_over;
 mod priority;
 mod reports;
 mod run;
@@ -232,11 +233,7 @@ impl Engine {
         hand_over: &HandOver,
     ) -> Result<Vec<Generation>, RequestError> {
         for Submission { prompt, max_tokens, .. } in &submissions {
-            // The last token is drawn and never computed.
-            let needed_tokens = prompt.len() + max_tokens - 1;
-            if needed_tokens > self.pool_tokens {
-                return Err(RequestError::OutOfKv { needed_tokens, pool_tokens: self.pool_tokens });
-            }
+            self.check_size(prompt.len(), *max_tokens)?;
         }
         let count = submissions.len();
         let queued = self.shared.queued.fetch_add(count, Ordering::Relaxed);
@@ -256,6 +253,25 @@ impl Engine {
             return Err(RequestError::Engine("it has stopped".to_owned()));
         }
         Ok(generations)
+    }
+
+    fn check_size(&self, prompt_tokens: usize, max_tokens: usize) -> Result<(), RequestError> {
+        // The last token is drawn and never computed.
+        let needed_tokens = prompt_tokens + max_tokens - 1;
+        if needed_tokens > self.pool_tokens {
+            return Err(RequestError::OutOfKv { needed_tokens, pool_tokens: self.pool_tokens });
+        }
+        Ok(())
+    }
+
+    /// Whether one generation more would be taken now.
+    ///
+    /// # Errors
+    /// As of [`submit`](Self::submit).
+    pub fn check(&self, prompt_tokens: usize, max_tokens: usize) -> Result<(), RequestError> {
+        self.check_size(prompt_tokens, max_tokens)?;
+        let waiting = self.stats().waiting + self.shared.queued.load(Ordering::Relaxed);
+        if waiting >= self.max_waiting { Err(RequestError::Busy { waiting }) } else { Ok(()) }
     }
 
     /// Forgets what the prefix cache holds and nobody uses. Returns how many blocks; `None` if the engine has stopped.

@@ -51,18 +51,18 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// The text of `generation`, as `detokenizer` gives it out.
+    /// The text of `generation`, as `detokenizer` gives it out; of a request that came then.
     #[must_use]
     pub fn new(
         generation: Generation,
         detokenizer: Detokenizer,
-        prompt_tokens: usize,
+        (prompt_tokens, came): (usize, Instant),
         metrics: &Arc<Metrics>,
     ) -> Self {
         let usage =
             Usage { prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX), ..Usage::default() };
-        let (metrics, now) = (Arc::clone(metrics), Instant::now());
-        Self { generation, detokenizer, usage, kv: None, metrics, submitted: now, last: now, ended: false }
+        let metrics = Arc::clone(metrics);
+        Self { generation, detokenizer, usage, kv: None, metrics, submitted: came, last: came, ended: false }
     }
 
     /// Tokens so far.

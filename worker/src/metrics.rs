@@ -23,8 +23,8 @@ pub struct Metrics {
     pub generation_tokens: IntCounter,
     /// Generations that ended, by `finished_reason`: stop, length, abort (the client left) or error.
     pub finished: IntCounterVec,
-    /// Prompts whose KV went to another worker or came from one, by `outcome`: offered, sent, lapsed (nobody fetched it), fetched or failed (computed
-    /// here instead).
+    /// Prompts whose KV went to another worker or came from one, by `outcome`: offered, not_offered (for want of room), sent, lapsed
+    /// (nobody fetched it), fetched or failed (computed here instead).
     pub kv_transfers: IntCounterVec,
     /// Its bytes, by `way`: sent or fetched.
     pub kv_transfer_bytes: IntCounterVec,
@@ -70,7 +70,7 @@ impl Default for Metrics {
                 "worker:kv_transfers_total",
                 "Prompts whose KV went to another worker or came from one.",
                 "outcome",
-                &["offered", "sent", "lapsed", "fetched", "failed"],
+                &["offered", "not_offered", "sent", "lapsed", "fetched", "failed"],
             ),
             kv_transfer_bytes: labelled(
                 "worker:kv_transfer_bytes_total",

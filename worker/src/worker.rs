@@ -190,6 +190,7 @@ impl Worker {
             backend,
             context_tokens: parts.context_tokens,
             block_tokens: BLOCK_TOKENS,
+            shares_within_steps: parts.limits.shares_within_steps,
             end_tokens: model.eos_tokens.clone().into(),
             vocab_tokens: model.vocab,
             text_limit: TextLimit::new(&text.tokenizer, parts.context_tokens),

@@ -9,10 +9,14 @@ use std::sync::LazyLock;
 use http::Request;
 use proptest::prelude::*;
 use serde_json::{Map, Value};
+use worker::config::KvTransfer;
 use worker::{Worker, WorkerConfig, model::ModelSource};
 
-static WORKER: LazyLock<Worker> =
-    LazyLock::new(|| Worker::start(WorkerConfig::new(ModelSource::Builtin)).unwrap());
+static WORKER: LazyLock<Worker> = LazyLock::new(|| {
+    let mut config = WorkerConfig::new(ModelSource::Builtin);
+    config.kv_transfer = KvTransfer::On { reach: None, memory_bytes: Some(1 << 20) };
+    Worker::start(config).unwrap()
+});
 
 const KEYS: &[&str] = &[
     "messages",
@@ -56,6 +60,15 @@ const KEYS: &[&str] = &[
     "continue_final_message",
     "add_special_tokens",
     "return_token_strs",
+    "kv_transfer_params",
+    "do_remote_decode",
+    "do_remote_prefill",
+    "remote_host",
+    "remote_port",
+    "remote_request_id",
+    "remote_num_tokens",
+    "remote_kv_format",
+    "remote_prompt_digest",
 ];
 
 /// JSON of the words that requests are made of.

@@ -168,6 +168,29 @@ fn from_prefix(
     running.swap_remove(1).answer
 }
 
+/// The same where both prompts are computed in one step, the second one's rows first or last.
+fn from_prefix_of_the_same_step(
+    model: &Arc<Model>,
+    block_tokens: usize,
+    (first, second): (&Wish, &Wish),
+    shared: usize,
+    order: [usize; 2],
+) -> Answer {
+    let count = blocks_for(first, block_tokens) + blocks_for(second, block_tokens) - shared;
+    let mut backend = CpuBackend::new(model.clone(), KvCapacity { block_tokens, blocks: count }, 2).unwrap();
+    let all: Vec<BlockId> = (0..count as u32).rev().map(BlockId).collect();
+    let (own, rest) = all.split_at(blocks_for(first, block_tokens));
+    let mut running = vec![
+        Running::new(first.clone(), own.to_vec(), 0),
+        Running::new(second.clone(), [&own[..shared], rest].concat(), shared * block_tokens),
+    ];
+    step(&mut backend, &mut running, &order.map(|at| (at, usize::MAX)), model.config().vocab);
+    while !running[1].finished() {
+        step(&mut backend, &mut running, &[(1, usize::MAX)], model.config().vocab);
+    }
+    running.swap_remove(1).answer
+}
+
 fn wishes() -> impl Strategy<Value = Vec<Wish>> {
     let params =
         (prop_oneof![Just(0.0f32), 0.3f32..1.5], prop::option::of(1u32..40), 0.3f32..=1.0, any::<u64>())
@@ -218,7 +241,12 @@ proptest! {
         let prompt = [&first.prompt[..shared * block_tokens], &tail].concat();
         let second = Wish { prompt, ..wishes[wishes.len() - 1].clone() };
         let got = from_prefix(model, block_tokens, first, &second, shared);
-        prop_assert!(got == alone(model, block_tokens, &second), "{}: {shared} blocks shared", model.name());
+        let want = alone(model, block_tokens, &second);
+        prop_assert!(got == want, "{}: {shared} blocks shared", model.name());
+        for order in [[0, 1], [1, 0]] {
+            let got = from_prefix_of_the_same_step(model, block_tokens, (first, &second), shared, order);
+            prop_assert!(got == want, "{}: {shared} blocks of the same step shared", model.name());
+        }
     }
 }
 

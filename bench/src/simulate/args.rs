@@ -37,6 +37,9 @@ pub struct SimulateArgs {
     /// When engines compute prompts [default: as the preset's did]
     #[arg(long, value_name = "ORDER")]
     pub prefill: Option<Prefill>,
+    /// Whether a prompt finds what another one computes in the same step [default: as the preset's did: vLLM's yes, SGLang's no]
+    #[arg(long, value_name = "true|false")]
+    pub share_within_steps: Option<bool>,
     /// Numbers of workers [default: 8; with --grid 4,8,16]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub workers: Vec<usize>,

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use worker_core::{EnginePreset, PrefillOrder};
+use worker_core::EnginePreset;
 
 use super::args::{Apart, FleetKind, Routers};
 use super::contender::{Contender, named};
@@ -25,8 +25,8 @@ const QUEUED_TOKENS: usize = 200_000_000;
 pub enum EngineKind {
     /// The plain one; load is utilisation.
     Plain,
-    /// A recorded one, with prompts in another order if that is asked for; load is relative to round robin's saturated throughput.
-    Preset(&'static EnginePreset, Option<PrefillOrder>),
+    /// A recorded one, or what was asked for in place of it; load is relative to round robin's saturated throughput.
+    Preset(EnginePreset),
 }
 
 /// A workload on a fleet.
@@ -142,7 +142,7 @@ impl Cell<'_> {
     }
 
     fn engines(&self, duration_s: Option<f64>) -> Vec<ScheduledEngine> {
-        let EngineKind::Preset(preset, prefill) = self.engine else { return Vec::new() };
+        let EngineKind::Preset(preset) = &self.engine else { return Vec::new() };
         let third = nanoseconds(duration_s.unwrap_or(0.0) / 3.0);
         let pace = |number: usize| match self.fleet {
             FleetKind::HalfSpeed if number % 2 == 1 => Pace { slowness: 2.0, ..Pace::EVEN },
@@ -154,7 +154,6 @@ impl Cell<'_> {
         let queued_tokens_limit = QUEUED_TOKENS / self.workers;
         let build = |number| Build {
             preset,
-            prefill,
             block_tokens: BLOCK_TOKENS,
             blocks: self.blocks,
             pace: pace(number),

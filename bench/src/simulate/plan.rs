@@ -14,6 +14,7 @@ use super::grid::{Cell, EngineKind, Job};
 use super::report::Key;
 use super::workload::generated::Kind;
 use super::workload::{Workload, azure, trace};
+use worker_core::timing::EnginePreset;
 
 /// Requests of a generated workload, unless `--requests` says otherwise.
 const GENERATED_REQUESTS: usize = 6_000;
@@ -77,7 +78,11 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
         "plain" => EngineKind::Plain,
         name => {
             let preset = worker_core::timing::preset(name).context("--engine, besides plain")?;
-            EngineKind::Preset(preset, args.prefill.map(Into::into))
+            EngineKind::Preset(EnginePreset {
+                prefill: args.prefill.map_or(preset.prefill, Into::into),
+                shares_within_steps: args.share_within_steps.unwrap_or(preset.shares_within_steps),
+                ..*preset
+            })
         }
     };
     let sizes = or_default(&args.workers, args.grid, &[8], &[4, 8, 16]);

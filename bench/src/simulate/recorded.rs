@@ -166,7 +166,6 @@ impl Run {
         }
         let build = Build {
             preset,
-            prefill: None,
             block_tokens: BLOCK_TOKENS,
             blocks: preset.kv_tokens / BLOCK_TOKENS,
             pace: Pace::EVEN,

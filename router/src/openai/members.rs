@@ -12,8 +12,10 @@ use memchr::memchr2;
 use crate::payload::{Payload, PayloadBuilder};
 use crate::turns::turn_bytes;
 
-/// Of a name, what is kept: more than any has that somebody looks for.
-const MOST_NAME_BYTES: usize = 64;
+/// Of a name, what is kept: more than any has that somebody looks for, were every letter of it escaped.
+const MOST_NAME_BYTES: usize = 160;
+/// A value in which something is looked for is no longer.
+const MOST_SEARCHED_BYTES: usize = 16 << 10;
 /// Of a value, what is kept: enough for a number, and to see what a longer one begins with.
 const VALUE_BYTES: usize = 24;
 
@@ -60,6 +62,20 @@ impl Members {
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.value(name).is_some_and(|value| value != b"null")
+    }
+
+    /// Whether the value of a member may say this somewhere: it stands there, or something is escaped, or there is too much to look at.
+    #[must_use]
+    pub fn may_say(&self, name: &str, what: &str) -> bool {
+        self.list.iter().filter(|member| member.is_named(name)).any(|member| {
+            if member.span.len() > MOST_SEARCHED_BYTES {
+                return true;
+            }
+            let mut out = PayloadBuilder::default();
+            self.copy(member.span.clone(), &mut out);
+            let text = out.finish().joined();
+            text.contains(&b'\\') || memchr::memmem::find(&text, what.as_bytes()).is_some()
+        })
     }
 
     /// The value of a member that is a whole number.

@@ -22,7 +22,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::continuing::Continuing;
-use super::legs::Splitter;
+use super::legs::{Splitter, without_foreign_kv};
 use super::parse::{Parsed, Reading};
 use super::pick::{Picked, new_workers_are_known, pick, take_turn};
 use super::record::Recorder;
@@ -131,7 +131,8 @@ pub(super) async fn attempts(
 ) -> Result<Begun, RequestError> {
     let mut now = app.now();
     let mut view = RequestView { may_wait_since, ..reading.view() };
-    let splitter = Splitter::of(app, request).await;
+    let members = without_foreign_kv(app, request).await;
+    let splitter = Splitter::of(app, request, members);
     retries.need(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
     if let Some(gateway) = &request.gateway {
         retries.stay_within(gateway, &app.fleet.roster().snapshot);

@@ -33,6 +33,18 @@ const MOST_REPLY_BYTES: usize = 4 << 20;
 /// How long an engine may take to end its answer once the other one has its KV.
 const END_WITHIN: Duration = Duration::from_secs(10);
 
+/// Takes out of a request what a client says of where KV is, where prompts are or may be handed over. Returns what it is made of then, if it is an object.
+pub(super) async fn without_foreign_kv(app: &App, request: &mut WorkerRequest) -> Option<Members> {
+    // Also while a source has found none of them.
+    if app.settings.prefill.is_empty() && !app.has_prefill() {
+        return None;
+    }
+    let body = Members::of(&request.body).await?;
+    let Some(clean) = without_the_clients(&body) else { return Some(body) };
+    request.body = clean;
+    Members::of(&request.body).await
+}
+
 /// A request that two workers can serve together.
 pub(super) struct Splitter {
     protocol: PrefillProtocol,
@@ -43,19 +55,13 @@ pub(super) struct Splitter {
 type Asked<'a> = (&'a WorkerRequest, &'a Reading);
 
 impl Splitter {
-    /// Of a request that there are workers for which do nothing but compute prompts. Whether or not it can be split, it says nothing of its own of
-    /// where KV is from here on.
-    pub(super) async fn of(app: &App, request: &mut WorkerRequest) -> Option<Self> {
+    /// Of a request that there are workers for which do nothing but compute prompts; `body` is what it is made of, if it is an object.
+    pub(super) fn of(app: &App, request: &WorkerRequest, body: Option<Members>) -> Option<Self> {
         // A body that is compressed cannot be added to.
         if !app.has_prefill() || request.headers.contains_key(header::CONTENT_ENCODING) {
             return None;
         }
-        let protocol = app.settings.prefill_protocol;
-        let mut body = Members::of(&request.body).await?;
-        if let Some(clean) = without_the_clients(&body) {
-            request.body = clean;
-            body = Members::of(&request.body).await?;
-        }
+        let (protocol, body) = (app.settings.prefill_protocol, body?);
         protocol.can_split(request.path.path(), &body).then_some(Self { protocol, body })
     }
 

@@ -350,6 +350,10 @@ impl Scheduler {
 
     /// Puts the next `tokens` of a running sequence, which has blocks for them, into the step.
     fn take_part(&mut self, plan: &mut Plan, at: usize, tokens: usize) {
+        // What a generation fills is of use to nobody yet.
+        if self.limits.shares_within_steps && !self.running[at].is_decoding() {
+            self.enter_full_blocks(at, self.running[at].computed_tokens + tokens);
+        }
         plan.batch.sequences.push(self.running[at].step(tokens));
         plan.budget_tokens -= tokens;
         self.planned.push(at);
@@ -447,7 +451,13 @@ impl Scheduler {
     }
 
     fn retract_last(&mut self) {
-        let Some(mut sequence) = self.running.pop() else { return };
+        if let Some(last) = self.running.len().checked_sub(1) {
+            self.retract(last);
+        }
+    }
+
+    fn retract(&mut self, at: usize) {
+        let mut sequence = self.running.remove(at);
         self.pool.release_all(&sequence.table.take());
         self.counted.retractions += 1;
         self.counted.retracted_tokens += sequence.computed_tokens as u64;
@@ -469,7 +479,7 @@ impl Scheduler {
         let planned = std::mem::take(&mut self.planned);
         for (step, at) in batch.sequences.iter().zip(planned.iter().copied()) {
             debug_assert_eq!(self.running[at].id, step.id, "nothing happens between schedule and commit");
-            self.enter_full_blocks(at, step.tokens.len());
+            self.count_computed(at, step.tokens.len());
             let Some(next) = drawn.next_if(|next| next.id == step.id) else { continue };
             let sequence = &mut self.running[at];
             let outcome = sequence.append(next.token);
@@ -481,10 +491,28 @@ impl Scheduler {
         }
         debug_assert!(drawn.next().is_none(), "tokens are drawn for sequences of the batch, in its order");
         self.planned = planned;
+        self.planned.clear();
         if finished > 0 {
             self.remove_finished();
         }
         progress
+    }
+
+    /// In place of [`commit`](Self::commit): the step came to nothing. What it was to fill, or had come from other workers, can be found no more, and whoever
+    /// is still there of those who were in it begins anew.
+    pub fn abandon(&mut self, batch: &Batch) {
+        self.planned.clear();
+        let may_be_found = self.limits.shares_within_steps || !self.arrivals.is_empty();
+        if !may_be_found {
+            return;
+        }
+        let steps = batch.sequences.iter().map(|step| step.id);
+        for id in steps.chain(std::mem::take(&mut self.arrivals).into_iter().map(|arrival| arrival.id)) {
+            if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
+                self.retract(at);
+            }
+        }
+        self.flush_cache();
     }
 
     fn remove_finished(&mut self) {
@@ -492,9 +520,8 @@ impl Scheduler {
         finished.iter().for_each(|sequence| self.let_go(sequence));
     }
 
-    /// Makes the blocks that a step has filled findable, for sequences that run beside this one as well.
-    fn enter_full_blocks(&mut self, at: usize, computed: usize) {
-        let block_tokens = self.block_tokens;
+    /// Takes in that a step has computed so many tokens of a sequence.
+    fn count_computed(&mut self, at: usize, computed: usize) {
         let sequence = &mut self.running[at];
         let before = sequence.computed_tokens;
         sequence.computed_tokens += computed;
@@ -504,11 +531,18 @@ impl Scheduler {
             let again = sequence.lost_tokens.min(sequence.computed_tokens) - before;
             self.counted.recomputed_tokens += again as u64;
         }
+        self.enter_full_blocks(at, self.running[at].computed_tokens);
+    }
+
+    /// Makes the blocks findable that are full once a sequence's first `computed_tokens` are computed, for sequences that run beside it as well.
+    fn enter_full_blocks(&mut self, at: usize, computed_tokens: usize) {
+        let block_tokens = self.block_tokens;
+        let sequence = &mut self.running[at];
         let first = sequence.full_blocks;
-        if sequence.computed_tokens < (first + 1) * block_tokens {
+        if computed_tokens < (first + 1) * block_tokens {
             return;
         }
-        let end = sequence.computed_tokens / block_tokens;
+        let end = computed_tokens / block_tokens;
         sequence.full_blocks = end;
         sequence.hashes(block_tokens);
         let mut stored = first;

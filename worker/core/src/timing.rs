@@ -134,14 +134,24 @@ pub struct EnginePreset {
     pub prefill: PrefillOrder,
     /// Room it leaves for running sequences to grow into.
     pub reserve: Option<GrowthReserve>,
+    /// Whether a prompt finds what another one computes in the same step.
+    pub shares_within_steps: bool,
 }
 
 impl EnginePreset {
     /// How its scheduler is configured.
     #[must_use]
     pub fn limits(&self) -> SchedulerLimits {
-        let Self { max_running, max_tokens_per_step, prefill, reserve, .. } = *self;
-        SchedulerLimits { max_running, max_tokens_per_step, prefill, reserve, max_adapters: usize::MAX }
+        let Self { max_running, max_tokens_per_step, prefill, reserve, shares_within_steps, .. } = *self;
+        let max_adapters = usize::MAX;
+        SchedulerLimits {
+            max_running,
+            max_tokens_per_step,
+            prefill,
+            reserve,
+            max_adapters,
+            shares_within_steps,
+        }
     }
 }
 
@@ -180,6 +190,7 @@ const fn sglang(
         max_tokens_per_step: 8_192,
         prefill,
         reserve,
+        shares_within_steps: false,
     }
 }
 
@@ -272,6 +283,8 @@ pub const PRESETS: &[EnginePreset] = &[
         max_tokens_per_step: 512,
         prefill: PrefillOrder::Mixed,
         reserve: None,
+        // Seen with vLLM 0.32, by what it calls cached.
+        shares_within_steps: true,
     },
 ];
 

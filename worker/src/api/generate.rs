@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use http::Response;
@@ -47,7 +47,7 @@ impl Api {
             self.away(length, move |api| api.prepare(GenerationRequest::parse(kind, &body)?)).await?;
         let streaming = prepared.request.streaming;
         let came_to = caller.came_to;
-        let offered = self.offered_prompt(&prepared);
+        let offered = self.offered_prompt(&prepared).map(<[u32]>::to_vec);
         let mut choices = self.begin(prepared, caller).await?;
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let head = ReplyHead {
@@ -60,7 +60,11 @@ impl Api {
             let mut reply = head.whole(&mut choices).await?;
             if let (Some(transfer), Some(prompt)) = (&self.transfer, offered) {
                 let kv = choices[0].text.take_kv();
-                reply["kv_transfer_params"] = kv.and_then(|kv| transfer.offer(&prompt, kv, came_to)).into();
+                let params = kv.and_then(|kv| transfer.offer(&prompt, kv, came_to));
+                if params.is_none() && prompt.len() > 1 {
+                    transfer.keeps();
+                }
+                reply["kv_transfer_params"] = params.into();
             }
             return Ok(json_response(&reply));
         }
@@ -84,8 +88,9 @@ impl Api {
         {
             tokio::time::sleep(wait).await;
         }
-        let hand_over = self.hand_over(&prepared, caller.came_to).await;
-        self.submit(prepared, caller, &hand_over)
+        let came = Instant::now();
+        let hand_over = self.hand_over(&prepared, caller.came_to).await?;
+        self.submit(prepared, caller, &hand_over, came)
     }
 
     /// The only prompt of a request with one answer.
@@ -97,29 +102,34 @@ impl Api {
     }
 
     /// The prompt whose KV another worker is to go on from: of an answer in one piece, since that is where it is said.
-    fn offered_prompt(&self, prepared: &Prepared) -> Option<Vec<u32>> {
+    fn offered_prompt<'a>(&self, prepared: &'a Prepared) -> Option<&'a [u32]> {
         let is_asked = prepared.request.kv_transfer == KvTransferParams::RemoteDecode;
         let is_possible = self.transfer.is_some() && prepared.request.streaming == Streaming::No;
-        let prompt = Self::only_prompt(prepared).filter(|_| is_asked && is_possible);
-        prompt.map(<[u32]>::to_vec)
+        Self::only_prompt(prepared).filter(|_| is_asked && is_possible)
     }
 
     /// What becomes of the prompt's KV, or where it comes from.
-    async fn hand_over(&self, prepared: &Prepared, came_to: Option<SocketAddr>) -> HandOver {
+    async fn hand_over(
+        &self,
+        prepared: &Prepared,
+        came_to: Option<SocketAddr>,
+    ) -> Result<HandOver, RequestError> {
         let (Some(transfer), Some(prompt)) = (&self.transfer, Self::only_prompt(prepared)) else {
-            return HandOver::None;
+            return Ok(HandOver::None);
         };
-        match &prepared.request.kv_transfer {
+        Ok(match &prepared.request.kv_transfer {
             KvTransferParams::RemoteDecode if self.offered_prompt(prepared).is_some() => {
                 transfer.hand_over(prompt.len(), came_to)
             }
             KvTransferParams::RemotePrefill(remote) => {
+                // What would be refused fetches nothing: KV is given once.
+                self.engine.check(prompt.len(), prepared.prompts[0].max_tokens)?;
                 let of = (prompt, prepared.request.cache_salt.as_ref());
                 let kv = transfer.fetch(remote.as_ref(), of, &self.engine).await;
                 kv.map_or(HandOver::None, HandOver::Fetched)
             }
             KvTransferParams::RemoteDecode | KvTransferParams::None => HandOver::None,
-        }
+        })
     }
 
     /// Renders, tokenizes and checks.
@@ -228,6 +238,7 @@ impl Api {
         prepared: Prepared,
         caller: Caller,
         hand_over: &HandOver,
+        came: Instant,
     ) -> Result<Vec<Choice>, RequestError> {
         let Prepared { request, prompts } = prepared;
         let caller = Caller { cache_salt: request.cache_salt.clone(), ..caller };
@@ -251,7 +262,7 @@ impl Api {
             self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
             for (sibling, generation) in generations.into_iter().enumerate() {
                 choices.push(Choice {
-                    text: self.text_stream(generation, &request, prompt_tokens),
+                    text: self.text_stream(generation, &request, (prompt_tokens, came)),
                     echo: echo.clone(),
                     logprobs: request
                         .params
@@ -268,11 +279,11 @@ impl Api {
         &self,
         generation: Generation,
         request: &GenerationRequest,
-        prompt_tokens: usize,
+        (prompt_tokens, came): (usize, Instant),
     ) -> TextStream {
         let detokenizer = Detokenizer::new(self.tokenizer.clone(), request.stop.clone())
             .with_stops_after(request.params.min_tokens);
-        TextStream::new(generation, detokenizer, prompt_tokens, &self.metrics)
+        TextStream::new(generation, detokenizer, (prompt_tokens, came), &self.metrics)
     }
 }
 

@@ -3,28 +3,28 @@
 //! Knows no text and no connection, only sequences and the channels of their clients. Next: [`Scheduler`] and [`Backend`].
 
 use std::collections::{HashMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Instant;
 
 use worker_core::Scheduler;
-use worker_core::scheduler::{Arrival, Progress};
+use worker_core::scheduler::Progress;
 use worker_core::step::{Backend, BackendError, Batch, NextToken, SequenceId};
 
+use super::handing_over::guarded;
 use super::reports::{Pace, publish_events};
 use super::wakeful::WakefulCore;
-use super::{Asked, Client, Command, Event, FetchedKv, HandOver, Precedence, Shared, priority};
+use super::{Asked, Client, Command, Event, HandOver, Precedence, Shared, priority};
 use crate::cpu_quota::CpuQuota;
 use crate::kv_events::KvLog;
 
 /// What the thread owns.
 pub(super) struct Run {
-    scheduler: Scheduler,
-    backend: Box<dyn Backend>,
+    pub(super) scheduler: Scheduler,
+    pub(super) backend: Box<dyn Backend>,
     inbox: std_mpsc::Receiver<Command>,
     shared: Arc<Shared>,
-    clients: HashMap<SequenceId, Client>,
+    pub(super) clients: HashMap<SequenceId, Client>,
     /// Those who wait until this sequence has computed the prompt that they share.
     siblings: HashMap<SequenceId, VecDeque<Asked>>,
     /// Where cache events go, if anybody may want them.
@@ -92,48 +92,14 @@ impl Run {
     }
 
     fn step(&mut self, batch: &Batch) {
-        match self.receive().and_then(|()| self.forward(batch)) {
+        match self.forward(batch) {
             Ok(drawn) => {
                 let progress = self.scheduler.commit(batch, &drawn);
                 // Before those who have finished are forgotten: events name their requests.
                 self.publish_events();
-                self.hand_out(batch, &progress);
-                self.deliver(&progress, drawn);
+                self.deliver(batch, &progress, drawn);
             }
             Err(failure) => self.fail(batch, &failure),
-        }
-    }
-
-    /// Writes what has come from other workers into the blocks that it has now.
-    fn receive(&mut self) -> Result<(), Failure> {
-        for Arrival { id, blocks, first } in self.scheduler.arrivals() {
-            let hand_over = self.clients.get_mut(id).map(|client| std::mem::take(&mut client.hand_over));
-            let Some(HandOver::Fetched(FetchedKv { bytes, from_blocks, block_bytes })) = hand_over else {
-                continue;
-            };
-            // The cache may hold more of it by now.
-            let known_bytes = bytes.len().min((first - from_blocks) * block_bytes);
-            let count = bytes.len().checked_div(block_bytes).unwrap_or(0);
-            let blocks = &blocks[..from_blocks + count];
-            let written = self.backend.write_kv(&blocks[blocks.len().min(*first)..], &bytes[known_bytes..]);
-            written.map_err(|error| Failure { only: None, reason: error.to_string() })?;
-        }
-        Ok(())
-    }
-
-    /// Gives out the prompts' KV of those who have finished and whose prompts other workers go on from. Their blocks are given back already, and
-    /// nobody has written to them since.
-    fn hand_out(&mut self, batch: &Batch, progress: &[Progress]) {
-        for Progress { id, .. } in progress.iter().filter(|progress| progress.finished.is_some()) {
-            let Some(client) = self.clients.get(id) else { continue };
-            let HandOver::Offer { blocks, block_bytes, room } = &client.hand_over else { continue };
-            let Some(step) = batch.sequences.iter().find(|step| step.id == *id) else { continue };
-            let Some(place) = room.take(blocks * block_bytes) else { continue };
-            match self.backend.read_kv(&step.block_table[..*blocks]) {
-                // Whoever has left does not need it.
-                Ok(bytes) => drop(client.events.send(Event::Kv(place.hold(bytes)))),
-                Err(error) => tracing::error!(%error, "a prompt's KV cannot be handed over"),
-            }
         }
     }
 
@@ -240,40 +206,40 @@ impl Run {
 
     fn forward(&mut self, batch: &Batch) -> Result<Vec<NextToken>, Failure> {
         let began = Instant::now();
-        let step = catch_unwind(AssertUnwindSafe(|| self.backend.forward(batch)));
+        let step = guarded(|| {
+            self.receive()?;
+            self.backend.forward(batch)
+        });
         self.pace.stepped(batch, began.elapsed());
-        match step {
-            Ok(outcome) => outcome.map_err(|error| {
-                let only = match &error {
-                    BackendError::InvalidSequence { id, .. } => Some(*id),
-                    BackendError::Device(_) => None,
-                };
-                Failure { only, reason: error.to_string() }
-            }),
-            Err(panic) => {
-                let said = panic.downcast_ref::<String>().map(String::as_str);
-                let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Failure { only: None, reason: format!("the backend panicked: {said}") })
-            }
-        }
+        step.map_err(|error| {
+            let only = match &error {
+                BackendError::InvalidSequence { id, .. } => Some(*id),
+                BackendError::Device(_) => None,
+            };
+            Failure { only, reason: error.to_string() }
+        })
     }
 
-    fn deliver(&mut self, progress: &[Progress], drawn: Vec<NextToken>) {
+    fn deliver(&mut self, batch: &Batch, progress: &[Progress], drawn: Vec<NextToken>) {
         let at = Instant::now();
+        // Whose prompts other workers go on from get their last token with the KV, and when everybody else has theirs: it is much to copy.
+        let mut handed_over = Vec::new();
         // Both are in batch order; of what was drawn, some may belong to nobody any more.
         let mut drawn = drawn.into_iter();
         for Progress { id, token, cached_tokens, finished } in progress.iter().copied() {
             let logprobs = drawn.find(|next| next.id == id).and_then(|next| next.logprobs);
-            if let Some(client) = self.clients.get_mut(&id) {
-                // What came and was of no use.
-                if matches!(client.hand_over, HandOver::Fetched(_)) {
-                    client.hand_over = HandOver::None;
+            let event = Event::Token { token, cached_tokens, logprobs, at, finished };
+            match self.clients.get_mut(&id) {
+                Some(client) if finished.is_some() && client.offers() => handed_over.push((id, event)),
+                Some(client) => {
+                    client.needs_no_kv();
+                    // Whoever has left is cancelled before the next step.
+                    let _ = client.events.send(event);
+                    if finished.is_some() {
+                        self.clients.remove(&id);
+                    }
                 }
-                // Whoever has left is cancelled before the next step.
-                let _ = client.events.send(Event::Token { token, cached_tokens, logprobs, at, finished });
-            }
-            if finished.is_some() {
-                self.clients.remove(&id);
+                None => {}
             }
             if let Some(siblings) = self.siblings.remove(&id) {
                 for sibling in siblings {
@@ -281,10 +247,12 @@ impl Run {
                 }
             }
         }
+        for (id, last) in handed_over {
+            self.hand_over(batch, id, last);
+        }
     }
 
-    /// Ends whom it concerns. What the step wrote, if anything, is undefined; what of it has become findable, as what comes from other workers is
-    /// at once, is forgotten.
+    /// Ends whom it concerns; others who were in the step begin anew, since what it was to write may be where they would find it.
     fn fail(&mut self, batch: &Batch, failure: &Failure) {
         let Failure { only, reason } = failure;
         let arrived: Vec<_> = self.scheduler.arrivals().iter().map(|arrival| arrival.id).collect();
@@ -303,9 +271,8 @@ impl Run {
                 let _ = client.events.send(Event::Failed(reason.clone()));
             }
         }
-        if only.is_none() && !arrived.is_empty() {
-            self.scheduler.flush_cache();
-        }
+        self.scheduler.abandon(batch);
+        self.publish_events();
     }
 
     fn publish_events(&mut self) {

@@ -1,7 +1,7 @@
 //! The engine over a backend that takes each step when it is told.
 
-use worker_core::SamplingParams;
 use worker_core::step::{BackendError, Batch, KvCapacity, NextToken, SequenceId};
+use worker_core::{PrefillOrder, SamplingParams};
 
 use super::wakeful::WakefulCore;
 use super::wakeful::tests::until;
@@ -268,22 +268,28 @@ impl Backend for Unwritable {
 
 #[tokio::test]
 async fn kv_that_could_not_be_written_is_found_by_nobody() {
-    let engine = Engine::start(Box::new(Unwritable), SchedulerLimits::mixed(4, 16), 4, None).unwrap();
-    let submission = || Submission {
-        prompt: vec![1; 11],
-        params: Arc::new(SamplingParams::greedy()),
-        max_tokens: 1,
-        end_tokens: Arc::new([]),
-        priority: 0,
-        adapter: None,
-    };
-    let begin =
-        |hand_over| engine.submit(vec![submission()], &Caller::default(), &hand_over).unwrap().remove(0);
-    let kv = FetchedKv { bytes: Bytes::from(vec![0; 30]), from_blocks: 0, block_bytes: 10 };
-    let event = begin(HandOver::Fetched(kv)).events.recv().await;
-    assert!(matches!(event, Some(Event::Failed(_))), "{event:?}");
-    assert_eq!(engine.cached_prefix_blocks(&[1; 11], None).await, Some(0));
-    let event = begin(HandOver::None).events.recv().await;
-    assert!(matches!(event, Some(Event::Token { cached_tokens: 0, .. })), "{event:?}");
-    assert_eq!(engine.cached_prefix_blocks(&[1; 11], None).await, Some(2));
+    for prefill in [PrefillOrder::Mixed, PrefillOrder::First] {
+        let log = Arc::new(KvLog::new(1));
+        let limits = SchedulerLimits { prefill, ..SchedulerLimits::mixed(4, 16) };
+        let engine = Engine::start(Box::new(Unwritable), limits, 4, Some(Arc::clone(&log))).unwrap();
+        let begin = |token: u32, hand_over| {
+            let submission = Submission {
+                prompt: vec![token; 11],
+                params: Arc::new(SamplingParams::greedy()),
+                max_tokens: 1,
+                end_tokens: Arc::new([]),
+                priority: 0,
+                adapter: None,
+            };
+            engine.submit(vec![submission], &Caller::default(), &hand_over).unwrap().remove(0)
+        };
+        let kv = FetchedKv { bytes: Bytes::from(vec![0; 30]), from_blocks: 0, block_bytes: 10 };
+        let event = begin(1, HandOver::Fetched(kv)).events.recv().await;
+        assert!(matches!(event, Some(Event::Failed(_))), "{event:?}");
+        assert_eq!(engine.cached_prefix_blocks(&[1; 11], None).await, Some(0));
+        assert!(log.snapshot().blocks.is_empty(), "whoever follows has heard that it is gone");
+        let event = begin(1, HandOver::None).events.recv().await;
+        assert!(matches!(event, Some(Event::Token { cached_tokens: 0, .. })), "{event:?}");
+        assert_eq!(engine.cached_prefix_blocks(&[1; 11], None).await, Some(2));
+    }
 }

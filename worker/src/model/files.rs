@@ -158,8 +158,10 @@ impl ModelFiles {
     }
 }
 
-/// Of each file of weights so much is read where models are told apart, in its middle and at its end.
-const DIGESTED_BYTES: usize = 64 << 10;
+/// Of each file of weights so many pieces are read where models are told apart, evenly from its beginning to its end.
+const DIGESTED_PIECES: usize = 256;
+/// Each of so many bytes, at most.
+const DIGESTED_BYTES: usize = 4 << 10;
 
 impl ModelFiles {
     /// Tells models apart: over the configuration, and of the weights their files' lengths and parts of them. The same weights in other files are
@@ -169,8 +171,9 @@ impl ModelFiles {
         let mut chain = ChainHasher::new(0).salted(self.config.as_bytes());
         for file in &self.weights {
             let bytes = file.bytes();
-            let parts = [bytes.len() / 2, bytes.len().saturating_sub(DIGESTED_BYTES)];
-            chain = parts.into_iter().fold(chain.salted(&bytes.len().to_le_bytes()), |chain, from| {
+            let last = bytes.len().saturating_sub(DIGESTED_BYTES);
+            let pieces = (0..DIGESTED_PIECES).map(|piece| last * piece / (DIGESTED_PIECES - 1));
+            chain = pieces.fold(chain.salted(&bytes.len().to_le_bytes()), |chain, from| {
                 chain.salted(&bytes[from..bytes.len().min(from + DIGESTED_BYTES)])
             });
         }

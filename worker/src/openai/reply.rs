@@ -337,7 +337,12 @@ mod tests {
     fn choice(tokenizer: &Tokenizer) -> (Choice, mpsc::UnboundedSender<Event>) {
         let (sender, events) = mpsc::unbounded_channel();
         let detokenizer = Detokenizer::new(tokenizer.clone(), vec!["stop".to_owned()]);
-        let text = TextStream::new(Generation { events }, detokenizer, 1, &Arc::new(Metrics::default()));
+        let text = TextStream::new(
+            Generation { events },
+            detokenizer,
+            (1, Instant::now()),
+            &Arc::new(Metrics::default()),
+        );
         (Choice { text, echo: None, logprobs: None, is_first_of_prompt: true }, sender)
     }
 

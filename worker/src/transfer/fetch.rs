@@ -23,6 +23,8 @@ pub(crate) const FROM_BLOCK: &str = "from_block=";
 const BEGIN_WITHIN: Duration = Duration::from_secs(2);
 /// Between two pieces.
 const PIECE_WITHIN: Duration = Duration::from_secs(2);
+/// Whatever comes more slowly is not waited for: it is sooner computed.
+const LEAST_BYTES_PER_S: f64 = 50e6;
 
 /// Why KV did not come.
 #[derive(Debug, thiserror::Error)]
@@ -31,16 +33,27 @@ pub(super) enum FetchError {
     Connect(String, std::io::Error),
     #[error("the exchange failed: {0}")]
     Exchange(#[from] hyper::Error),
+    #[error("it cannot be asked for: {0}")]
+    Ask(#[from] http::Error),
     #[error("it was answered with status {0}")]
     Refused(StatusCode),
     #[error("{found} bytes came, not {expected}")]
     Length { expected: usize, found: usize },
-    #[error("nothing came for {0:?}")]
+    #[error("it did not come within {0:?}")]
     Late(Duration),
 }
 
 /// Fetches `expected` bytes of blocks, from the `from_block`th on, into `place`.
 pub(super) async fn fetch(
+    remote: &Remote,
+    from_block: usize,
+    (expected, place): (usize, Place),
+) -> Result<Bytes, FetchError> {
+    let limit = BEGIN_WITHIN + Duration::from_secs_f64(expected as f64 / LEAST_BYTES_PER_S);
+    within(limit, fetch_all(remote, from_block, (expected, place))).await
+}
+
+async fn fetch_all(
     remote: &Remote,
     from_block: usize,
     (expected, place): (usize, Place),
@@ -56,8 +69,7 @@ pub(super) async fn fetch(
     tokio::spawn(connection);
     let request = Request::get(format!("{PATH}{}?{FROM_BLOCK}{from_block}", remote.ticket))
         .header(header::HOST, address)
-        .body(Empty::<Bytes>::new())
-        .map_err(|_| FetchError::Refused(StatusCode::BAD_REQUEST))?;
+        .body(Empty::<Bytes>::new())?;
     let asking = async { Ok(sender.send_request(request).await?) };
     let response = within(BEGIN_WITHIN, asking).await?;
     if response.status() != StatusCode::OK {

@@ -18,7 +18,7 @@ use roundhouse_types::{ChainHasher, TokenId};
 use serde_json::Value;
 use worker_core::step::KvFormat;
 
-use self::offers::Offers;
+use self::offers::{Offers, Outgoing};
 use self::room::Room;
 use crate::engine::{Engine, FetchedKv, HandOver};
 use crate::metrics::Metrics;
@@ -128,7 +128,9 @@ impl Transfer {
     fn reached_at(&self, came_to: Option<SocketAddr>) -> Option<(String, u16)> {
         let host = self.reach.as_ref().map(|reach| reach.host.clone());
         let port = self.reach.as_ref().and_then(|reach| reach.port);
-        Some((host.or(came_to.map(|to| to.ip().to_string()))?, port.or(came_to.map(|to| to.port()))?))
+        // Of a listener on all addresses, one of version 4 looks like one of version 6.
+        let called = came_to.map(|to| to.ip().to_canonical().to_string());
+        Some((host.or(called)?, port.or(came_to.map(|to| to.port()))?))
     }
 
     /// Offers a prompt's KV, of a request that has called `came_to`. Returns what the reply says of it.
@@ -149,12 +151,21 @@ impl Transfer {
     }
 
     /// What is offered under a ticket, from a block on; it is offered no more.
-    pub(crate) fn take(&self, ticket: &str, from_block: usize) -> Option<Bytes> {
+    pub(crate) fn take(&self, ticket: &str, from_block: usize) -> Option<Outgoing> {
         let kv = self.offers.take(ticket)?;
         let kv = kv.slice(kv.len().min(from_block.saturating_mul(self.format.block_bytes))..);
         self.metrics.kv_transfers.with_label_values(&["sent"]).inc();
         self.metrics.kv_transfer_bytes.with_label_values(&["sent"]).inc_by(kv.len() as u64);
-        Some(kv)
+        Some(Outgoing::new(kv))
+    }
+
+    /// A prompt that was to be handed over is not: there is no room, or it could not be read.
+    pub(crate) fn keeps(&self) {
+        self.metrics.kv_transfers.with_label_values(&["not_offered"]).inc();
+        tracing::warn!(
+            held_bytes = self.held_bytes(),
+            "a prompt's KV is not offered; see --kv-transfer-memory"
+        );
     }
 
     /// Fetches what `engine` does not hold of a prompt; `None`, and a line in the log, when it cannot be had.
@@ -188,15 +199,21 @@ impl Transfer {
         engine: &Engine,
     ) -> Result<FetchedKv, String> {
         let remote = remote.ok_or("kv_transfer_params are not of a worker like this one")?;
+        if !offers::is_ticket(&remote.ticket) {
+            return Err("its ticket is none".to_owned());
+        }
         if remote.format != self.format.name {
             return Err(format!("its KV is {}, not {}", remote.format, self.format.name));
         }
-        if remote.tokens + 1 != prompt.len() || remote.prompt != digest(prompt) {
+        if remote.tokens != prompt.len() - 1 || remote.prompt != digest(prompt) {
             return Err("it has computed another prompt".to_owned());
         }
         let from_blocks = engine.cached_prefix_blocks(prompt, salt).await.ok_or("the engine has stopped")?;
         let blocks = self.blocks(prompt.len()).saturating_sub(from_blocks);
         let expected = blocks * self.format.block_bytes;
+        if blocks == 0 {
+            return Ok(FetchedKv { bytes: Bytes::new(), from_blocks, block_bytes: self.format.block_bytes });
+        }
         let place = self.room.take(expected).ok_or("no room for it; see --kv-transfer-memory")?;
         let fetching = fetch::fetch(remote, from_blocks, (expected, place));
         let bytes = fetching.await.map_err(|error| error.to_string())?;

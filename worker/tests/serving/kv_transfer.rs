@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, StatusCode};
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -141,6 +142,7 @@ async fn without_the_kv_the_prompt_is_computed_and_nobody_is_refused() {
     };
     let taken = of(json!({})).await;
     let path = format!("/kv_transfer/{}", taken["remote_request_id"].as_str().unwrap());
+    assert_eq!(send(&first, Method::HEAD, &path, "").await.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(send(&first, Method::GET, &path, "").await.status(), StatusCode::OK);
     assert_eq!(send(&first, Method::GET, &path, "").await.status(), StatusCode::NOT_FOUND, "once");
     let another = json!({"prompt": prompt(91), "temperature": 0});
@@ -151,6 +153,8 @@ async fn without_the_kv_the_prompt_is_computed_and_nobody_is_refused() {
         ("no such host", of(json!({"remote_host": "nowhere.invalid"})).await),
         ("another model's", of(json!({"remote_kv_format": "cpu-f32/1x1x1/16/0"})).await),
         ("another prompt's", another),
+        ("a path", of(json!({"remote_request_id": "../v1/models"})).await),
+        ("more tokens than there are", of(json!({"remote_num_tokens": u64::MAX})).await),
         ("vLLM's", json!({"do_remote_prefill": true, "remote_block_ids": [[1, 2]]})),
     ];
     let tight = fetching(|config| config.kv_transfer = on(1, Some(10)));
@@ -167,8 +171,8 @@ async fn without_the_kv_the_prompt_is_computed_and_nobody_is_refused() {
     }
 }
 
-/// Answers a GET with `head` and some bytes, and closes.
-async fn other_worker(head: &'static str, bytes: usize) -> u16 {
+/// Answers a GET with `head` and these bytes, and closes.
+async fn other_worker(head: &'static str, bytes: Vec<u8>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -176,7 +180,7 @@ async fn other_worker(head: &'static str, bytes: usize) -> u16 {
         let mut asked = [0; 1_024];
         let _ = stream.read(&mut asked).await;
         let _ = stream.write_all(head.as_bytes()).await;
-        let _ = stream.write_all(&vec![7; bytes]).await;
+        let _ = stream.write_all(&bytes).await;
     });
     port
 }
@@ -186,21 +190,26 @@ async fn kv_that_comes_in_part_or_in_excess_is_not_used() {
     let (first, alone) = (served(|_| {}).await, start(|_| {}));
     let body = json!({"prompt": prompt(90), "max_tokens": 8, "temperature": 0, "ignore_eos": true});
     let want = answered(&alone, &body).await;
-    // A block of the built-in model has 32 KiB.
-    let all = 6 * 32_768;
-    for (head, bytes) in [
-        ("HTTP/1.1 200 OK\r\ncontent-length: 196608\r\n\r\n", all - 1),
-        ("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", all - 1),
-        ("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", all + 1),
-        ("HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n", 0),
-        ("no HTTP\r\n\r\n", 0),
-        ("", 0),
+    let params = computed(&first, &body).await;
+    let path = format!("/kv_transfer/{}", params["remote_request_id"].as_str().unwrap());
+    let kv =
+        send(&first, Method::GET, &path, "").await.into_body().collect().await.unwrap().to_bytes().to_vec();
+    let less = kv[..kv.len() - 1].to_vec();
+    let closing = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
+    for (head, bytes, is_used) in [
+        (closing, kv.clone(), true),
+        (closing, less.clone(), false),
+        (closing, [&kv[..], b"x"].concat(), false),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n", less, false),
+        ("HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n", vec![], false),
+        ("no HTTP\r\n\r\n", vec![], false),
+        ("", vec![], false),
     ] {
-        let params =
-            with(&computed(&first, &body).await, &json!({"remote_port": other_worker(head, bytes).await}));
+        let params = with(&params, &json!({"remote_port": other_worker(head, bytes).await}));
         let second = fetching(|_| {});
         assert_eq!(answered(&second, &with(&body, &json!({KV: params}))).await, want, "{head:?}");
-        assert_eq!((computed_tokens(&second).await, held_bytes(&second).await), (90 + 7, 0), "{head:?}");
+        let computed = if is_used { 8 } else { 90 + 7 };
+        assert_eq!((computed_tokens(&second).await, held_bytes(&second).await), (computed, 0), "{head:?}");
     }
 }
 

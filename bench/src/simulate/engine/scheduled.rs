@@ -12,9 +12,7 @@ use roundhouse_types::{BlockHash, ChainHasher, FinishReason, TokenId, WorkerLoad
 use worker_core::scheduler::DecodeRun;
 use worker_core::step::{Batch, KvCapacity, NextToken, SequenceId};
 use worker_core::timing::StepLoad;
-use worker_core::{
-    EnginePreset, EngineTiming, PrefillOrder, SamplingParams, Scheduler, SchedulerLimits, Submission,
-};
+use worker_core::{EnginePreset, EngineTiming, SamplingParams, Scheduler, SchedulerLimits, Submission};
 
 use super::{Engine, Foreseen, Notice, Part};
 use crate::simulate::workload::{BLOCK_TOKENS, Partial, Workload, nanoseconds};
@@ -118,8 +116,6 @@ struct Known {
 pub struct Build<'a> {
     /// Times and limits.
     pub preset: &'a EnginePreset,
-    /// Whether prompts run beside decodes or before them, if not as recorded.
-    pub prefill: Option<PrefillOrder>,
     /// Tokens in a block.
     pub block_tokens: usize,
     /// Blocks in its pool.
@@ -138,18 +134,9 @@ impl ScheduledEngine {
     /// An idle engine with an empty cache.
     #[must_use]
     pub fn new(build: &Build<'_>) -> Self {
-        let Build {
-            preset,
-            prefill,
-            block_tokens,
-            blocks,
-            pace,
-            kv_bytes_per_s,
-            queued_tokens_limit,
-            max_adapters,
-        } = *build;
-        let limits =
-            SchedulerLimits { max_adapters, prefill: prefill.unwrap_or(preset.prefill), ..preset.limits() };
+        let Build { preset, block_tokens, blocks, pace, kv_bytes_per_s, queued_tokens_limit, max_adapters } =
+            *build;
+        let limits = SchedulerLimits { max_adapters, ..preset.limits() };
         let capacity = KvCapacity { block_tokens, blocks };
         Self {
             scheduler: Scheduler::new(capacity, limits, HASH_SEED),
@@ -399,6 +386,10 @@ impl Engine for ScheduledEngine {
         tokens as f64 / prompts.max(1) as f64
     }
 
+    fn shares_within_steps(&self) -> bool {
+        self.limits.shares_within_steps
+    }
+
     fn restart(&mut self) {
         self.asked_of = (0, 0);
         self.scheduler = Scheduler::new(self.capacity, self.limits, HASH_SEED);
@@ -435,10 +426,9 @@ mod tests {
 
     fn engine(queued_tokens_limit: usize, pace: Pace) -> ScheduledEngine {
         let preset = preset("qwen3-8b").unwrap();
-        let (prefill, block_tokens, blocks, kv_bytes_per_s) = (None, BLOCK_TOKENS, 100, 25e9);
+        let (block_tokens, blocks, kv_bytes_per_s) = (BLOCK_TOKENS, 100, 25e9);
         let build = Build {
             preset,
-            prefill,
             block_tokens,
             blocks,
             pace,

@@ -125,7 +125,7 @@ impl Scheduler {
                 blocks: sequence.table.clone(),
                 first: sequence.full_blocks,
             });
-            self.enter_full_blocks(at, fetched);
+            self.count_computed(at, fetched);
             self.counted.computed_tokens -= fetched as u64;
         }
     }

@@ -73,7 +73,7 @@ impl Scheduler {
             debug_assert_eq!(sequence.tokens.len(), drawn.end, "as many are drawn as there are positions");
             // For each token that is computed there is another one to compute.
             self.counted.uncomputed_tokens += steps;
-            self.enter_full_blocks(at, steps);
+            self.count_computed(at, steps);
             let sequence = &mut self.running[at];
             let Some(finished) = sequence.end_by_length() else { continue };
             sequence.is_finished = true;
@@ -115,6 +115,7 @@ mod tests {
             prefill,
             reserve: Some(GrowthReserve { ahead_tokens: 2, ..GrowthReserve::SGLANG }),
             max_adapters: 1 + max_running / 3,
+            shares_within_steps: max_running.is_multiple_of(2),
         };
         Scheduler::new(KvCapacity { block_tokens: BLOCK_TOKENS, blocks }, limits, 5)
     }

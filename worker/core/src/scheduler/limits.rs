@@ -16,10 +16,13 @@ pub struct SchedulerLimits {
     /// Adapters that sequences in a step may have between them, at least one; those of others wait until one of these has none that runs, as vLLM's
     /// `--max-loras` has it.
     pub max_adapters: usize,
+    /// Whether a prompt finds what another one computes in the same step, and not only in the steps after: an engine that writes the KV of all tokens
+    /// of a layer before it attends to any of them can, as vLLM and our worker do. SGLang looks its cache up before a step, and enters blocks after.
+    pub shares_within_steps: bool,
 }
 
 impl SchedulerLimits {
-    /// Prompts beside decodes, and no reserve.
+    /// Prompts beside decodes, shared within steps, and no reserve.
     #[must_use]
     pub fn mixed(max_running: usize, max_tokens_per_step: usize) -> Self {
         Self {
@@ -28,6 +31,7 @@ impl SchedulerLimits {
             prefill: PrefillOrder::Mixed,
             reserve: None,
             max_adapters: usize::MAX,
+            shares_within_steps: true,
         }
     }
 }

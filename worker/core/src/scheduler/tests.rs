@@ -474,13 +474,17 @@ fn limits() -> impl Strategy<Value = SchedulerLimits> {
     let reserve = GrowthReserve { decay_steps: 3, ahead_tokens: 2, ..GrowthReserve::SGLANG };
     let order = prop_oneof![Just(PrefillOrder::Mixed), Just(PrefillOrder::First)];
     let adapters = prop_oneof![Just(usize::MAX), 1usize..3];
-    (1usize..6, 1usize..40, order, prop_oneof![Just(None), Just(Some(reserve))], adapters).prop_map(
-        |(max_running, max_tokens_per_step, prefill, reserve, max_adapters)| SchedulerLimits {
-            max_running,
-            max_tokens_per_step,
-            prefill,
-            reserve,
-            max_adapters,
+    let reserve = prop_oneof![Just(None), Just(Some(reserve))];
+    ((1usize..6, 1usize..40), order, reserve, adapters, any::<bool>()).prop_map(
+        |((max_running, max_tokens_per_step), prefill, reserve, max_adapters, shares_within_steps)| {
+            SchedulerLimits {
+                max_running,
+                max_tokens_per_step,
+                prefill,
+                reserve,
+                max_adapters,
+                shares_within_steps,
+            }
         },
     )
 }
@@ -674,7 +678,8 @@ fn salts_keep_blocks_apart_and_are_no_events() {
 
 #[test]
 fn what_is_taken_over_again_after_a_retraction_is_counted_once() {
-    let mut scheduler = scheduler(40, 4, 13);
+    let limits = SchedulerLimits { shares_within_steps: false, ..SchedulerLimits::mixed(4, 13) };
+    let mut scheduler = Scheduler::new(KvCapacity { block_tokens: BLOCK_TOKENS, blocks: 40 }, limits, 5);
     let mut device = Device::default();
     scheduler.submit(submission(&[1; 40], 1)).unwrap();
     for _ in 0..12 {
@@ -725,6 +730,52 @@ fn a_prompt_that_was_fetched_computes_its_last_token_beside_those_that_decode() 
         assert_eq!((stats.computed_tokens, stats.cached_blocks), (6 + 2, 1 + 2));
         scheduler.check_invariants();
     }
+}
+
+#[test]
+fn prompts_of_one_step_compute_what_they_share_once_where_the_engine_can() {
+    for (shares_within_steps, lengths) in [(true, [14, 6, 2]), (false, [14, 14, 10])] {
+        let limits = SchedulerLimits { shares_within_steps, ..SchedulerLimits::mixed(4, 100) };
+        let mut scheduler = Scheduler::new(KvCapacity { block_tokens: BLOCK_TOKENS, blocks: 40 }, limits, 5);
+        let mut device = Device::default();
+        let prompts = [vec![1; 14], [vec![1; 8], vec![2; 6]].concat(), vec![1; 10]];
+        let ids = prompts.clone().map(|prompt| scheduler.submit(submission(&prompt, 3)).unwrap());
+        let batch = scheduler.schedule();
+        scheduler.check_invariants();
+        let stepped: Vec<_> = batch.sequences.iter().map(|step| step.tokens.len()).collect();
+        assert_eq!(stepped, lengths);
+        let drawn = device.forward(&batch);
+        let cached: Vec<_> = scheduler.commit(&batch, &drawn).iter().map(|one| one.cached_tokens).collect();
+        assert_eq!(cached, if shares_within_steps { [0, 8, 8] } else { [0; 3] });
+        scheduler.check_invariants();
+        let output = finish(&mut scheduler, &mut device);
+        for (id, (prompt, drawn)) in ids.iter().zip(prompts.iter().zip(drawn)) {
+            let all = [vec![drawn.token], output[id].clone()].concat();
+            assert_eq!(all, alone(prompt, 3));
+        }
+    }
+}
+
+#[test]
+fn what_a_step_did_not_compute_is_found_by_nobody() {
+    let mut scheduler = scheduler(40, 4, 100);
+    scheduler.record_events();
+    let mut device = Device::default();
+    let prompt = [1; 14];
+    let first = scheduler.submit(submission(&prompt, 2)).unwrap();
+    let second = scheduler.submit(submission(&prompt, 2)).unwrap();
+    let fetched = scheduler.submit_fetched(submission(&[3; 9], 2), None, 0).unwrap();
+    let batch = scheduler.schedule();
+    scheduler.cancel(first);
+    scheduler.abandon(&batch);
+    scheduler.check_invariants();
+    assert_eq!((scheduler.stats().cached_blocks, scheduler.stats().running), (0, 0));
+    let mut follower = Follower::default();
+    follower.follow(scheduler.take_events(), scheduler.root);
+    assert!(follower.tokens.is_empty());
+    let output = finish(&mut scheduler, &mut device);
+    assert_eq!(output.len(), 2);
+    assert_eq!((&output[&second], &output[&fetched]), (&alone(&prompt, 2), &alone(&[3; 9], 2)));
 }
 
 #[test]
