@@ -326,20 +326,12 @@ async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Re
             upstream.worker.set_models(entries.iter().filter_map(id).collect());
             let adapters = entries.iter().filter(|entry| entry.get("parent").is_some_and(Value::is_string));
             upstream.worker.set_adapters(&adapters.filter_map(id).collect::<Vec<_>>());
-            upstream.worker.set_shares_within_steps(entries.iter().any(shares_within_steps));
             if let Ok(mut known) = upstream.model_entries.write() {
                 *known = entries.into();
             }
         }
     }
     Ok(())
-}
-
-/// Whether the engine that says this of a model lets a prompt find what another one computes in the same step: ours say so, and vLLM enters blocks in its
-/// cache when it schedules them (seen with 0.32).
-fn shares_within_steps(entry: &Value) -> bool {
-    entry.get("shares_within_steps") == Some(&Value::Bool(true))
-        || entry.get("owned_by").is_some_and(|owner| owner == "vllm")
 }
 
 /// Where an engine publishes its cache events; `None` if it could not be asked, and within that, if it does not publish any.

@@ -42,8 +42,6 @@ pub struct Api {
     pub context_tokens: usize,
     /// Positions of a KV block.
     pub block_tokens: usize,
-    /// Whether a prompt finds what another one computes in the same step.
-    pub shares_within_steps: bool,
     /// Tokens that end a turn.
     pub end_tokens: Arc<[u32]>,
     /// Tokens of the vocabulary.
@@ -178,8 +176,6 @@ impl Api {
             "owned_by": if self.simulation.is_some() { "roundhouse-simulated" } else { "roundhouse" },
             "max_model_len": self.context_tokens,
             "simulated": self.simulation.is_some(),
-            // For routers: prompts that begin alike need not wait for each other.
-            "shares_within_steps": self.shares_within_steps,
         })
     }
 
@@ -273,7 +269,6 @@ mod tests {
             backend: "none".to_owned(),
             context_tokens: 100,
             block_tokens: 4,
-            shares_within_steps: true,
             end_tokens: Arc::new([]),
             vocab_tokens: 100,
             text_limit: TextLimit::new(&tokenizer, 100),

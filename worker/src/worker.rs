@@ -190,7 +190,6 @@ impl Worker {
             backend,
             context_tokens: parts.context_tokens,
             block_tokens: BLOCK_TOKENS,
-            shares_within_steps: parts.limits.shares_within_steps,
             end_tokens: model.eos_tokens.clone().into(),
             vocab_tokens: model.vocab,
             text_limit: TextLimit::new(&text.tokenizer, parts.context_tokens),
@@ -266,7 +265,10 @@ impl Parts {
     /// What hands KV over, if it is to be.
     fn transfer(&self, config: &WorkerConfig, instance: u64, metrics: &Arc<Metrics>) -> Option<Transfer> {
         let KvTransfer::On { reach, memory_bytes } = &config.kv_transfer else { return None };
-        let format = self.backend.kv_format()?;
+        let mut format = self.backend.kv_format()?;
+        if let Computes::Nothing(simulation) = &self.computes {
+            format.name = format!("{}-{}", format.name, simulation.preset.name);
+        }
         let most =
             || available_bytes().map_or(MOST_TRANSFER_BYTES, |bytes| MOST_TRANSFER_BYTES.min(bytes / 8));
         let room_bytes = memory_bytes.unwrap_or_else(most);

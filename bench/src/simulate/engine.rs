@@ -80,11 +80,6 @@ pub trait Engine {
     /// Tokens that it had to compute of a prompt, on average.
     fn mean_uncached_tokens(&self) -> f64;
 
-    /// Whether a prompt finds what another one computes in the same step.
-    fn shares_within_steps(&self) -> bool {
-        false
-    }
-
     /// It has died: what it was asked for is lost, and its cache.
     fn restart(&mut self);
 

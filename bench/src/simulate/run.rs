@@ -160,10 +160,6 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let router = |rank: u32| {
             let seed = seed.wrapping_add(rank.into());
             let router = Router::new(contender.policy(), (engines.len(), apart), blocks, seed);
-            // Every worker has said so.
-            for (worker, engine) in router.fleet.workers().iter().zip(&engines) {
-                worker.set_shares_within_steps(engine.shares_within_steps());
-            }
             if routers.told_after_ms.is_some() {
                 router.is_told(RouterPlace { rank, count: places }, blocks);
             }

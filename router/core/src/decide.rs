@@ -341,7 +341,7 @@ impl Decider {
                 answer: request.answer,
                 adapter,
                 siblings: match may_wait_since {
-                    Some(_) => worker.siblings(request, picked.hit_blocks as usize, &speed),
+                    Some(_) => worker.load.siblings(request, picked.hit_blocks as usize, &speed),
                     None => Siblings::default(),
                 },
             };

@@ -14,9 +14,7 @@ use crate::ledger::{LoadReading, WorkerLoad};
 use crate::load_table::RowHandle;
 use crate::models::{ModelNames, PoolNumber};
 use crate::reports::{EngineLoad, Reports};
-use crate::request::RequestView;
 use crate::retry_budget::Rescue;
-use crate::speed::{PrefillSpeed, Siblings};
 
 /// The name of a worker, as operators and clients see it. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -162,8 +160,6 @@ pub struct Worker {
     heard: AtomicU32,
     models: RwLock<Option<Arc<[String]>>>,
     names: Arc<ModelNames>,
-    /// Of two prompts in one step, one finds what the other computes there.
-    shares_within_steps: AtomicBool,
 }
 
 impl Worker {
@@ -199,7 +195,6 @@ impl Worker {
             heard: AtomicU32::new(0),
             models: RwLock::new(None),
             names,
-            shares_within_steps: AtomicBool::new(false),
         }
     }
 
@@ -389,25 +384,6 @@ impl Worker {
             self.row.pool.store(self.names.pool(&models).0, Ordering::Relaxed);
             *known = Some(models.into());
         }
-    }
-
-    /// Says whether, of two prompts that it takes into one step, one finds in the cache what the other computes there. Nobody waits for siblings
-    /// then: together they take no longer than the first alone.
-    pub fn set_shares_within_steps(&self, shares: bool) {
-        self.shares_within_steps.store(shares, Ordering::Relaxed);
-    }
-
-    /// What a prompt shares with those that it would have to wait for here.
-    pub(crate) fn siblings(
-        &self,
-        request: &RequestView<'_>,
-        hit_blocks: usize,
-        speed: &PrefillSpeed,
-    ) -> Siblings {
-        if self.shares_within_steps.load(Ordering::Relaxed) {
-            return Siblings::default();
-        }
-        self.load.siblings(request, hit_blocks, speed)
     }
 
     /// Of the models it serves, it says, these are adapters of others.

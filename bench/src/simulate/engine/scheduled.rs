@@ -386,10 +386,6 @@ impl Engine for ScheduledEngine {
         tokens as f64 / prompts.max(1) as f64
     }
 
-    fn shares_within_steps(&self) -> bool {
-        self.limits.shares_within_steps
-    }
-
     fn restart(&mut self) {
         self.asked_of = (0, 0);
         self.scheduler = Scheduler::new(self.capacity, self.limits, HASH_SEED);

@@ -115,7 +115,7 @@ impl Decider {
             may_wait_since: request.may_wait_since,
             answer: request.answer,
             adapter: worker.adapter(request.model),
-            siblings: worker.siblings(request, there.hit_blocks as usize, &speed),
+            siblings: worker.load.siblings(request, there.hit_blocks as usize, &speed),
         };
         let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();

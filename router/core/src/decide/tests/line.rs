@@ -50,23 +50,6 @@ fn who_waits_in_line_is_nowhere_until_it_goes() {
 }
 
 #[test]
-fn siblings_wait_where_an_engine_would_compute_for_each_what_they_share() {
-    for shares_within_steps in [false, true] {
-        let (fleet, decider) = (fleet(1), decider("prefix_aware"));
-        tells_first_tokens(&decider, &fleet);
-        fleet.workers()[0].set_shares_within_steps(shares_within_steps);
-        let shared = "what they share goes on and on. ".repeat(500);
-        let [first, second] = ["one", "another"].map(|end| hashed(&format!("{shared}{end} ends so")));
-        let decide = |prompt: &PromptBlocks| {
-            decider.decide(&fleet, &may_wait(prompt), Among::Untried(&[]), NOW).unwrap()
-        };
-        let (first, second) = (decide(&first), decide(&second));
-        assert!(first.lease.turn().is_none());
-        assert_eq!(second.lease.turn().is_none(), shares_within_steps);
-    }
-}
-
-#[test]
 fn what_would_evict_what_is_about_to_come_back_waits() {
     let (fleet, decider) = (fleet(1), decider("prefix_aware"));
     tells_first_tokens(&decider, &fleet);
