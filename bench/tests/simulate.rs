@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use bench::args::{Cli, Command};
-use bench::simulate::args::{Apart, FleetKind, Front, Routers};
+use bench::simulate::args::{Apart, Background, FleetKind, Front, Routers};
 use bench::simulate::contender::{Splits, named};
 use bench::simulate::grid::{Cell, EngineKind, Job};
 use bench::simulate::outcome::{Figures, Objective};
@@ -42,6 +42,7 @@ fn cell(workload: &Workload, engine: EngineKind, seed: u64) -> Cell<'_> {
         adapter_places: None,
         apart: Apart::NOBODY,
         routers: Routers::ONE,
+        background: Background::LeftOut,
         engine,
         saturated: OnceLock::new(),
         floor: OnceLock::new(),

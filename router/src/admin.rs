@@ -196,6 +196,8 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     told["model"] = reading.model.as_deref().into();
     told["prompt_bytes"] = reading.prompt_bytes.into();
     told["prompt_tokens_estimated"] = reading.prompt_tokens.into();
+    told["priority"] = reading.precedence.priority.0.into();
+    told["waits_for_spare_time"] = app.decider.waits_for_spare(&view).into();
     told["later_turns_expected"] = explanation.later_turns.into();
     told["answer_tokens_expected"] = explanation.answer_tokens.into();
     told["followers_expected"] = explanation.followers.requests.into();

@@ -22,10 +22,12 @@ use crate::keys::Keys;
 use crate::legacy::{self, Legacy};
 use crate::metrics::Metrics;
 use crate::openai::scan::ScanConfig;
+use crate::precedence::PrecedenceHeaders;
 use crate::recording::{Recording, RecordingError};
 use crate::replicas::Replicas;
 use crate::routes::Routes;
 use crate::stages::admit::Admission;
+use crate::stages::background::Backlogs;
 use crate::stages::parse::{BodyLimits, Parser};
 use crate::time_limits::TimeLimitTable;
 use crate::transport::Connector;
@@ -60,6 +62,8 @@ pub struct App {
     pub doubt: Doubt,
     /// Stage 3.
     pub parser: Parser,
+    /// Who waits in the background.
+    pub backlogs: Backlogs,
     /// What is served where.
     pub routes: Routes,
     /// Bounds the lines about failures.
@@ -82,7 +86,7 @@ pub enum AppError {
     Policy(String),
     /// The header's name is none.
     #[error("{0:?} is no header name")]
-    SessionHeader(String),
+    Header(String),
     /// A worker could not be set up.
     #[error(transparent)]
     Fleet(#[from] FleetError),
@@ -122,9 +126,14 @@ impl App {
         let tree_limits = TreeLimits::within_bytes(settings.prefix_memory);
         let decider = Decider::new(policy, tree_limits, rand::random());
         let decider = decider.with_host_caches(settings.kv_host_ratio);
+        let decider = decider.with_background_load(settings.background_load.share());
         let decider = Arc::new(decider.with_decode_weight(settings.split_decode_weight));
-        let session_header = HeaderName::try_from(&settings.session_header)
-            .map_err(|_| AppError::SessionHeader(settings.session_header.clone()))?;
+        let header = |name: &String| HeaderName::try_from(name).map_err(|_| AppError::Header(name.clone()));
+        let session_header = header(&settings.session_header)?;
+        let precedence = PrecedenceHeaders {
+            priority: header(&settings.priority_header)?,
+            tenant: header(&settings.tenant_header)?,
+        };
         let (started, metrics) = (Instant::now(), Metrics::default());
         let sources = config.sources.iter().map(|source| {
             let failures = metrics.discovery_failures(&source.name);
@@ -152,7 +161,8 @@ impl App {
             time_limits: TimeLimitTable::new(config),
             retry_budget: RetryBudget::new(settings.retry_budget.share()),
             doubt: Doubt::default(),
-            parser: Parser::new(scan, session_header, limits),
+            parser: Parser::new(scan, session_header, precedence, limits),
+            backlogs: Backlogs::new(settings.max_background),
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),
             recording,

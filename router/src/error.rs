@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::body_memory::BodyMemoryFull;
 use crate::keys::Unauthorized;
 use crate::openai::scan::{BodyError, SyntaxError};
+use crate::precedence::BadPriority;
 use crate::stages::relay::RelayBody;
 use crate::transport::TransportError;
 
@@ -115,6 +116,23 @@ pub enum RequestError {
         /// The limit.
         limit: Duration,
     },
+    /// A header says what is no priority.
+    #[error(transparent)]
+    BadPriority(#[from] BadPriority),
+    /// As many wait in the background as may.
+    #[error(
+        "as many requests wait in the background as may, {limit} (--max-background), or their bodies hold half of --max-body-memory"
+    )]
+    TooManyInBackground {
+        /// The limit.
+        limit: usize,
+    },
+    /// Nobody had time to spare for it in time; nothing was processed anywhere.
+    #[error("no worker had time to spare for a request in the background within {} s (--request-timeout)", limit.as_secs_f64())]
+    NoSpare {
+        /// The limit.
+        limit: Duration,
+    },
     /// All bodies together are as large as they may be.
     #[error(transparent)]
     BodyMemoryFull(#[from] BodyMemoryFull),
@@ -173,6 +191,7 @@ impl RequestError {
             Self::BadJson(_)
             | Self::NotAnObject { .. }
             | Self::BodyBroken(_)
+            | Self::BadPriority(_)
             | Self::ModelNotNamed { .. } => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
@@ -180,12 +199,15 @@ impl RequestError {
             Self::NotRouted { .. } => StatusCode::FORBIDDEN,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
-            Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
-            Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } | Self::ShuttingDown => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::Overloaded { .. }
+            | Self::QueueTimeout { .. }
+            | Self::TooManyInBackground { .. }
+            | Self::BodyMemoryFull(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Pick(_)
+            | Self::NoRoom { .. }
+            | Self::NoSpare { .. }
+            | Self::Unreachable { .. }
+            | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Self::Worker { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::Worker { .. } => StatusCode::BAD_GATEWAY,
         }
@@ -197,6 +219,8 @@ impl RequestError {
         match self {
             Self::Overloaded { .. }
             | Self::QueueTimeout { .. }
+            | Self::TooManyInBackground { .. }
+            | Self::NoSpare { .. }
             | Self::BodyMemoryFull(_)
             | Self::ShuttingDown => Blame::Router,
             Self::Pick(PickError::UnknownModel { .. }) => Blame::Client,
@@ -213,10 +237,11 @@ impl RequestError {
             Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
             Self::ModelNotNamed { .. } => ("invalid_request_error", Some("model_required")),
             Self::Unauthorized(_) => ("invalid_request_error", Some("invalid_api_key")),
-            Self::Overloaded { .. } | Self::QueueTimeout { .. } | Self::BodyMemoryFull(_) => {
-                ("rate_limit_error", Some("router_overloaded"))
-            }
-            Self::Pick(_) | Self::NoRoom { .. } | Self::Unreachable { .. } => {
+            Self::Overloaded { .. }
+            | Self::QueueTimeout { .. }
+            | Self::TooManyInBackground { .. }
+            | Self::BodyMemoryFull(_) => ("rate_limit_error", Some("router_overloaded")),
+            Self::Pick(_) | Self::NoRoom { .. } | Self::NoSpare { .. } | Self::Unreachable { .. } => {
                 ("service_unavailable_error", Some("no_worker_available"))
             }
             Self::ShuttingDown => ("server_error", Some(SHUTTING_DOWN)),
@@ -235,6 +260,8 @@ impl RequestError {
             | Self::BodyMemoryFull(_)
             | Self::Pick(_)
             | Self::NoRoom { .. }
+            | Self::TooManyInBackground { .. }
+            | Self::NoSpare { .. }
             | Self::ShuttingDown
             | Self::Unreachable { .. } => Some(HeaderValue::from_static("1")),
             _ => None,

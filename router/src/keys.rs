@@ -12,10 +12,11 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, header};
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
-use router_core::{WorkerId, WorkerSpec};
+use router_core::{Priority, WorkerId, WorkerSpec};
 
 pub use file::KeyFile;
 
+use crate::precedence::parse_priority;
 use crate::routes::Endpoint;
 
 /// Why a request may not come in. Never says the key.
@@ -42,19 +43,23 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Whether a client's request for `endpoint` may come in. Takes a key that was checked out of `headers`: it is the
-    /// router's, and no worker's.
+    /// Whether a client's request for `endpoint` may come in, and as what; `None` where no keys are wanted. Takes a key that was checked out of
+    /// `headers`: it is the router's, and no worker's.
     ///
     /// # Errors
     /// When keys are wanted and the request has none of them; the probes' endpoints want none.
-    pub fn authorize(&self, endpoint: Endpoint, headers: &mut HeaderMap) -> Result<(), Unauthorized> {
-        let Some(clients) = &self.clients else { return Ok(()) };
+    pub fn authorize(
+        &self,
+        endpoint: Endpoint,
+        headers: &mut HeaderMap,
+    ) -> Result<Option<Grant>, Unauthorized> {
+        let Some(clients) = &self.clients else { return Ok(None) };
         if matches!(endpoint, Endpoint::Live | Endpoint::Ready) {
-            return Ok(());
+            return Ok(None);
         }
-        clients.check(headers)?;
+        let grant = clients.check(headers)?;
         headers.remove(header::AUTHORIZATION);
-        Ok(())
+        Ok(Some(grant))
     }
 
     /// Whether an operator's request may come in.
@@ -62,7 +67,7 @@ impl Keys {
     /// # Errors
     /// When keys are wanted and the request has none of them.
     pub fn authorize_admin(&self, headers: &HeaderMap) -> Result<(), Unauthorized> {
-        self.admins.as_ref().map_or(Ok(()), |admins| admins.check(headers))
+        self.admins.as_ref().map_or(Ok(()), |admins| admins.check(headers).map(drop))
     }
 
     /// Starts to read files again when they change. Must be called within a tokio runtime; the tasks end with the keys.
@@ -74,11 +79,11 @@ impl Keys {
 }
 
 impl KeyFile {
-    fn check(&self, headers: &HeaderMap) -> Result<(), Unauthorized> {
+    fn check(&self, headers: &HeaderMap) -> Result<Grant, Unauthorized> {
         let mut given = headers.get_all(header::AUTHORIZATION).iter();
         let (Some(given), None) = (given.next(), given.next()) else { return Err(Unauthorized::Missing) };
         let key = bearer(given.as_bytes()).ok_or(Unauthorized::Malformed)?;
-        if self.keys().holds(key) { Ok(()) } else { Err(Unauthorized::Unknown) }
+        self.keys().grant(key).ok_or(Unauthorized::Unknown)
     }
 }
 
@@ -89,9 +94,18 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"bearer ") && !key.is_empty()).then_some(key)
 }
 
-/// Hashes of keys.
+/// What a key makes of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grant {
+    /// Whose key it is: a part of its hash.
+    pub tenant: u64,
+    /// The priority of its requests, and the most they may ask for; `None` for any.
+    pub priority: Option<Priority>,
+}
+
+/// Hashes of keys, and the priorities that go with them.
 pub struct KeySet {
-    hashes: Vec<[u8; SHA256_OUTPUT_LEN]>,
+    hashes: Vec<([u8; SHA256_OUTPUT_LEN], Option<Priority>)>,
 }
 
 impl fmt::Debug for KeySet {
@@ -101,30 +115,49 @@ impl fmt::Debug for KeySet {
 }
 
 impl KeySet {
-    /// Reads keys, one a line.
+    /// Reads keys, one a line, each of which may be followed by `priority=N`. If any is, those that are not have 0.
     fn parse(text: &str) -> Result<Self, String> {
         let mut hashes = Vec::new();
         for (number, line) in lines(text) {
-            if !is_key(line) {
-                return Err(wrong_line(number, "is no key: it has spaces, or no ASCII"));
+            let wrong = |why| wrong_line(number, why);
+            let (key, priority) = line
+                .split_once(char::is_whitespace)
+                .map_or((line, None), |(key, rest)| (key, Some(rest.trim())));
+            if !is_key(key) {
+                return Err(wrong("is no key: it has no ASCII"));
             }
-            hashes.push(hash(line.as_bytes()));
+            let priority = match priority.map(|rest| rest.strip_prefix("priority=").and_then(parse_priority))
+            {
+                Some(None) => {
+                    return Err(wrong(
+                        "has more than a key; after it there may be priority=N, with N from -100 to 100",
+                    ));
+                }
+                priority => priority.flatten(),
+            };
+            hashes.push((hash(key.as_bytes()), priority));
         }
         if hashes.is_empty() {
             return Err("has no key; it should have one a line".to_owned());
         }
+        if hashes.iter().any(|(_, priority)| priority.is_some()) {
+            hashes.iter_mut().for_each(|(_, priority)| *priority = priority.or(Some(Priority::default())));
+        }
         Ok(Self { hashes })
     }
 
-    /// Compares with all, and each to its end.
-    fn holds(&self, key: &[u8]) -> bool {
+    /// What `key` gives, if it is one of them. Compares with all, and each to its end.
+    fn grant(&self, key: &[u8]) -> Option<Grant> {
         let hash = hash(key);
-        let mut found = 0;
-        for known in &self.hashes {
+        let mut found = None;
+        for (known, priority) in &self.hashes {
             let difference = known.iter().zip(&hash).fold(0, |sum, (one, other)| sum | (one ^ other));
-            found |= u8::from(std::hint::black_box(difference) == 0);
+            if std::hint::black_box(difference) == 0 {
+                found = Some(*priority);
+            }
         }
-        std::hint::black_box(found) != 0
+        let first = hash.first_chunk().copied().unwrap_or_default();
+        std::hint::black_box(found).map(|priority| Grant { tenant: u64::from_le_bytes(first), priority })
     }
 }
 
@@ -218,9 +251,24 @@ mod tests {
     fn keys_are_lines_and_whole_ones() {
         let keys = KeySet::parse("# ann\nsk-one\n\n  sk=two==  \r\n#sk-three\n").unwrap();
         assert_eq!(keys.hashes.len(), 2);
-        assert!(keys.holds(b"sk-one") && keys.holds(b"sk=two=="));
+        let grants = [&b"sk-one"[..], b"sk=two=="].map(|key| keys.grant(key).unwrap());
+        assert_ne!(grants[0].tenant, grants[1].tenant);
+        assert_eq!(grants.map(|grant| grant.priority), [None, None]);
         for other in ["", "sk-on", "sk-onee", "SK-ONE", "# ann", "sk-three"] {
-            assert!(!keys.holds(other.as_bytes()), "{other}");
+            assert_eq!(keys.grant(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn keys_have_priorities_where_any_has() {
+        let keys = KeySet::parse("sk-app priority=5\nsk-batch\t priority=-1\nsk-other\n").unwrap();
+        let priority = |key: &[u8]| keys.grant(key).unwrap().priority;
+        assert_eq!(
+            [priority(b"sk-app"), priority(b"sk-batch"), priority(b"sk-other")],
+            [5, -1, 0].map(|number| Some(Priority(number)))
+        );
+        for wrong in ["k priority=101", "k priority=", "k priority=1 x", "k weight=2"] {
+            assert!(KeySet::parse(wrong).unwrap_err().contains("priority=N"), "{wrong}");
         }
     }
 

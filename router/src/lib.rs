@@ -33,6 +33,7 @@ pub mod metrics;
 pub mod metrics_text;
 pub mod openai;
 pub mod payload;
+pub mod precedence;
 pub mod probes;
 pub mod recording;
 pub mod replicas;

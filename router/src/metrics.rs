@@ -98,6 +98,8 @@ pub struct Metrics {
     pub ttft_seconds: Histogram,
     /// How long requests that were in line waited there.
     pub line_seconds: Histogram,
+    /// How long requests waited in the background for time to spare.
+    pub background_seconds: Histogram,
     /// Time between two pieces of a reply.
     pub itl_seconds: Histogram,
     /// Time to the end of the reply.
@@ -113,6 +115,7 @@ pub struct Metrics {
     pub corrected_blocks: IntCounter,
     in_flight: IntGauge,
     queued: IntGauge,
+    in_background: IntGauge,
     body_bytes: IntGauge,
     worker_in_flight: IntGaugeVec,
     worker_in_line: IntGaugeVec,
@@ -216,6 +219,10 @@ impl Default for Metrics {
                 "router_line_seconds",
                 "How long requests that had to wait for room at a worker waited in line, also those that got none.",
             ),
+            background_seconds: maker.seconds(
+                "router_background_seconds",
+                "How long requests in the background waited until a worker had time to spare for them.",
+            ),
             ttft_seconds: maker
                 .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply."),
             itl_seconds: maker.seconds("router_itl_seconds", "Between two pieces of one reply."),
@@ -238,6 +245,10 @@ impl Default for Metrics {
                 "router_worker_connections",
                 "Connections to a worker, by whether they carry a request.",
                 &["worker", "state"],
+            ),
+            in_background: maker.gauge(
+                "router_requests_in_background",
+                "Requests in the background that wait until a worker has time to spare for them.",
             ),
             body_bytes: maker.gauge("router_request_body_bytes", "Memory that the bodies of requests hold."),
             worker_recomputed: maker.add(GaugeVec::new(
@@ -412,6 +423,7 @@ impl Metrics {
         let gauge = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         self.in_flight.set(gauge(app.admission.in_flight()));
         self.queued.set(gauge(app.admission.queued()));
+        self.in_background.set(gauge(app.backlogs.waiting()));
         self.body_bytes.set(gauge(app.body_memory.held_bytes()));
         self.tree_blocks.set(gauge(app.decider.tree_blocks()));
         for gauges in [

@@ -90,6 +90,16 @@ pub struct SimulateArgs {
     /// How many adapters an engine computes side by side; requests for others wait in it until one of these has none that runs
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub adapter_places: u32,
+    /// A trace whose requests are in the background: all there from the beginning, in its order, and in no figures but `spare tok/s`, the tokens of
+    /// prompts and answers of theirs a second until the last of the others is done
+    #[arg(long, value_name = "FILE")]
+    pub background: Option<PathBuf>,
+    /// The router's --background-load: how much of a worker's time and memory these get beside others
+    #[arg(long, value_name = "SHARE", default_value_t = 0.25)]
+    pub background_load: f64,
+    /// In place of that so many clients for each worker send them as requests like others, one after the other each
+    #[arg(long, value_name = "N")]
+    pub background_clients: Option<usize>,
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -196,6 +206,38 @@ impl Routers {
     }
 }
 
+/// What becomes of requests in the background.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Background {
+    /// Nobody sends them.
+    LeftOut,
+    /// They get time to spare, and such a share of it beside others.
+    Spare(f64),
+    /// So many clients for each worker send them as requests like others, one after the other.
+    Clients(usize),
+}
+
+impl Background {
+    /// What it adds to the name of a trace.
+    #[must_use]
+    pub fn suffix(self) -> String {
+        match self {
+            Self::LeftOut => String::new(),
+            Self::Spare(share) => format!("+spare-{share}"),
+            Self::Clients(count) => format!("+{count}-clients"),
+        }
+    }
+
+    /// The router's share.
+    #[must_use]
+    pub fn share(self) -> Option<f64> {
+        match self {
+            Self::Spare(share) => Some(share),
+            Self::LeftOut | Self::Clients(_) => None,
+        }
+    }
+}
+
 /// Workers that compute prompts and do nothing else.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Apart {
@@ -265,6 +307,16 @@ impl FleetKind {
 }
 
 impl SimulateArgs {
+    /// What becomes of requests in the background.
+    #[must_use]
+    pub fn background(&self) -> Background {
+        match (&self.background, self.background_clients) {
+            (None, _) => Background::LeftOut,
+            (Some(_), Some(clients)) => Background::Clients(clients),
+            (Some(_), None) => Background::Spare(self.background_load),
+        }
+    }
+
     /// Checks what clap cannot.
     ///
     /// # Errors
@@ -282,6 +334,15 @@ impl SimulateArgs {
         if apart && (self.engine == "plain" || self.fleet.contains(&FleetKind::Restarting)) {
             problems
                 .push("--prefill-workers go with neither --engine plain nor --fleet restarting".to_owned());
+        }
+        if !(self.background_load > 0.0 && self.background_load <= 1.0) {
+            problems.push("--background-load must be above 0 and at most 1, such as 0.25".to_owned());
+        }
+        if self.background.is_some() && (apart || self.told_after.is_some() || self.engine == "plain") {
+            problems.push(
+                "--background goes with none of --told-after, --prefill-workers and --engine plain"
+                    .to_owned(),
+            );
         }
         for (flag, values) in [("--workers", &self.workers), ("--blocks", &self.blocks)] {
             if values.contains(&0) {

@@ -15,7 +15,7 @@ use super::workload::{BLOCK_TOKENS, Workload};
 pub fn mean_s<E: Engine>(workload: &Workload, engine: &E) -> f64 {
     let (mut known, mut path) = (HashSet::<BlockHash>::new(), Vec::new());
     let mut total_s = 0.0;
-    for request in &workload.requests {
+    for request in workload.foreground() {
         workload.path(request, E::PARTIAL, &mut path);
         let hit = path.iter().take_while(|hash| known.contains(*hash)).count() * BLOCK_TOKENS;
         // In a conversation its ids go on with what is generated, which the next turn finds too.
@@ -25,7 +25,7 @@ pub fn mean_s<E: Engine>(workload: &Workload, engine: &E) -> f64 {
         let cached = u32::try_from(hit).unwrap_or(u32::MAX).min(request.input_tokens - 1);
         total_s += engine.alone_s(request.input_tokens, cached, 0);
     }
-    total_s / workload.requests.len().max(1) as f64
+    total_s / workload.foreground().len().max(1) as f64
 }
 
 #[cfg(test)]

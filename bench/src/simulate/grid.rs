@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use worker_core::EnginePreset;
 
-use super::args::{Apart, FleetKind, Routers};
+use super::args::{Apart, Background, FleetKind, Routers};
 use super::contender::{Contender, named};
 use super::engine::plain::PlainEngine;
 use super::engine::scheduled::{Build, Pace, ScheduledEngine};
@@ -50,6 +50,8 @@ pub struct Cell<'a> {
     pub apart: Apart,
     /// Who decides, in how many places.
     pub routers: Routers,
+    /// What becomes of requests in the background.
+    pub background: Background,
     /// What workers are.
     pub engine: EngineKind,
     /// R*; found when it is asked for.
@@ -114,7 +116,12 @@ impl Cell<'_> {
         let EngineKind::Preset(..) = self.engine else { return None };
         let measure = || {
             let round_robin = &named(&["round_robin".to_owned()]).expect("it is in the table")[0];
-            let setup = Setup { routers: Routers::ONE, apart: Apart::NOBODY, ..self.setup(round_robin, 0.0) };
+            let setup = Setup {
+                routers: Routers::ONE,
+                apart: Apart::NOBODY,
+                background: Background::LeftOut,
+                ..self.setup(round_robin, 0.0)
+            };
             // One that is slow for a while is not slow for ever: R* is that of the fleet in health.
             run(setup, self.engines(None), tick).rate()
         };
@@ -131,14 +138,25 @@ impl Cell<'_> {
     }
 
     fn setup<'b>(&'b self, contender: &'b Contender, time_scale: f64) -> Setup<'b> {
-        let Cell { workload, blocks, adapter_places, apart, routers, seed, .. } = *self;
+        let Cell { workload, blocks, adapter_places, apart, routers, background, seed, .. } = *self;
         let at_ns = |share: f64| nanoseconds(workload.duration_s() * time_scale * share);
         let fault = (self.fleet == FleetKind::Restarting && time_scale > 0.0).then(|| Fault {
             worker: 0,
             dies_ns: at_ns(1.0 / 3.0),
             back_ns: at_ns(0.5),
         });
-        Setup { workload, contender, time_scale, blocks, adapter_places, apart, routers, fault, seed }
+        Setup {
+            workload,
+            contender,
+            time_scale,
+            blocks,
+            adapter_places,
+            apart,
+            routers,
+            background,
+            fault,
+            seed,
+        }
     }
 
     fn engines(&self, duration_s: Option<f64>) -> Vec<ScheduledEngine> {

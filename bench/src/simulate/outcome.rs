@@ -17,6 +17,8 @@ pub struct Outcome {
     pub workers: usize,
     /// Sequences that lost their blocks.
     pub retractions: u64,
+    /// Tokens of prompts and answers of requests in the background.
+    pub spare_tokens: u64,
 }
 
 /// What is good enough.
@@ -61,6 +63,9 @@ pub struct Figures {
     /// Share of requests whose prompt another worker computed than the one that generated.
     #[serde(default, skip_serializing_if = "is_none")]
     pub split: f64,
+    /// Tokens of prompts and answers of requests in the background, a second.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub spare_tokens_per_s: f64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
@@ -99,6 +104,7 @@ impl Outcome {
             imbalance: self.imbalance(workload),
             retractions: self.retractions,
             split: self.split(),
+            spare_tokens_per_s: self.spare_tokens as f64 / self.seconds().max(1e-9),
         }
     }
 
@@ -174,7 +180,7 @@ mod tests {
             prefill_worker: None,
         };
         let records = vec![record(100, 600, 0, 0), record(300, 300, 500, 1)];
-        let outcome = Outcome { records, workers: 2, retractions: 4 };
+        let outcome = Outcome { records, workers: 2, retractions: 4, spare_tokens: 0 };
         let figures = outcome.figures(&workload, Objective { ttft_ms: 200.0, tpot_ms: 50.0 });
         let close = |one: f64, two: f64| assert!((one - two).abs() < 1e-9, "{one} is not {two}");
         close(figures.mean_ttft_ms, 200.0);

@@ -62,6 +62,9 @@ pub fn scenes(args: &SimulateArgs) -> anyhow::Result<Vec<Scene>> {
     }
     for scene in &mut scenes {
         scene.workload.truncate(args.requests.unwrap_or(usize::MAX));
+        if let Some(path) = &args.background {
+            scene.workload.put_behind(&trace::read(path)?)?;
+        }
         if args.adapters > 0 {
             scene.workload.give_adapters(args.adapters, scene.seed)?;
         }
@@ -102,7 +105,10 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
                 let (prefill_workers, splits) = (*prefill_workers, args.split);
                 let (decode_weight, gb_per_s) = (args.split_decode_weight, args.kv_bandwidth);
                 let apart = Apart { prefill_workers, splits, decode_weight, gb_per_s };
-                let suffixes = [fleet.suffix(), &adapters, &apart.suffix(), &routers.suffix()].concat();
+                let background = args.background();
+                let suffixes =
+                    [fleet.suffix(), &adapters, &apart.suffix(), &routers.suffix(), &background.suffix()]
+                        .concat();
                 let (saturated, floor) = (OnceLock::new(), OnceLock::new());
                 let cell = Cell {
                     workload,
@@ -114,6 +120,7 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
                     adapter_places,
                     apart,
                     routers,
+                    background,
                     engine,
                     saturated,
                     floor,
@@ -165,7 +172,7 @@ pub fn jobs<'a>(
 #[must_use]
 pub fn requests(jobs: &[Job<'_>]) -> u64 {
     let mut seen: HashSet<*const Cell<'_>> = HashSet::new();
-    let count = |job: &Job<'_>| job.cell.workload.requests.len() as u64;
+    let count = |job: &Job<'_>| job.cell.workload.foreground().len() as u64;
     let saturates = |job: &Job<'_>| matches!(job.cell.engine, EngineKind::Preset(..));
     let saturating = jobs.iter().filter(|job| saturates(job) && seen.insert(std::ptr::from_ref(job.cell)));
     saturating.map(count).sum::<u64>() + jobs.iter().map(count).sum::<u64>()

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
+use super::args::Background;
 use super::contender::Family;
 use super::grid::{Job, Row};
 use super::in_flight::InFlightOverTime;
@@ -63,7 +64,7 @@ impl Key {
     /// Which simulation `job` is.
     #[must_use]
     pub fn of(job: &Job<'_>) -> Self {
-        let requests = job.cell.workload.requests.len();
+        let requests = job.cell.workload.foreground().len();
         let figures = Figures { requests, ..Figures::default() };
         Line::of(&Row { job: *job, figures, in_flight: InFlightOverTime::default() }).key()
     }
@@ -110,7 +111,11 @@ pub fn heading(job: &Job<'_>) -> String {
         "hit %",
         "imbal.",
         "retract.",
-        if cell.apart.prefill_workers > 0 { "  split %" } else { "" }
+        match (cell.apart.prefill_workers > 0, cell.background) {
+            (true, _) => "  split %",
+            (false, Background::LeftOut) => "",
+            (false, _) => " spare tok/s",
+        }
     )
 }
 
@@ -123,7 +128,11 @@ pub fn line(row: &Row<'_>) -> String {
         row.figures;
     let (hit_percent, split_percent) = (hit_rate * 100.0, split * 100.0);
     let has_split = row.job.cell.apart.prefill_workers > 0;
-    let split = if has_split { format!(" {split_percent:>8.1}") } else { String::new() };
+    let split = match (has_split, row.job.cell.background) {
+        (true, _) => format!(" {split_percent:>8.1}"),
+        (false, Background::LeftOut) => String::new(),
+        (false, _) => format!(" {:>11.0}", row.figures.spare_tokens_per_s),
+    };
     format!(
         "{:<25} {mean_ttft_ms:>9.0} {mean_own_ms:>9.0} {p50_ttft_ms:>9.0} {p90_ttft_ms:>9.0} {p99_ttft_ms:>9.0} {mean_tpot_ms:>8.1} \
          {p99_tpot_ms:>8.1} {mean_e2e_ms:>9.0} {goodput_rps:>8.3} {hit_percent:>6.1} {imbalance:>6.2} {retractions:>8}{split}",

@@ -4,6 +4,7 @@
 //! from the seed, so that the same setup gives the same figures on any machine. Next: [`outcome`](super::outcome) sums up.
 
 mod apart;
+mod background;
 mod fleet;
 mod knowledge;
 mod placing;
@@ -19,7 +20,7 @@ use rand::{RngExt, SeedableRng};
 use roundhouse_types::{BlockHash, ChainHasher, RouterPlace};
 use router_core::{Decided, Leg, Turn};
 
-use super::args::{Apart, Front, Routers};
+use super::args::{Apart, Background, Front, Routers};
 use super::contender::Contender;
 use super::engine::{Engine, Notice};
 use super::outcome::Outcome;
@@ -46,6 +47,8 @@ pub struct Setup<'a> {
     pub apart: Apart,
     /// Who decides, in how many places.
     pub routers: Routers,
+    /// What becomes of requests in the background.
+    pub background: Background,
     /// Who dies, if anybody.
     pub fault: Option<Fault>,
     /// What all randomness comes from.
@@ -102,6 +105,8 @@ enum Event {
     Reconsider(u32),
     /// What the router that has a request tells of it has reached the others.
     Told(u32, Word),
+    /// A router looks for workers with time to spare.
+    Spare(u16),
 }
 
 /// A request that its router has placed.
@@ -132,6 +137,7 @@ struct Simulation<'a, E> {
     /// Requests that wait for the one of the same index.
     followers: Vec<Option<u32>>,
     left: usize,
+    waiting: background::Waiting,
     /// Of engines that have died since.
     retractions: u64,
     path: Vec<BlockHash>,
@@ -146,20 +152,23 @@ pub fn run<E: Engine>(setup: Setup<'_>, engines: Vec<E>, tick: &mut dyn FnMut())
     let retractions =
         simulation.retractions + simulation.engines.iter().map(Engine::retractions).sum::<u64>();
     let own = setup.routers.count.max(1);
-    let records = simulation.records.into_iter().zip(simulation.replicas);
+    let foreground = setup.workload.foreground().len();
+    let records = simulation.records.into_iter().zip(simulation.replicas).take(foreground);
     let records = records.filter(|(_, replica)| usize::from(*replica) < own).map(|(record, _)| record);
-    Outcome { records: records.collect(), workers: simulation.engines.len(), retractions }
+    let spare_tokens = simulation.waiting.done_tokens();
+    Outcome { records: records.collect(), workers: simulation.engines.len(), retractions, spare_tokens }
 }
 
 impl<'a, E: Engine> Simulation<'a, E> {
     fn new(setup: Setup<'a>, engines: Vec<E>) -> Self {
-        let Setup { workload, contender, blocks, routers, apart, seed, .. } = setup;
+        let Setup { workload, contender, blocks, routers, apart, background, seed, .. } = setup;
         let replicas = routers.count.max(1);
         let count = workload.requests.len();
         let places = u32::try_from(replicas).unwrap_or(u32::MAX);
         let router = |rank: u32| {
             let seed = seed.wrapping_add(rank.into());
-            let router = Router::new(contender.policy(), (engines.len(), apart), blocks, seed);
+            let drawn = (background.share(), seed);
+            let router = Router::new(contender.policy(), (engines.len(), apart), blocks, drawn);
             if routers.told_after_ms.is_some() {
                 router.is_told(RouterPlace { rank, count: places }, blocks);
             }
@@ -192,7 +201,8 @@ impl<'a, E: Engine> Simulation<'a, E> {
             replicas: vec![0; count],
             records: vec![Record::default(); count],
             followers,
-            left: count,
+            left: workload.foreground().len(),
+            waiting: background::Waiting::new(workload, background, replicas),
             retractions: 0,
             path: Vec::new(),
             notices: Vec::new(),
@@ -213,13 +223,15 @@ impl<'a, E: Engine> Simulation<'a, E> {
             self.enter(dies_ns, Event::Death(worker));
             self.enter(back_ns, Event::Return(worker));
         }
+        self.begin_background();
         let mut next = 0;
+        let foreground = workload.foreground();
         while self.left > 0 {
-            let is_due = |number: usize| workload.requests[number].after.is_none();
-            while next < workload.requests.len() && !is_due(next) {
+            let is_due = |number: usize| foreground[number].after.is_none();
+            while next < foreground.len() && !is_due(next) {
                 next += 1;
             }
-            let due_ns = workload.requests.get(next).map(|request| Workload::due_ns(request, time_scale));
+            let due_ns = foreground.get(next).map(|request| Workload::due_ns(request, time_scale));
             let event_ns = self.events.peek().map(|Reverse((at_ns, ..))| *at_ns);
             match (due_ns, event_ns) {
                 (Some(due_ns), _) if event_ns.is_none_or(|event_ns| due_ns <= event_ns) => {
@@ -256,6 +268,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             }
             Event::Reconsider(number) => self.reconsider(number, now_ns),
             Event::Told(number, word) => self.hear(number, word, now_ns),
+            Event::Spare(router) => self.look_for_spare(router, now_ns),
         }
         self.send_called(now_ns);
     }
@@ -315,7 +328,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
             self.tell(*number, Word::Over, now_ns);
         }
         for number in lost {
-            self.send(number, now_ns);
+            if !self.waits_for_spare(number) {
+                self.send(number, now_ns);
+            }
         }
     }
 
@@ -346,7 +361,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
                 }
                 Notice::Done { request } => {
                     self.end(request, now_ns);
-                    tick();
+                    if request < self.setup.workload.first_in_background() {
+                        tick();
+                    }
                 }
             }
         }
@@ -392,6 +409,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
         router.decider.answered(&router.fleet.workers()[record.worker as usize], tokens);
         self.placed[number as usize] = None;
         self.tell(number, Word::Over, now_ns);
+        if number >= self.setup.workload.first_in_background() {
+            return self.end_in_background(number, now_ns);
+        }
         self.left -= 1;
         if let Some(follower) = self.followers[number as usize] {
             let request = &self.setup.workload.requests[follower as usize];

@@ -11,6 +11,7 @@ pub mod trace;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use roundhouse_types::{BlockHash, ChainHasher, TokenId};
+use router_core::{Precedence, Priority};
 
 /// Tokens in a block: what published traces are cut into, and the block size of the simulated engines.
 pub const BLOCK_TOKENS: usize = 512;
@@ -37,6 +38,8 @@ pub struct Request {
     pub after: Option<u32>,
     /// Which of [`Workload::adapters`] it is for.
     pub adapter: Option<u32>,
+    /// How important it is, and whose.
+    pub precedence: Precedence,
 }
 
 /// A workload: requests in order of time.
@@ -49,6 +52,8 @@ pub struct Workload {
     /// Names of adapters that requests are for; none where all are for the model itself.
     pub adapters: Vec<String>,
     ids: Vec<u32>,
+    /// So many requests at the end are in the background: there from the beginning, and in no figures of the others.
+    background: usize,
 }
 
 /// What a request is made of, on the way into a [`Workload`].
@@ -64,6 +69,8 @@ pub struct Draft {
     pub session: Option<u64>,
     /// See [`Request`].
     pub after: Option<u32>,
+    /// See [`Request`].
+    pub precedence: Precedence,
 }
 
 impl Workload {
@@ -78,7 +85,7 @@ impl Workload {
         let first = self.ids.len();
         self.ids.extend(ids);
         let count = self.ids.len() - first;
-        let Draft { at_s, input_tokens, output_tokens, session, after } = draft;
+        let Draft { at_s, input_tokens, output_tokens, session, after, precedence } = draft;
         let as_u32 = |number: usize| u32::try_from(number).expect("a workload has fewer than 2^32 blocks");
         let (first_id, ids) = (as_u32(first), as_u32(count));
         self.requests.push(Request {
@@ -90,7 +97,38 @@ impl Workload {
             session,
             after,
             adapter: None,
+            precedence,
         });
+    }
+
+    /// Puts the requests of `other` into the background, in its order; their times do not count, and they share nothing with those that are here.
+    ///
+    /// # Errors
+    /// When there are more blocks than can be told apart.
+    pub fn put_behind(&mut self, other: &Self) -> anyhow::Result<()> {
+        let first = self.ids.iter().max().map_or(0, |most| most + 1);
+        let most = other.ids.iter().max().copied().unwrap_or(0);
+        anyhow::ensure!(first.saturating_add(most) < FIRST_UNIQUE, "{}: too many blocks", other.name);
+        for request in &other.requests {
+            let Request { input_tokens, output_tokens, session, .. } = *request;
+            let precedence = Precedence { priority: Priority(-1), ..request.precedence };
+            let draft = Draft { input_tokens, output_tokens, session, precedence, ..Draft::default() };
+            self.push(draft, other.ids(request).iter().map(|id| first + id));
+        }
+        self.background += other.requests.len();
+        Ok(())
+    }
+
+    /// Those that are not in the background.
+    #[must_use]
+    pub fn foreground(&self) -> &[Request] {
+        &self.requests[..self.requests.len() - self.background]
+    }
+
+    /// Where those begin that are.
+    #[must_use]
+    pub fn first_in_background(&self) -> u32 {
+        u32::try_from(self.foreground().len()).unwrap_or(u32::MAX)
     }
 
     /// Gives each session, or where there are none each beginning of prompts, one of `count` adapters, the nth of them with a weight of 1/n. What
@@ -141,20 +179,20 @@ impl Workload {
     /// From the first arrival to the last, in seconds, at its own pace.
     #[must_use]
     pub fn duration_s(&self) -> f64 {
-        let times = || self.requests.iter().map(|request| request.at_s);
+        let times = || self.foreground().iter().map(|request| request.at_s);
         times().fold(0.0, f64::max) - times().fold(f64::INFINITY, f64::min).min(f64::MAX)
     }
 
     /// Arrivals a second, at its own pace.
     #[must_use]
     pub fn rate(&self) -> f64 {
-        self.requests.len() as f64 / self.duration_s().max(1e-9)
+        self.foreground().len() as f64 / self.duration_s().max(1e-9)
     }
 
     /// All prompts together.
     #[must_use]
     pub fn input_tokens(&self) -> u64 {
-        self.requests.iter().map(|request| u64::from(request.input_tokens)).sum()
+        self.foreground().iter().map(|request| u64::from(request.input_tokens)).sum()
     }
 
     /// Chained hashes of the prompt's blocks, into `path`: those that an engine could find, or all.

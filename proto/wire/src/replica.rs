@@ -92,6 +92,12 @@ pub struct Sent {
     /// It has been in line before, and its request has been told of, by another number.
     #[prost(bool, tag = "13")]
     pub is_anew: bool,
+    /// What it waits by: more goes first, and less than 0 is in the background.
+    #[prost(sint32, tag = "14")]
+    pub priority: i32,
+    /// Hash of whose it is, where that is known; tenants of one priority go in turn.
+    #[prost(fixed64, optional, tag = "15")]
+    pub tenant: ::core::option::Option<u64>,
 }
 /// It was in line, and is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

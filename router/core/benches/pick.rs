@@ -9,6 +9,7 @@ use std::time::Duration;
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
 use roundhouse_types::{ChainHasher, WorkerLoad};
+use router_core::Precedence;
 use router_core::ledger::{Booking, HeldPrompt, LoadReading};
 use router_core::prefix::PromptHasher;
 use router_core::prefix::blocks::PromptBlocks;
@@ -97,6 +98,8 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
                 answer: Answer::Streamed,
                 adapter: None,
                 siblings: Siblings::default(),
+                whose: Precedence::default(),
+                is_background: false,
             };
             leases.iter_mut().last().map(Lease::first_token);
             leases.push(Lease::reserve(&worker.load, booking));

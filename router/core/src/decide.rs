@@ -31,6 +31,7 @@ use crate::prefix::tree::{KeptBlocks, TreeLimits, WorkerTells};
 use crate::prefix::{Path, PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
 use crate::request::{Leg, PromptUse, RequestView};
+use crate::spare::worker_s;
 use crate::speed::{PrefillSpeed, Siblings};
 use crate::sync::{Mutex, MutexGuard, lock_soon};
 use crate::worker::{Worker, WorkerSlot};
@@ -51,6 +52,8 @@ pub struct Decider {
     host_caches: f64,
     /// See [`Decider::with_decode_weight`].
     decode_weight: f64,
+    /// See [`Decider::with_background_load`].
+    background_load: Option<f64>,
     state: Mutex<State>,
 }
 
@@ -84,6 +87,17 @@ pub struct Decided {
 
 /// Adds to candidates what workers have reported, given the fleet's speed as learned.
 pub type Learn<'a> = dyn FnMut(&mut [Candidate], &PrefillSpeed) + 'a;
+
+/// Who asks for a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asks {
+    /// A request that comes.
+    First,
+    /// One that is in line.
+    Again,
+    /// One in the background, for time to spare.
+    ForSpare,
+}
 
 /// Which workers may be picked.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +154,7 @@ impl Decider {
             rng,
             candidates: Candidates::default(),
         };
-        Self { policy, host_caches: 0.0, decode_weight: 1.0, state: Mutex::new(state) }
+        Self { policy, host_caches: 0.0, decode_weight: 1.0, background_load: None, state: Mutex::new(state) }
     }
 
     /// The same where engines keep what their KV caches evict in their hosts' memory, `times` as much as the caches hold: it is still found there.
@@ -153,6 +167,19 @@ impl Decider {
     #[must_use]
     pub fn with_decode_weight(self, weight: f64) -> Self {
         Self { decode_weight: weight, ..self }
+    }
+
+    /// The same where requests with a priority below zero get what time others leave, up to this part of all that workers have, from 0 to 1. `None` where
+    /// they are requests like others, of a low priority.
+    #[must_use]
+    pub fn with_background_load(self, background_load: Option<f64>) -> Self {
+        Self { background_load, ..self }
+    }
+
+    /// Whether a request is for [`Decider::decide_spare`].
+    #[must_use]
+    pub fn waits_for_spare(&self, request: &RequestView<'_>) -> bool {
+        self.background_load.is_some() && request.precedence.priority.is_background()
     }
 
     /// The policy that decides.
@@ -189,7 +216,36 @@ impl Decider {
         now: Duration,
         learn: &mut Learn<'_>,
     ) -> Result<Decided, PickError> {
-        self.place(fleet, request, (among, now), true, learn)
+        self.place(fleet, request, (among, now), Asks::First, learn)
+    }
+
+    /// Picks a worker that has time to spare for a background request.
+    ///
+    /// # Errors
+    /// [`PickError::NoneSpare`] while there is none, and as [`Decider::decide`].
+    pub fn decide_spare(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        among: Among<'_>,
+        now: Duration,
+    ) -> Result<Decided, PickError> {
+        self.decide_spare_knowing(fleet, request, among, now, &mut |_, _| {})
+    }
+
+    /// As [`Decider::decide_spare`], with what [`Decider::decide_knowing`] is told.
+    ///
+    /// # Errors
+    /// As [`Decider::decide_spare`].
+    pub fn decide_spare_knowing(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        among: Among<'_>,
+        now: Duration,
+        learn: &mut Learn<'_>,
+    ) -> Result<Decided, PickError> {
+        self.place(fleet, request, (among, now), Asks::ForSpare, learn)
     }
 
     /// Decides once more of a request that is in line, for it may be better off elsewhere by now. `before` is what was decided.
@@ -219,7 +275,7 @@ impl Decider {
         learn: &mut Learn<'_>,
     ) -> Result<Decided, PickError> {
         drop(before);
-        self.place(fleet, request, (among, now), false, learn)
+        self.place(fleet, request, (among, now), Asks::Again, learn)
     }
 
     /// A request that was in line is sent `now`: enters the prompt as held by its worker.
@@ -273,11 +329,11 @@ impl Decider {
         fleet: &FleetSnapshot,
         request: &RequestView<'_>,
         (among, now): (Among<'_>, Duration),
-        is_new: bool,
+        asks: Asks,
         learn: &mut Learn<'_>,
     ) -> Result<Decided, PickError> {
         let mut eligible = Eligible::new(fleet, request, among);
-        let mut counts = is_new;
+        let mut counts = asks == Asks::First;
         loop {
             let mut state = self.lock();
             let State { index, recomputed, follow_ups, pools, others, picks, rng, candidates } = &mut *state;
@@ -298,6 +354,9 @@ impl Decider {
             self.add_tree_sizes(index, candidates);
             let (speed, pool) = (candidates.speed(), candidates.pool());
             learn(&mut candidates.list, &speed);
+            if asks == Asks::ForSpare {
+                self.keep_spare(fleet, request, (candidates, pools), now)?;
+            }
             let whole = self.whole(request);
             let learned = Learned {
                 arrivals_per_s: pools.arrivals_per_s(candidates.parts()),
@@ -314,7 +373,7 @@ impl Decider {
                 others: *others,
                 speed,
             };
-            if is_new && !follow_ups.is_turn(whole, hits.deepest()) {
+            if asks != Asks::Again && !follow_ups.is_turn(whole, hits.deepest()) {
                 pools.popularity_mut(pool).see(whole, hits.deepest(), now);
             }
             let ring = &|| fleet.ring();
@@ -327,7 +386,8 @@ impl Decider {
             };
             pools.unseen(pool).picked(picked.own_s);
             *picks += 1;
-            let may_wait_since = request.may_wait_since.filter(|_| self.policy.binds_late());
+            let may_wait_since =
+                request.may_wait_since.filter(|_| self.policy.binds_late() && asks != Asks::ForSpare);
             let speed = if picked.pool == pool { speed } else { pools.speed(picked.pool) };
             let booking = Booking {
                 pick: *picks,
@@ -344,7 +404,15 @@ impl Decider {
                     Some(_) => worker.load.siblings(request, picked.hit_blocks as usize, &speed),
                     None => Siblings::default(),
                 },
+                whose: request.precedence,
+                is_background: self.waits_for_spare(request),
             };
+            if asks != Asks::Again && request.leg != Leg::Decode {
+                let answer_tokens = answer_tokens(request, pools, picked.pool);
+                let worker_s = worker_s(&speed, booking.prefill, answer_tokens) * f64::from(picked.ratio);
+                let (spare, now_s) = (pools.spare(picked.pool), now.as_secs_f64());
+                if booking.is_background { spare.give(worker_s, now_s) } else { spare.take(worker_s, now_s) }
+            }
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;
             // What waits in line is nowhere yet, and goes elsewhere maybe.
@@ -359,6 +427,24 @@ impl Decider {
             };
             return Ok(Decided { worker: Arc::clone(worker), lease, trial, hit_tokens, basis });
         }
+    }
+
+    /// Of the candidates for a request in the background keeps who has time and memory to spare.
+    fn keep_spare(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        (candidates, pools): (&mut Candidates, &mut Pools),
+        now: Duration,
+    ) -> Result<(), PickError> {
+        let (load, workers) = (self.background_load.unwrap_or(1.0), candidates.workers());
+        if !pools.spare(candidates.pool()).is_there(load, workers, now.as_secs_f64()) {
+            return Err(PickError::NoneSpare);
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate")]
+        let tokens = |pool| request.prompt_tokens + answer_tokens(request, pools, pool) as usize;
+        candidates.keep_spare(fleet, tokens);
+        if candidates.list.is_empty() { Err(PickError::NoneSpare) } else { Ok(()) }
     }
 
     /// Of the workers that could be picked for a request, and of these where `may_serve`, those with the fewest requests; who fails at present comes last.

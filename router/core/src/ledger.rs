@@ -16,6 +16,7 @@ use self::held::HeldTokens;
 use crate::adapters::{Adapter, AdapterOutlook};
 use crate::load_table::{Row, RowHandle};
 use crate::models::PoolNumber;
+use crate::precedence::Precedence;
 use crate::prefix::index::InFlight;
 use crate::request::{Answer, RequestView};
 pub use crate::speed::Sent;
@@ -36,7 +37,21 @@ pub struct WorkerLoad {
     held: Mutex<HeldTokens>,
     /// Requests in flight that other routers have told of.
     others: AtomicU32,
+    background: Background,
 }
+
+/// What of a worker's load is in the background.
+#[derive(Debug, Default)]
+struct Background {
+    requests: AtomicU32,
+    /// Of their prompts.
+    tokens: AtomicU32,
+}
+
+/// What background requests may hold of a worker's memory: what others have cached there is not to go.
+const BACKGROUND_MEMORY: f64 = 0.25;
+/// Background requests at a worker whose memory is not known.
+const MOST_IN_BACKGROUND: u32 = 32;
 
 /// How long ago what was in flight counts half of what is: several times what most requests stay, and short beside the time in which
 /// traffic changes.
@@ -115,6 +130,24 @@ impl WorkerLoad {
         self.others.load(Ordering::Relaxed) as usize
     }
 
+    /// Whether a background request with so many tokens may come: nobody waits for a first token, and there is memory, of which the worker has
+    /// `kv_capacity_tokens`, if it has said.
+    pub(crate) fn has_spare(&self, tokens: usize, kv_capacity_tokens: Option<usize>) -> bool {
+        let load = self.read();
+        let held = self.background.tokens.load(Ordering::Relaxed) as usize + tokens;
+        load.prefilling == 0
+            && match kv_capacity_tokens {
+                Some(capacity) => held as f64 <= BACKGROUND_MEMORY * capacity as f64 || load.requests == 0,
+                None => self.in_background() < MOST_IN_BACKGROUND as usize,
+            }
+    }
+
+    /// Background requests there.
+    #[must_use]
+    pub fn in_background(&self) -> usize {
+        self.background.requests.load(Ordering::Relaxed) as usize
+    }
+
     /// This router's own requests in flight.
     #[must_use]
     pub fn own(&self) -> usize {
@@ -184,9 +217,9 @@ impl WorkerLoad {
         self.look(|queue| queue.adapter_outlook(adapter))
     }
 
-    /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s` here.
-    pub(crate) fn behind_s(&self, arrived_s: f64, own_s: f64) -> f64 {
-        self.look(|queue| queue.behind_s(arrived_s, own_s))
+    /// What those in line take, in seconds, who go after one of `whose` that came at `arrived_s` and takes `own_s` here.
+    pub(crate) fn behind_s(&self, whose: Precedence, arrived_s: f64, own_s: f64) -> f64 {
+        self.look(|queue| queue.behind_s(whose, arrived_s, own_s))
     }
 
     /// What a prompt shares with those that are about to be computed there, if it has `hit_blocks` of it.
@@ -276,6 +309,10 @@ pub struct Booking {
     pub adapter: Option<Adapter>,
     /// What of its prompt others have too.
     pub siblings: Siblings,
+    /// What it waits by.
+    pub whose: Precedence,
+    /// Whether it is for time that nobody else needs.
+    pub is_background: bool,
 }
 
 /// How long a request in line waits before it is decided anew: often beside what a prompt takes, and seldom beside what a decision does.
@@ -321,6 +358,7 @@ pub struct Lease {
     told: Option<Box<Told>>,
     /// Whether it is another router's.
     is_others: bool,
+    is_background: bool,
 }
 
 impl Lease {
@@ -339,8 +377,10 @@ impl Lease {
             answer,
             adapter,
             siblings,
+            whose,
+            is_background,
         } = booking;
-        let asked = Asked { prefill, answer, adapter, siblings };
+        let asked = Asked { prefill, answer, adapter, siblings, whose };
         load.note_usual(now);
         let row = &*load.row;
         let (context_tokens, prefill_tokens) = (count(context_tokens), count(prefill.new_tokens));
@@ -350,6 +390,10 @@ impl Lease {
         row.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
         load.change_held(|all| all.add(&held));
         row.last_pick.store(pick, Ordering::Relaxed);
+        if is_background {
+            load.background.requests.fetch_add(1, Ordering::Relaxed);
+            load.background.tokens.fetch_add(context_tokens, Ordering::Relaxed);
+        }
         let adds = prefill.new_tokens.min(room.each);
         let waits = load.change(|queue| {
             queue.may_add(room);
@@ -375,6 +419,7 @@ impl Lease {
             in_flight: None,
             told: None,
             is_others: false,
+            is_background,
         }
     }
 
@@ -491,6 +536,11 @@ impl Drop for Lease {
         if self.is_others {
             self.load.others.fetch_sub(1, Ordering::Relaxed);
         }
+        if self.is_background {
+            let Background { requests, tokens, .. } = &self.load.background;
+            requests.fetch_sub(1, Ordering::Relaxed);
+            tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
+        }
     }
 }
 
@@ -517,6 +567,8 @@ mod tests {
                 answer: Answer::Streamed,
                 adapter: None,
                 siblings: Siblings::default(),
+                whose: Precedence::default(),
+                is_background: false,
             },
         )
     }

@@ -6,6 +6,7 @@
 
 pub mod adapters;
 mod answer_lengths;
+pub mod backlog;
 pub mod decide;
 pub mod dp_rank;
 pub mod fleet;
@@ -15,10 +16,12 @@ mod load_table;
 mod models;
 pub mod policy;
 mod pools;
+mod precedence;
 pub mod prefix;
 pub mod reports;
 pub mod request;
 pub mod retry_budget;
+mod spare;
 pub mod speed;
 mod sync;
 pub mod telling;
@@ -33,6 +36,7 @@ pub use fleet::{Fleet, FleetSnapshot};
 pub use health::{BreakerState, Health, Trial};
 pub use ledger::{Lease, LoadReading, Turn};
 pub use policy::{PickError, Policy};
+pub use precedence::{Precedence, Priority};
 pub use reports::{CacheTrust, EngineLoad, LoadReport, OthersLoad, QueueSource, Reports};
 pub use request::{Leg, PromptUse, RequestView};
 pub use retry_budget::{Doubt, RetryBudget};

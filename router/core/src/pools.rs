@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::answer_lengths::AnswerLengths;
 use crate::models::{MOST_POOLS, PoolNumber};
 use crate::prefix::popularity::Popularity;
+use crate::spare::SpareTime;
 use crate::speed::{Observation, PrefillSpeed, Speeds};
 use crate::unseen::UnseenPicks;
 
@@ -31,6 +32,7 @@ struct Pool {
     answers: AnswerLengths,
     popularity: Popularity,
     unseen: UnseenPicks,
+    spare: SpareTime,
 }
 
 /// All pools.
@@ -100,6 +102,11 @@ impl Pools {
     /// The same as at the last pick.
     pub(crate) fn mean_unseen(&self, pool: PoolNumber) -> crate::unseen::Unseen {
         self.pools.get(pool.index()).map(|pool| pool.unseen.mean()).unwrap_or_default()
+    }
+
+    /// What others leave of the time of a pool's workers.
+    pub(crate) fn spare(&mut self, pool: PoolNumber) -> &mut SpareTime {
+        &mut self.of(pool).spare
     }
 
     fn of(&mut self, pool: PoolNumber) -> &mut Pool {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use roundhouse_types::BlockHash;
 
+use crate::precedence::Precedence;
 use crate::prefix::blocks::{Cut, MAX_BLOCKS, Opening, Path};
 use crate::worker::Role;
 
@@ -91,6 +92,8 @@ pub struct RequestView<'a> {
     pub may_wait_since: Option<Duration>,
     /// Which part of it a worker is looked for.
     pub leg: Leg,
+    /// How important it is, and whose.
+    pub precedence: Precedence,
 }
 
 impl<'a> RequestView<'a> {

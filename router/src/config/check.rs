@@ -89,8 +89,17 @@ impl Settings {
             }
         }
         self.check_clients(&mut errors);
-        if http::HeaderName::try_from(&self.session_header).is_err() {
-            errors.push(format!("session-header: {:?} is no header name", self.session_header));
+        for (name, header) in [
+            ("session-header", &self.session_header),
+            ("priority-header", &self.priority_header),
+            ("tenant-header", &self.tenant_header),
+        ] {
+            if http::HeaderName::try_from(header).is_err() {
+                errors.push(format!("{name}: {header:?} is no header name"));
+            }
+        }
+        if self.background_load.share().is_some_and(|share| share <= 0.0 || share > 1.0) {
+            errors.push("background-load: must be more than 0% and at most 100%, or off".to_owned());
         }
         if let Some(file) = &self.prefix_state_file {
             let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());

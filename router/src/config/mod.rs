@@ -251,6 +251,25 @@ pub struct Settings {
     #[arg(long, help_heading = "Routing", default_value = "x-session-id", value_name = "NAME")]
     pub session_header: String,
 
+    /// Request header with a priority from -100 to 100, 0 being usual: who has more goes first where requests wait in line, and who has less than 0 is
+    /// in the background. It wins over the body's `service_tier`, of which `priority` is 1 and `flex` is -1; a key may have less (--api-key-file)
+    #[arg(long, help_heading = "Routing", default_value = "x-request-priority", value_name = "NAME")]
+    pub priority_header: String,
+
+    /// Request header that names a tenant, where clients have no keys of their own: tenants go in turn where requests wait. With
+    /// x-gateway-inference-fairness-id it is what gateways with an endpoint picker send
+    #[arg(long, help_heading = "Routing", default_value = "x-tenant-id", value_name = "NAME")]
+    pub tenant_header: String,
+
+    /// How busy requests in the background may make the workers beside others: they wait in the router while those take that much time or more, or
+    /// somebody waits for a first token everywhere. More is more tokens and slower answers for all; off: they are like others
+    #[arg(long, help_heading = "Routing", default_value = "60%", value_parser = parse_share, value_name = "SHARE|off")]
+    pub background_load: Share,
+
+    /// Requests that may wait in the background; more are answered with 429, and so is each where bodies hold half of --max-body-memory
+    #[arg(long, help_heading = "Limits", default_value_t = 4_096)]
+    pub max_background: usize,
+
     /// Whether replies carry x-router-worker and x-router-hit-tokens: on or off
     #[arg(long, help_heading = "Routing", default_value = "on", value_name = "on|off")]
     pub route_headers: Switch,

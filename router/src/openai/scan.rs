@@ -20,9 +20,9 @@ mod reader;
 mod system;
 mod text;
 
-use router_core::PromptUse;
 use router_core::prefix::PromptBlocks;
 use router_core::request::Answer;
+use router_core::{Priority, PromptUse};
 
 pub use error::{BodyError, Problem, SyntaxError};
 pub use fields::{MAX_FIELD_BYTES, Name};
@@ -46,6 +46,8 @@ pub struct Scanned {
     pub model: Option<Name>,
     /// Hash of `user`, OpenAI's name for an end user.
     pub user: Option<u64>,
+    /// By its `service_tier`; `None` if that says nothing.
+    pub priority: Option<Priority>,
     /// Whether it asks for a `stream`.
     pub answer: Answer,
     /// Tokens of the prompt, if it came as their ids.

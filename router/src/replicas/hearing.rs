@@ -14,7 +14,7 @@ use router_core::prefix::blocks::{Opening, Stretch};
 use router_core::prefix::feed::MOST_SIZE;
 use router_core::request::Answer;
 use router_core::telling::Found;
-use router_core::{Booked, FleetSnapshot, Leg, RequestView, Worker};
+use router_core::{Booked, FleetSnapshot, Leg, Precedence, Priority, RequestView, Worker};
 use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -147,6 +147,7 @@ struct Read {
     prompt_tokens: usize,
     answer: Answer,
     leg: Leg,
+    precedence: Precedence,
 }
 
 impl Read {
@@ -162,6 +163,7 @@ impl Read {
             answer: self.answer,
             may_wait_since,
             leg: self.leg,
+            precedence: self.precedence,
         }
     }
 }
@@ -173,6 +175,8 @@ impl From<wire::Sent> for Read {
             wire::Leg::Prefill => Leg::Prefill,
             wire::Leg::Decode => Leg::Decode,
         };
+        #[expect(clippy::cast_possible_truncation, reason = "it has been clamped")]
+        let priority = Priority(sent.priority.clamp(i8::MIN.into(), i8::MAX.into()) as i8);
         Self {
             model: sent.model,
             blocks: sent.hashes.into_iter().take(MOST_HASHES).map(BlockHash).collect(),
@@ -184,6 +188,7 @@ impl From<wire::Sent> for Read {
             prompt_tokens: size(sent.prompt_tokens).min(MOST_TOKENS),
             answer: if sent.whole_answer { Answer::Whole } else { Answer::Streamed },
             leg,
+            precedence: Precedence { priority, tenant: sent.tenant },
         }
     }
 }

@@ -158,6 +158,8 @@ impl Replicas {
             prompt_tokens: view.prompt_tokens as u64,
             waited_us: None,
             is_anew: false,
+            priority: view.precedence.priority.0.into(),
+            tenant: view.precedence.tenant,
         }
     }
 

@@ -35,10 +35,15 @@ async fn answer<B: RequestBody>(
     let endpoint = app.routes.find(request.uri().path());
     let understanding = endpoint.understanding();
     let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id.clone());
-    if let Err(error) = app.keys.authorize(endpoint, request.headers_mut()) {
-        let error = RequestError::from(error);
-        recorder.fail(&error);
-        return error.response();
+    match app.keys.authorize(endpoint, request.headers_mut()) {
+        Ok(grant) => {
+            grant.map(|grant| request.extensions_mut().insert(grant));
+        }
+        Err(error) => {
+            let error = RequestError::from(error);
+            recorder.fail(&error);
+            return error.response();
+        }
     }
     let outcome = match understanding {
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),

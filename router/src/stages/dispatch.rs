@@ -21,6 +21,7 @@ use router_core::{Among, Decided, Decider, Lease, Leg, RequestView, Role, Worker
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
+use super::background::pick_when_spare;
 use super::continuing::Continuing;
 use super::legs::{Splitter, without_foreign_kv};
 use super::parse::{Parsed, Reading};
@@ -112,6 +113,9 @@ pub async fn dispatch(
     let now = app.now();
     // What computes no prompt does not wait for one.
     let may_wait_since = (app.settings.late_binding && recorder.is_generation()).then_some(now);
+    if app.decider.waits_for_spare(&reading.view()) {
+        app.backlogs.check(&share)?;
+    }
     app.retry_budget.count_request(now);
     let mut retries = Retries::default();
     let (asked, how) = ((&mut request, &reading), (&mut retries, may_wait_since));
@@ -207,6 +211,10 @@ pub(super) async fn pick_in_turn(
     (among, now): (Among<'_>, Duration),
     (limits, deadline): Times,
 ) -> Result<Picked, RequestError> {
+    if app.decider.waits_for_spare(view) {
+        // Boxed, since it is rare, and a request's future should be small.
+        return Box::pin(pick_when_spare(app, view, among, (deadline, limits.total))).await;
+    }
     let picked = pick(app, view, among, now)?;
     take_turn(app, view, picked, among, (deadline, limits.total)).await
 }

@@ -5,6 +5,7 @@
 
 pub mod accept;
 pub mod admit;
+pub mod background;
 mod continuing;
 pub mod dispatch;
 mod legs;

@@ -13,6 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use http_body::Body;
 use roundhouse_types::BlockHash;
+use router_core::Precedence;
 use router_core::prefix::blocks::Opening;
 use router_core::request::{Answer, Leg, RequestView};
 use router_core::token_ratio::TokenRatios;
@@ -23,9 +24,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::admit::Admitted;
 use crate::body_memory::{BodyMemory, BodyShare};
 use crate::error::RequestError;
+use crate::keys::Grant;
 use crate::openai::form::FormScanner;
 use crate::openai::scan::{BodyError, BodyScanner, Name, ScanConfig, Scanned};
 use crate::payload::{Payload, PayloadBuilder};
+use crate::precedence::PrecedenceHeaders;
 use crate::turns;
 
 /// Whether a body that is not JSON is an error, or passes as it came.
@@ -69,6 +72,8 @@ pub struct Reading {
     pub token_ids: Option<usize>,
     /// Whether its first token will be seen.
     pub answer: Answer,
+    /// How important it is, and whose.
+    pub precedence: Precedence,
 }
 
 /// How much of a body was read.
@@ -110,6 +115,7 @@ pub struct BodyLimits {
 pub struct Parser {
     scan: ScanConfig,
     session_header: HeaderName,
+    precedence: PrecedenceHeaders,
     limits: BodyLimits,
 }
 
@@ -128,6 +134,7 @@ impl Reading {
             answer: self.answer,
             may_wait_since: None,
             leg: Leg::Whole,
+            precedence: self.precedence,
         }
     }
 }
@@ -135,14 +142,19 @@ impl Reading {
 impl Parser {
     /// A parser of bodies within `limits`.
     #[must_use]
-    pub fn new(scan: ScanConfig, session_header: HeaderName, limits: BodyLimits) -> Self {
-        Self { scan, session_header, limits }
+    pub fn new(
+        scan: ScanConfig,
+        session_header: HeaderName,
+        precedence: PrecedenceHeaders,
+        limits: BodyLimits,
+    ) -> Self {
+        Self { scan, session_header, precedence, limits }
     }
 
     /// Reads an admitted request.
     ///
     /// # Errors
-    /// When its body is too large, too slow or broken, or must be understood and is not a JSON object.
+    /// When its body is too large, too slow or broken, or must be understood and is not a JSON object, or a header says what is no priority.
     pub async fn parse<B>(
         &self,
         admitted: Admitted<B>,
@@ -164,14 +176,14 @@ impl Parser {
             Err(error) if understanding == Understanding::Required => return Err(error.into()),
             scanned => scanned.ok(),
         };
-        let reading = self.reading(&head.headers, scanned, ratios);
+        let reading = self.reading((&head.headers, head.extensions.get()), scanned, ratios)?;
         Ok(Parsed { head, body, reading, share, permit })
     }
 
     /// Reads a body that is there as a whole.
     ///
     /// # Errors
-    /// When it is not a JSON object.
+    /// When it is not a JSON object, or a header says what is no priority.
     pub fn read(
         &self,
         headers: &HeaderMap,
@@ -180,7 +192,7 @@ impl Parser {
     ) -> Result<Reading, RequestError> {
         let mut scanner = BodyScanner::new(self.scan);
         scanner.push(body)?;
-        Ok(self.reading(headers, Some(scanner.finish()?), ratios))
+        self.reading((headers, None), Some(scanner.finish()?), ratios)
     }
 
     /// Takes the whole body in. One that must be understood and cannot be is read on and thrown away, so that the client
@@ -238,7 +250,14 @@ impl Parser {
         Ok((payload.finish(), scanned))
     }
 
-    fn reading(&self, headers: &HeaderMap, scanned: Option<Scanned>, ratios: &TokenRatios) -> Reading {
+    fn reading(
+        &self,
+        (headers, grant): (&HeaderMap, Option<&Grant>),
+        scanned: Option<Scanned>,
+        ratios: &TokenRatios,
+    ) -> Result<Reading, RequestError> {
+        let tier = scanned.as_ref().and_then(|scanned| scanned.priority);
+        let precedence = self.precedence.precedence(headers, grant, tier)?;
         let extent = if scanned.is_some() { Extent::Whole } else { Extent::Nothing };
         let (model, user, (answer, token_ids), prompt) = scanned
             .map(|scanned| (scanned.model, scanned.user, (scanned.answer, scanned.token_ids), scanned.prompt))
@@ -247,7 +266,7 @@ impl Parser {
             Some(header) => Some(header).filter(|name| !name.is_empty()).map(xxh3_64),
             None => user,
         };
-        Reading {
+        Ok(Reading {
             session,
             extent,
             blocks: prompt.hashes,
@@ -257,7 +276,8 @@ impl Parser {
             token_ids,
             answer,
             model,
-        }
+            precedence,
+        })
     }
 }
 
@@ -312,7 +332,11 @@ mod tests {
     fn parser_with(memory: &Arc<BodyMemory>, max_bytes: usize, timeout: Duration) -> Parser {
         let scan = ScanConfig { seed: 1, prompt_use: PromptUse::Whole };
         let limits = BodyLimits { max_bytes, memory: Arc::clone(memory), timeout };
-        Parser::new(scan, HeaderName::from_static("x-session-id"), limits)
+        let precedence = PrecedenceHeaders {
+            priority: HeaderName::from_static("x-request-priority"),
+            tenant: HeaderName::from_static("x-tenant-id"),
+        };
+        Parser::new(scan, HeaderName::from_static("x-session-id"), precedence, limits)
     }
 
     fn read(body: &str, headers: &HeaderMap) -> Reading {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Histogram;
-use router_core::{Among, Decided, Decider, PickError, RequestView};
+use router_core::{Among, Decided, Decider, FleetSnapshot, PickError, RequestView};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::parse::{Extent, Reading};
@@ -35,12 +35,34 @@ pub struct Picked {
 /// # Errors
 /// [`PickError`] when there is none.
 pub fn pick(app: &App, view: &RequestView<'_>, among: Among<'_>, now: Duration) -> Result<Picked, PickError> {
+    pick_by(app, view, now, |fleet| app.decider.decide(fleet, view, among, now))
+}
+
+/// Picks a worker that has time to spare for a request in the background.
+///
+/// # Errors
+/// [`PickError::NoneSpare`] while there is none, and as [`pick`].
+pub fn pick_spare(
+    app: &App,
+    view: &RequestView<'_>,
+    among: Among<'_>,
+    now: Duration,
+) -> Result<Picked, PickError> {
+    pick_by(app, view, now, |fleet| app.decider.decide_spare(fleet, view, among, now))
+}
+
+fn pick_by(
+    app: &App,
+    view: &RequestView<'_>,
+    now: Duration,
+    decide: impl Fn(&FleetSnapshot) -> Result<Decided, PickError>,
+) -> Result<Picked, PickError> {
     let mut roster = app.fleet.roster();
-    let mut decided = match app.decider.decide(&roster.snapshot, view, among, now) {
+    let mut decided = match decide(&roster.snapshot) {
         Err(PickError::NoneUsable { .. }) => {
             // Those who were there may have left since; who has come instead is in the next roster.
             roster = app.fleet.roster();
-            app.decider.decide(&roster.snapshot, view, among, now)?
+            decide(&roster.snapshot)?
         }
         decided => decided?,
     };

@@ -25,6 +25,7 @@ mod kubernetes;
 mod legacy;
 mod line;
 mod listener;
+mod precedence;
 mod predictions;
 mod proxy;
 mod ranks;

@@ -24,7 +24,7 @@ impl Router {
         policy: Box<dyn Policy>,
         (workers, apart): (usize, Apart),
         blocks: usize,
-        seed: u64,
+        (background_load, seed): (Option<f64>, u64),
     ) -> Self {
         let worker_blocks = match policy.index_use().bound {
             IndexBound::WorkerCapacity => blocks,
@@ -43,14 +43,16 @@ impl Router {
         for worker in fleet.workers() {
             worker.mark_up();
         }
-        let decider = Decider::new(policy, limits, seed).with_decode_weight(apart.decode_weight);
+        let decider = Decider::new(policy, limits, seed)
+            .with_decode_weight(apart.decode_weight)
+            .with_background_load(background_load);
         Self { decider, fleet }
     }
 
     /// What strangers use: the first half of the workers in turn.
     pub(super) fn of_strangers(workers: usize, blocks: usize, seed: u64) -> Self {
         let in_turn = by_name("round_robin").expect("the router has it");
-        let router = Self::new(in_turn, (workers, Apart::NOBODY), blocks, seed);
+        let router = Self::new(in_turn, (workers, Apart::NOBODY), blocks, (None, seed));
         for worker in &router.fleet.workers()[workers.div_ceil(2)..] {
             worker.mark_down();
         }

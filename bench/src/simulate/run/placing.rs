@@ -87,6 +87,7 @@ impl<E: Engine> Simulation<'_, E> {
             prompt_bytes: prompt_tokens * 4,
             prompt_tokens,
             may_wait_since: Some(Duration::from_nanos(self.records[number as usize].arrived_ns)),
+            precedence: self.precedence(number),
             ..RequestView::default()
         }
     }

@@ -203,7 +203,14 @@ impl Generator {
             let missing = (tokens as usize).div_ceil(BLOCK_TOKENS) - ids.len();
             ids.extend(self.fresh(missing));
             let number = u32::try_from(self.workload.requests.len()).ok();
-            let draft = Draft { at_s, input_tokens, output_tokens, session: Some(session), after };
+            let draft = Draft {
+                at_s,
+                input_tokens,
+                output_tokens,
+                session: Some(session),
+                after,
+                ..Draft::default()
+            };
             self.workload.push(draft, ids.iter().copied());
             if self.rng.random_bool(1.0 / talk.mean_turns) || tokens > MAX_CONTEXT_TOKENS {
                 return;

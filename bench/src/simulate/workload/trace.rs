@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use anyhow::Context;
+use router_core::{Precedence, Priority};
 use serde::Deserialize;
 
 use super::{BLOCK_TOKENS, Draft, Workload};
@@ -18,6 +19,10 @@ struct Line {
     hash_ids: Vec<u64>,
     #[serde(default)]
     session_id: Option<u64>,
+    #[serde(default)]
+    tenant: Option<u64>,
+    #[serde(default)]
+    priority: i8,
 }
 
 /// Reads a trace.
@@ -57,6 +62,7 @@ pub fn read(path: &Path) -> anyhow::Result<Workload> {
             output_tokens: line.output_length,
             session: line.session_id,
             after: None,
+            precedence: Precedence { priority: Priority(line.priority), tenant: line.tenant },
         };
         let ids: Vec<u32> = ids.collect();
         workload.push(draft, ids);

@@ -15,6 +15,7 @@ use crate::ledger::{LoadReading, usual_requests};
 use crate::models::{MOST_POOLS, PoolNumber, Serving};
 use crate::policy::{Candidate, Choice};
 use crate::pools::{Part, Pools};
+use crate::precedence::Precedence;
 use crate::prefix::PrefixHits;
 use crate::prefix::popularity::Followers;
 use crate::prefix::recomputed::Capacity;
@@ -98,6 +99,7 @@ pub(super) struct Moment<'a> {
     now_s: f64,
     /// When the request came.
     arrived_s: f64,
+    whose: Precedence,
     now_ms: u64,
     /// The whole prompt, with nothing cached.
     cold: Prefill,
@@ -126,6 +128,7 @@ impl<'a> Moment<'a> {
             pools,
             now_s: now.as_secs_f64(),
             arrived_s: request.may_wait_since.unwrap_or(now).as_secs_f64(),
+            whose: request.precedence,
             now_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
             cold: Prefill { new_tokens: request.prompt_tokens.max(1), cached_tokens: 0 },
         }
@@ -183,6 +186,23 @@ impl Candidates {
             };
             self.outlooks.extend(self.list.iter().map(outlook));
         }
+    }
+
+    /// Of those gathered keeps who has time and memory to spare for a request that has, at a worker of a pool, so many `tokens`.
+    pub(super) fn keep_spare(&mut self, fleet: &FleetSnapshot, tokens: impl Fn(PoolNumber) -> usize) {
+        let has_spare = |one: &Candidate| {
+            let capacity = Some(one.kv_capacity_tokens as usize).filter(|tokens| *tokens > 0);
+            fleet.workers()[one.place as usize].load.has_spare(tokens(one.pool), capacity)
+        };
+        let kept: Vec<bool> = self.list.iter().map(has_spare).collect();
+        keep(&mut self.list, &kept);
+        keep(&mut self.reports, &kept);
+        keep(&mut self.outlooks, &kept);
+    }
+
+    /// How many could be picked, in all of the fleet.
+    pub(super) fn workers(&self) -> f64 {
+        self.list.len() as f64 / self.share.max(f64::MIN_POSITIVE)
     }
 
     /// Returns how many workers it has looked at.
@@ -273,7 +293,7 @@ impl Candidates {
         for at in self.with_lines.drain(..) {
             let candidate = &mut self.list[at];
             let load = &fleet.workers()[candidate.place as usize].load;
-            let behind_s = load.behind_s(moment.arrived_s, candidate.own_s);
+            let behind_s = load.behind_s(moment.whose, moment.arrived_s, candidate.own_s);
             candidate.queued_s = (candidate.queued_s - behind_s).max(0.0);
             candidate.line_s = (candidate.line_s - behind_s).max(0.0);
         }
@@ -443,6 +463,12 @@ impl Candidates {
         let busy = told.filter(|report| report.running + report.waiting > 0);
         Some(Duration::from_millis(busy.map(|report| report.age_ms).max().unwrap_or(0).into()))
     }
+}
+
+/// Of a list that is empty, or has an element for each of `kept`, keeps those that are.
+fn keep<T>(list: &mut Vec<T>, kept: &[bool]) {
+    let mut kept = kept.iter();
+    list.retain(|_| kept.next().is_some_and(|kept| *kept));
 }
 
 /// How many times longer the prompt takes in a pool than in the usual one.

@@ -5,6 +5,7 @@ mod left;
 mod legs;
 mod line;
 mod pools;
+mod precedence;
 mod told;
 mod whole_answers;
 

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use roundhouse_types::RouterPlace;
 
-use super::{Decider, State};
+use super::{Decider, State, answer_tokens};
 use crate::ledger::{Booking, HeldPrompt, Lease};
 use crate::policy::Candidate;
 use crate::pools::Part;
 use crate::prefix::index::Basis;
 use crate::prefix::recomputed::Capacity;
 use crate::request::{Leg, RequestView};
+use crate::spare::worker_s;
 use crate::worker::Worker;
 
 /// Another router's request at a worker.
@@ -116,7 +117,14 @@ impl Decider {
             answer: request.answer,
             adapter: worker.adapter(request.model),
             siblings: worker.load.siblings(request, there.hit_blocks as usize, &speed),
+            whose: request.precedence,
+            is_background: self.waits_for_spare(request),
         };
+        if is_new && request.leg != Leg::Decode {
+            let worker_s = worker_s(&speed, booking.prefill, answer_tokens(request, pools, pool));
+            let (spare, now_s) = (pools.spare(pool), now.as_secs_f64());
+            if booking.is_background { spare.give(worker_s, now_s) } else { spare.take(worker_s, now_s) }
+        }
         let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();
         // What is in line there is held nowhere yet, even if it would be sent at once from here.

@@ -315,6 +315,9 @@ pub enum PickError {
         /// How many were.
         tried: usize,
     },
+    /// Nobody has time to spare for a background request at present.
+    #[error("no worker has time to spare for a background request")]
+    NoneSpare,
 }
 
 /// A policy and the line that describes it, by name.

@@ -1,15 +1,18 @@
 //! Requests that wait in the router for a worker which has enough to compute.
 //!
 //! An engine computes prompts as they come, and keeps what was sent to it. What waits here can still go elsewhere, is lost with nobody, and
-//! goes in a better order: whoever would take the least of those that came about the same time. Knows no clock and no tasks but their wakers.
+//! goes in a better order: higher priorities first, tenants in turn, and of each whoever would take the least of those that came about the same time.
+//! Knows no clock and no tasks but their wakers.
 //! Used by [`PrefillQueue`](super::PrefillQueue) alone.
 
+use std::cmp::Ordering;
 use std::task::Waker;
 
 use smallvec::SmallVec;
 
 use super::queue::Waiting;
 use crate::adapters::Adapter;
+use crate::precedence::{Precedence, Turns, Waiters};
 
 /// How much later a request may go, for each second that its own prefill takes, than one that takes none: short prompts do not wait for long
 /// ones that came a moment before, and no prompt waits for ever.
@@ -51,11 +54,59 @@ pub(super) struct InLine {
     waker: Option<Waker>,
 }
 
+/// Of one tenant and priority. The next to go is the last.
+#[derive(Debug, Default)]
+struct Queue {
+    requests: Vec<InLine>,
+    owed_s: f64,
+}
+
+impl Waiters for Queue {
+    fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+}
+
+impl Queue {
+    fn remove(&mut self, at: usize) -> InLine {
+        let gone = self.requests.remove(at);
+        self.owed_s = less(self.owed_s, gone.waiting.service_s, self.requests.is_empty());
+        gone
+    }
+
+    /// What those take who go before one that is due at `due_s`; all, if there are many.
+    fn before_s(&self, due_s: f64) -> f64 {
+        let mut before_s = 0.0;
+        for (number, request) in self.requests.iter().rev().enumerate() {
+            if request.due_s > due_s {
+                return before_s;
+            }
+            if number >= MOST_COUNTED {
+                break;
+            }
+            before_s += request.waiting.service_s;
+        }
+        self.owed_s
+    }
+}
+
+/// Sums of many differences are off by a little.
+fn less(sum: f64, by: f64, is_last: bool) -> f64 {
+    if is_last { 0.0 } else { (sum - by).max(0.0) }
+}
+
+/// Where in line somebody is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    queue: usize,
+    at: usize,
+}
+
 /// Those who wait for one worker.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// The next to go is the last.
-    requests: Vec<InLine>,
+    turns: Turns<Queue>,
+    count: usize,
     owed_s: f64,
     new_tokens: usize,
     /// To the worker's cache, all together.
@@ -64,15 +115,23 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn enter(&mut self, due_s: f64, waiting: Waiting) {
-        let at = self.requests.partition_point(|other| other.due_s > due_s);
+        self.count += 1;
         self.owed_s += waiting.service_s;
         self.new_tokens += waiting.prefill.new_tokens;
         self.adds += waiting.adds;
-        self.requests.insert(at, InLine { due_s, waiting, waker: None });
+        let queue = self.turns.enter(waiting.whose);
+        queue.owed_s += waiting.service_s;
+        let at = queue.requests.partition_point(|other| other.due_s > due_s);
+        queue.requests.insert(at, InLine { due_s, waiting, waker: None });
+    }
+
+    /// One is sent to the worker, from here or without having been in line: its tenant has had that.
+    pub(super) fn is_served(&mut self, one: &Waiting) {
+        self.turns.has(one.whose, one.service_s);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.requests.len()
+        self.count
     }
 
     /// What all of them take, in seconds.
@@ -90,19 +149,18 @@ impl Line {
         self.adds
     }
 
-    /// What those take who go after one that is due at `due_s`.
-    pub(super) fn behind_s(&self, due_s: f64) -> f64 {
-        let mut before_s = 0.0;
-        for (number, request) in self.requests.iter().rev().enumerate() {
-            if request.due_s > due_s {
-                return (self.owed_s - before_s).max(0.0);
-            }
-            if number >= MOST_COUNTED {
-                break;
-            }
-            before_s += request.waiting.service_s;
-        }
-        0.0
+    /// What those take who go after one of `whose` that is due at `due_s` and takes `own_s`. Of another tenant as much goes before it as its own
+    /// tenant has by then.
+    pub(super) fn behind_s(&self, whose: Precedence, due_s: f64, own_s: f64) -> f64 {
+        let of_own = self.turns.all().find(|(other, _)| *other == whose);
+        let own_before_s = of_own.map_or(0.0, |(_, queue)| queue.before_s(due_s));
+        let of_others = self.turns.all().filter(|(other, _)| *other != whose);
+        let before_s = |(other, queue): (Precedence, &Queue)| match other.priority.cmp(&whose.priority) {
+            Ordering::Greater => queue.owed_s,
+            Ordering::Equal => queue.owed_s.min(own_before_s + own_s),
+            Ordering::Less => 0.0,
+        };
+        (self.owed_s - own_before_s - of_others.map(before_s).sum::<f64>()).max(0.0)
     }
 
     /// Where the next to go is, given whether so many tokens more fit into the worker's cache, and whether one may go whether it fits or not. Who does
@@ -111,9 +169,9 @@ impl Line {
         &self,
         fits: impl Fn(usize) -> bool,
         may_go: impl Fn(&Waiting) -> bool,
-    ) -> Option<usize> {
+    ) -> Option<Place> {
         let mut most = usize::MAX;
-        let goes = |one: &InLine| {
+        let mut goes = |one: &InLine| {
             if !may_go(&one.waiting) {
                 return false;
             }
@@ -122,38 +180,50 @@ impl Line {
             most = most.min(tokens / LITTLE);
             goes
         };
-        self.requests.iter().rposition(goes)
+        let mut in_turn = self.turns.in_turn().into_iter();
+        in_turn.find_map(|queue| {
+            let at = self.turns.at(queue).1.requests.iter().rposition(&mut goes)?;
+            Some(Place { queue, at })
+        })
     }
 
     /// Takes out the one there.
-    pub(super) fn take(&mut self, at: usize) -> (Waiting, Option<Waker>) {
-        let next = self.requests.remove(at);
+    pub(super) fn take(&mut self, place: Place) -> (Waiting, Option<Waker>) {
+        let next = self.turns.at_mut(place.queue).remove(place.at);
         self.left(&next);
         (next.waiting, next.waker)
     }
 
     pub(super) fn leave(&mut self, ticket: u64) -> Option<Waiting> {
-        let at = self.requests.iter().position(|request| request.waiting.ticket == ticket)?;
-        let gone = self.requests.remove(at);
+        let gone = self.turns.all_mut().find_map(|queue| {
+            let at = queue.requests.iter().position(|request| request.waiting.ticket == ticket)?;
+            Some(queue.remove(at))
+        })?;
         self.left(&gone);
         Some(gone.waiting)
     }
 
     /// Whether `ticket` is in line.
     pub(super) fn has(&self, ticket: u64) -> bool {
-        self.requests.iter().any(|request| request.waiting.ticket == ticket)
+        let mut all = self.turns.all().flat_map(|(_, queue)| &queue.requests);
+        all.any(|request| request.waiting.ticket == ticket)
+    }
+
+    /// The first of each tenant.
+    fn first_ones(&self) -> impl Iterator<Item = &InLine> {
+        self.turns.all().flat_map(|(_, queue)| queue.requests.iter().rev().take(MOST_COUNTED))
     }
 
     /// Whether one that was due before `due_s` is for an adapter that `waits`, as far as the first of them tell.
     pub(super) fn is_overdue(&self, due_s: f64, waits: impl Fn(Adapter) -> bool) -> bool {
-        let mut overdue = self.requests.iter().rev().take(MOST_COUNTED).take_while(|one| one.due_s < due_s);
+        let mut overdue = self.first_ones().filter(|one| one.due_s < due_s);
         overdue.any(|one| one.waiting.adapter.is_some_and(&waits))
     }
 
     /// How many adapters besides `one` are wanted by those in line that `wait`, of the first of them.
     pub(super) fn adapters_but(&self, one: Adapter, wait: impl Fn(Adapter) -> bool) -> usize {
         let mut others: SmallVec<[Adapter; 8]> = SmallVec::new();
-        for request in self.requests.iter().rev().take(MOST_COUNTED) {
+        for request in self.first_ones() {
             let other = request.waiting.adapter.filter(|other| *other != one && wait(*other));
             others.extend(other.filter(|other| !others.contains(other)));
         }
@@ -162,16 +232,16 @@ impl Line {
 
     /// Whether `ticket` still waits; `waker` is told when it goes.
     pub(super) fn waits(&mut self, ticket: u64, waker: &Waker) -> bool {
-        let found = self.requests.iter_mut().find(|request| request.waiting.ticket == ticket);
+        let mut all = self.turns.all_mut().flat_map(|queue| &mut queue.requests);
+        let found = all.find(|request| request.waiting.ticket == ticket);
         found.map(|request| request.waker = Some(waker.clone())).is_some()
     }
 
     fn left(&mut self, gone: &InLine) {
+        self.count -= 1;
         self.new_tokens -= gone.waiting.prefill.new_tokens;
         self.adds -= gone.waiting.adds;
-        // Sums of many differences are off by a little.
-        self.owed_s =
-            if self.requests.is_empty() { 0.0 } else { (self.owed_s - gone.waiting.service_s).max(0.0) };
+        self.owed_s = less(self.owed_s, gone.waiting.service_s, self.count == 0);
     }
 }
 
@@ -196,6 +266,7 @@ mod tests {
             adapter: None,
             siblings: Siblings::default(),
             has_begun: false,
+            whose: Precedence::default(),
         }
     }
 
@@ -253,7 +324,7 @@ mod tests {
             line.enter(due_s, one(ticket, 1.0));
         }
         for (due_s, behind_s) in [(0.0, 3.0), (5.0, 2.0), (8.0, 1.0), (9.5, 0.0)] {
-            assert_eq!(line.behind_s(due_s), behind_s, "{due_s}");
+            assert_eq!(line.behind_s(Precedence::default(), due_s, 0.5), behind_s, "{due_s}");
         }
     }
 }

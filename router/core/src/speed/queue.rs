@@ -14,6 +14,7 @@ use super::silent::Silent;
 use super::{Observation, Prefill, PrefillSpeed};
 use crate::adapters::{Adapter, AdapterOutlook, AdapterPlaces};
 use crate::load_table::Row;
+use crate::precedence::Precedence;
 use crate::request::{Answer, RequestView};
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -83,6 +84,8 @@ pub(super) struct Waiting {
     pub(super) siblings: Siblings,
     /// Whether it is in the step that is being computed, or has been in one.
     pub(super) has_begun: bool,
+    /// What it waits by.
+    pub(super) whose: Precedence,
 }
 
 /// What a request asks of a worker.
@@ -96,6 +99,8 @@ pub struct Asked {
     pub adapter: Option<Adapter>,
     /// What of its prompt others have too.
     pub siblings: Siblings,
+    /// What it waits by.
+    pub whose: Precedence,
 }
 
 /// What ended with first tokens of one step.
@@ -292,7 +297,7 @@ impl PrefillQueue {
     fn expected(
         &mut self,
         ticket: u64,
-        Asked { prefill, answer, adapter, siblings }: Asked,
+        Asked { prefill, answer, adapter, siblings, whose }: Asked,
         speed: &PrefillSpeed,
         now: Duration,
     ) -> Waiting {
@@ -315,10 +320,12 @@ impl PrefillQueue {
             adapter,
             siblings,
             has_begun: false,
+            whose,
         }
     }
 
     fn send(&mut self, one: Waiting) {
+        self.line.is_served(&one);
         self.places.enter(one.adapter);
         self.sent.add(one.prefill, one.service_s);
         if self.waiting.is_empty() {
@@ -486,10 +493,10 @@ impl PrefillQueue {
         self.sent
     }
 
-    /// What those in line take, in seconds, who go after one that came at `arrived_s` and takes `own_s`.
+    /// What those in line take, in seconds, who go after one of `whose` that came at `arrived_s` and takes `own_s`.
     #[must_use]
-    pub fn behind_s(&self, arrived_s: f64, own_s: f64) -> f64 {
-        self.line.behind_s(due_s(arrived_s, own_s, self.additions.memory()))
+    pub fn behind_s(&self, whose: Precedence, arrived_s: f64, own_s: f64) -> f64 {
+        self.line.behind_s(whose, due_s(arrived_s, own_s, self.additions.memory()), own_s)
     }
 
     /// A request waits no more, for whatever reason.

@@ -10,6 +10,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::adapters::Adapter;
+use crate::precedence::Precedence;
 use crate::request::Answer;
 
 const TRUTH: PrefillSpeed = PrefillSpeed { fixed_s: 0.05, token_s: 2e-4, pair_s: 5e-9, surprise: 0.0 };
@@ -20,7 +21,13 @@ fn seconds(value: f64) -> Duration {
 
 /// A prompt of the model itself, whose first token will be seen.
 fn streamed(prefill: Prefill) -> Asked {
-    Asked { prefill, answer: Answer::Streamed, adapter: None, siblings: Siblings::default() }
+    Asked {
+        prefill,
+        answer: Answer::Streamed,
+        adapter: None,
+        siblings: Siblings::default(),
+        whose: Precedence::default(),
+    }
 }
 
 fn draw(rng: &mut SmallRng) -> Prefill {

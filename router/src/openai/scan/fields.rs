@@ -1,8 +1,9 @@
-//! The strings of a body that are kept: `model`, `user`, and those that keep prompts apart.
+//! The strings of a body that are kept: `model`, `user`, `service_tier`, and those that keep prompts apart.
 
 use std::borrow::Cow;
 use std::ops::Deref;
 
+use router_core::Priority;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -15,6 +16,7 @@ pub const MAX_FIELD_BYTES: usize = 4 << 10;
 pub(super) enum Field {
     Model,
     User,
+    ServiceTier,
     Apart(Apart),
 }
 
@@ -35,10 +37,21 @@ pub(super) struct Fields {
     pub(super) model: Option<Name>,
     /// By hash; that is all that is asked of it.
     pub(super) user: Option<u64>,
+    /// What `service_tier` says of the request's priority, if anything.
+    pub(super) priority: Option<Priority>,
     /// What keeps prompts apart, each by hash.
     pub(super) apart: [Option<u64>; 3],
     /// What came of the current one in earlier pieces.
     before: Vec<u8>,
+}
+
+/// OpenAI's `flex` is for whoever can wait, and `priority` for whoever cannot; all other tiers are usual.
+fn priority_of_tier(tier: &str) -> Option<Priority> {
+    match tier {
+        "flex" => Some(Priority(-1)),
+        "priority" => Some(Priority(1)),
+        _ => None,
+    }
 }
 
 impl Fields {
@@ -48,6 +61,7 @@ impl Fields {
         match field {
             Field::Model => self.model = None,
             Field::User => self.user = None,
+            Field::ServiceTier => self.priority = None,
             Field::Apart(what) => self.apart[what as usize] = None,
         }
     }
@@ -72,6 +86,7 @@ impl Fields {
         match field {
             Field::Model => self.model = Some(Name::from(&*text)),
             Field::User => self.user = Some(xxh3_64(text.as_bytes())),
+            Field::ServiceTier => self.priority = priority_of_tier(&text),
             // By different hashes, so that a salt and an adapter of one name are two.
             Field::Apart(what) => {
                 self.apart[what as usize] = Some(xxh3_64_with_seed(text.as_bytes(), what as u64));

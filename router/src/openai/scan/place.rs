@@ -125,6 +125,7 @@ impl Place {
             b"messages" => Key::Messages,
             b"model" => Key::Field(Field::Model),
             b"user" => Key::Field(Field::User),
+            b"service_tier" => Key::Field(Field::ServiceTier),
             b"cache_salt" => Key::Field(Field::Apart(Apart::CacheSalt)),
             b"lora_path" => Key::Field(Field::Apart(Apart::LoraPath)),
             b"extra_key" => Key::Field(Field::Apart(Apart::ExtraKey)),

@@ -180,11 +180,12 @@ impl Reader {
         if let Some(found) = self.found {
             return Err(BodyError::NotAnObject { found });
         }
-        let Fields { model, user, apart, .. } = self.fields;
+        let Fields { model, user, priority, apart, .. } = self.fields;
         let salt = ChainHasher::new(self.seed).salted(model.as_ref().map_or(&[], Name::as_bytes));
         let salt = apart.iter().flatten().fold(salt, |salt, own| salt.salted(&own.to_le_bytes()));
         let token_ids = self.ids.filter(|ids| *ids > 0);
-        Ok(Scanned { model, user, answer: self.answer, token_ids, prompt: self.prompt.finish(salt) })
+        let (answer, prompt) = (self.answer, self.prompt.finish(salt));
+        Ok(Scanned { model, user, priority, answer, token_ids, prompt })
     }
 
     /// Part of a captured value.

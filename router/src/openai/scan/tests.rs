@@ -102,6 +102,7 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
                 "instructions",
                 "model",
                 "user",
+                "service_tier",
                 "cache_salt",
                 "lora_path",
                 "extra_key",

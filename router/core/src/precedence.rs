@@ -1,0 +1,239 @@
+//! Who goes before whom, where requests wait: higher priorities first, and tenants of one priority in turn, by what each has had.
+//!
+//! The turns are those of start-time fair queueing: who comes back after a pause, or for the first time, has had as much as whoever is served at that
+//! time, so that nobody saves up turns and nobody is made to wait for what he had while others wanted nothing. Knows no clock and no requests. Used by
+//! lines of single workers ([`speed`](crate::speed)) and by the [backlog](crate::backlog).
+
+use smallvec::SmallVec;
+
+/// Tenants remembered that nobody waits of.
+const MOST_IDLE: usize = 64;
+
+/// How important a request is beside others; 0 is usual, and more is more important.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Priority(pub i8);
+
+impl Priority {
+    /// Whether it is only for time that nobody else needs.
+    #[must_use]
+    pub fn is_background(self) -> bool {
+        self.0 < 0
+    }
+}
+
+/// What a request waits by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Precedence {
+    /// Its own, or that of its tenant's key.
+    pub priority: Priority,
+    /// Hash of the customer it is of; `None` for all of whom that is not known, who are one.
+    pub tenant: Option<u64>,
+}
+
+/// Those of one tenant and priority who wait, in an order of their own.
+pub(crate) trait Waiters: Default {
+    fn is_empty(&self) -> bool;
+}
+
+#[derive(Debug)]
+struct Group<Q> {
+    whose: Precedence,
+    /// Service, in any unit.
+    had: f64,
+    waiters: Q,
+}
+
+/// Queues of tenants and priorities, and whose turn it is.
+#[derive(Debug)]
+pub(crate) struct Turns<Q> {
+    groups: Vec<Group<Q>>,
+    /// What whoever was served last had had by then, by priority.
+    now: SmallVec<[(Priority, f64); 1]>,
+}
+
+impl<Q> Default for Turns<Q> {
+    fn default() -> Self {
+        Self { groups: Vec::new(), now: SmallVec::new() }
+    }
+}
+
+impl<Q: Waiters> Turns<Q> {
+    fn now(&self, priority: Priority) -> f64 {
+        self.now.iter().find(|one| one.0 == priority).map_or(0.0, |one| one.1)
+    }
+
+    /// Where a tenant's queue is; there is one from now on.
+    fn place(&mut self, whose: Precedence) -> usize {
+        if let Some(at) = self.groups.iter().position(|group| group.whose == whose) {
+            return at;
+        }
+        let idle = |group: &&Group<Q>| group.waiters.is_empty();
+        if self.groups.iter().filter(idle).count() >= MOST_IDLE {
+            // Who has had the least forgets the least: he would be taken to have had as much as others.
+            let indexed = self.groups.iter().enumerate().filter(|(_, group)| group.waiters.is_empty());
+            let least = indexed.min_by(|(_, one), (_, other)| one.had.total_cmp(&other.had));
+            if let Some((at, _)) = least {
+                self.groups.swap_remove(at);
+            }
+        }
+        self.groups.push(Group { whose, had: self.now(whose.priority), waiters: Q::default() });
+        self.groups.len() - 1
+    }
+
+    /// The queue that one more gets into.
+    pub(crate) fn enter(&mut self, whose: Precedence) -> &mut Q {
+        let (at, now) = (self.place(whose), self.now(whose.priority));
+        let group = &mut self.groups[at];
+        if group.waiters.is_empty() {
+            group.had = group.had.max(now);
+        }
+        &mut group.waiters
+    }
+
+    /// A tenant is served.
+    pub(crate) fn has(&mut self, whose: Precedence, service: f64) {
+        let at = self.place(whose);
+        let group = &mut self.groups[at];
+        let since = match self.now.iter_mut().find(|one| one.0 == whose.priority) {
+            Some((_, now)) => now,
+            None => {
+                self.now.push((whose.priority, 0.0));
+                &mut self.now.last_mut().expect("it has just been pushed").1
+            }
+        };
+        if group.waiters.is_empty() {
+            group.had = group.had.max(*since);
+        }
+        *since = since.max(group.had);
+        group.had += service;
+    }
+
+    /// The queues that somebody waits in, whose turn it is first.
+    pub(crate) fn in_turn(&self) -> SmallVec<[usize; 4]> {
+        let waits = |at: &usize| !self.groups[*at].waiters.is_empty();
+        let mut places: SmallVec<[usize; 4]> = (0..self.groups.len()).filter(waits).collect();
+        if places.len() > 1 {
+            places.sort_by(|one, other| {
+                let [one, other] = [one, other].map(|at| &self.groups[*at]);
+                other.whose.priority.cmp(&one.whose.priority).then(one.had.total_cmp(&other.had))
+            });
+        }
+        places
+    }
+
+    /// A queue by its place, and whose it is.
+    pub(crate) fn at(&self, place: usize) -> (Precedence, &Q) {
+        let group = &self.groups[place];
+        (group.whose, &group.waiters)
+    }
+
+    pub(crate) fn at_mut(&mut self, place: usize) -> &mut Q {
+        &mut self.groups[place].waiters
+    }
+
+    /// All queues, in no order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Precedence, &Q)> {
+        self.groups.iter().map(|group| (group.whose, &group.waiters))
+    }
+
+    pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Q> {
+        self.groups.iter_mut().map(|group| &mut group.waiters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tickets.
+    impl Waiters for Vec<u32> {
+        fn is_empty(&self) -> bool {
+            self.as_slice().is_empty()
+        }
+    }
+
+    fn of(priority: i8, tenant: u64) -> Precedence {
+        Precedence { priority: Priority(priority), tenant: Some(tenant) }
+    }
+
+    /// Who is served next, with one unit.
+    fn next(turns: &mut Turns<Vec<u32>>) -> Option<u64> {
+        let place = *turns.in_turn().first()?;
+        let whose = turns.at(place).0;
+        turns.at_mut(place).remove(0);
+        turns.has(whose, 1.0);
+        whose.tenant
+    }
+
+    fn order(turns: &mut Turns<Vec<u32>>, count: usize) -> Vec<u64> {
+        std::iter::from_fn(|| next(turns)).take(count).collect()
+    }
+
+    #[test]
+    fn tenants_take_turns_however_many_wait_of_each() {
+        let mut turns: Turns<Vec<u32>> = Turns::default();
+        turns.enter(of(0, 1)).extend(0..100);
+        assert_eq!(order(&mut turns, 10), [1; 10]);
+        turns.enter(of(0, 2)).extend(0..3);
+        let shared = order(&mut turns, 6);
+        assert_eq!(shared.iter().filter(|one| **one == 2).count(), 3, "{shared:?}");
+        assert_eq!(order(&mut turns, 2), [1, 1]);
+    }
+
+    #[test]
+    fn who_comes_back_has_saved_nothing_up_and_owes_nothing_of_old() {
+        let mut turns: Turns<Vec<u32>> = Turns::default();
+        turns.enter(of(0, 1)).extend(0..100);
+        assert_eq!(order(&mut turns, 60).len(), 60);
+        // It had much while nobody else wanted anything.
+        turns.enter(of(0, 2)).extend(0..100);
+        let shared = order(&mut turns, 20);
+        assert_eq!(shared.iter().filter(|one| **one == 1).count(), 10, "{shared:?}");
+        // The second one pauses: that it had little in the meantime is no credit.
+        turns.at_mut(turns.place_of(of(0, 2))).clear();
+        assert_eq!(order(&mut turns, 20), [1; 20]);
+        turns.enter(of(0, 2)).extend(0..100);
+        let shared = order(&mut turns, 10);
+        assert!((4..=6).contains(&shared.iter().filter(|one| **one == 2).count()), "{shared:?}");
+    }
+
+    #[test]
+    fn what_was_served_without_waiting_counts() {
+        let mut turns: Turns<Vec<u32>> = Turns::default();
+        for _ in 0..5 {
+            turns.has(of(0, 1), 1.0);
+            turns.has(of(0, 2), 1.0);
+        }
+        turns.has(of(0, 1), 3.0);
+        turns.enter(of(0, 1)).extend(0..9);
+        turns.enter(of(0, 2)).extend(0..9);
+        assert_eq!(order(&mut turns, 3), [2, 2, 2], "it has had three less");
+    }
+
+    #[test]
+    fn higher_priorities_go_first_and_have_turns_of_their_own() {
+        let mut turns: Turns<Vec<u32>> = Turns::default();
+        turns.enter(of(0, 1)).extend(0..2);
+        turns.enter(of(5, 2)).extend(0..2);
+        turns.enter(of(5, 3)).extend(0..1);
+        turns.enter(of(-1, 4)).extend(0..1);
+        let all = order(&mut turns, 9);
+        assert_eq!((&all[3..], all.len()), (&[1, 1, 4][..], 6));
+        assert!(Priority(-1).is_background() && !Priority(0).is_background());
+    }
+
+    #[test]
+    fn tenants_that_have_gone_are_forgotten_at_last() {
+        let mut turns: Turns<Vec<u32>> = Turns::default();
+        turns.enter(of(0, 7)).push(1);
+        (100..1_000).for_each(|tenant| turns.has(of(0, tenant), 0.1));
+        assert!(turns.groups.len() <= MOST_IDLE + 2, "{}", turns.groups.len());
+        assert_eq!(next(&mut turns), Some(7), "who waits is not");
+    }
+
+    impl<Q: Waiters> Turns<Q> {
+        fn place_of(&self, whose: Precedence) -> usize {
+            self.groups.iter().position(|group| group.whose == whose).unwrap()
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! How much of the time of a pool's workers others leave to requests in the background, and whether these have had it.
+//!
+//! They are sent one by one, at the rate that fills what others have left of late up to a load: a constant trickle that follows the tide slows others down
+//! less than waves of as much work do. Knows no clock: readings come in. Used by [`decide`](crate::decide), a pool at a time.
+
+use crate::speed::{Prefill, PrefillSpeed};
+
+/// How long what others take is remembered.
+const OF_LATE_S: f64 = 10.0;
+/// Of the time of each worker, what the background gets at least while nobody waits there: it goes on, however slowly.
+const LEAST_LEFT: f64 = 0.02;
+
+/// What a token of an answer takes of a worker's time, in tokens of prefill: 0.06 ms beside 0.06.
+const ANSWER_TOKEN: f64 = 1.0;
+/// The same for each token of its context: 0.088 µs.
+const ANSWER_CONTEXT: f64 = 0.0014;
+
+/// What a request takes of a worker's time, in seconds, its answer included: of a step that others share, what it makes it longer by.
+pub(crate) fn worker_s(speed: &PrefillSpeed, prefill: Prefill, answer_tokens: f64) -> f64 {
+    let context = (prefill.new_tokens + prefill.cached_tokens) as f64 + answer_tokens / 2.0;
+    let decode = answer_tokens * (ANSWER_TOKEN + ANSWER_CONTEXT * context);
+    speed.fixed_s + speed.seconds(prefill) + speed.token_s * decode
+}
+
+/// What there is to know of a pool.
+#[derive(Debug, Default)]
+pub(crate) struct SpareTime {
+    /// Seconds of work a second, as of when others last came.
+    others: f64,
+    others_at_s: f64,
+    /// What the last request in the background takes, and when it was sent.
+    given_s: f64,
+    given_at_s: f64,
+}
+
+impl SpareTime {
+    /// Others take so many seconds of a worker's time.
+    pub(crate) fn take(&mut self, seconds: f64, now_s: f64) {
+        self.others = self.others(now_s) + seconds / OF_LATE_S;
+        self.others_at_s = self.others_at_s.max(now_s);
+    }
+
+    /// One in the background takes so many.
+    pub(crate) fn give(&mut self, seconds: f64, now_s: f64) {
+        (self.given_s, self.given_at_s) = (seconds, now_s);
+    }
+
+    /// Whether there is time for another one, if each of so many `workers` may be busy for such a part of the time.
+    pub(crate) fn is_there(&self, load: f64, workers: f64, now_s: f64) -> bool {
+        let left = (load * workers - self.others(now_s)).max(LEAST_LEFT * workers);
+        now_s >= self.given_at_s + self.given_s / left
+    }
+
+    /// What others take of late, in seconds of work a second.
+    fn others(&self, now_s: f64) -> f64 {
+        self.others * (-(now_s - self.others_at_s).max(0.0) / OF_LATE_S).exp()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many seconds of work the background is given in `seconds`, if others take `others` a second of four workers.
+    fn given(others: f64, load: f64, seconds: u32) -> f64 {
+        let mut spare = SpareTime::default();
+        let mut given = 0.0;
+        for ms in 0..(60 + seconds) * 1_000 {
+            let now_s = f64::from(ms) / 1e3;
+            if ms % 100 == 0 && others > 0.0 {
+                spare.take(others / 10.0, now_s);
+            }
+            if spare.is_there(load, 4.0, now_s) {
+                spare.give(0.25, now_s);
+                given += if ms > 60_000 { 0.25 } else { 0.0 };
+            }
+        }
+        given
+    }
+
+    #[test]
+    fn the_background_gets_what_others_leave_and_no_more() {
+        let close = |given: f64, expected: f64| {
+            assert!((given / expected - 1.0).abs() < 0.1, "{given}, not {expected}");
+        };
+        close(given(0.0, 0.6, 100), 240.0);
+        close(given(1.4, 0.6, 100), 100.0);
+        close(given(3.5, 0.6, 100), 0.02 * 4.0 * 100.0);
+    }
+
+    #[test]
+    fn what_others_took_is_forgotten_and_what_was_put_off_comes_sooner_then() {
+        let mut spare = SpareTime::default();
+        spare.take(400.0, 10.0);
+        spare.give(1.0, 10.0);
+        assert!(!spare.is_there(0.5, 2.0, 12.0));
+        assert!(spare.is_there(0.5, 2.0, 200.0));
+        let mut quiet = SpareTime::default();
+        quiet.give(1.0, 10.0);
+        assert!(!quiet.is_there(0.5, 2.0, 10.9) && quiet.is_there(0.5, 2.0, 11.1));
+    }
+
+    #[test]
+    fn an_answer_takes_time_besides_its_prompt() {
+        let speed = PrefillSpeed { fixed_s: 0.03, token_s: 6e-5, pair_s: 0.0, surprise: 0.0 };
+        let prefill = Prefill { new_tokens: 1_000, cached_tokens: 1_000 };
+        assert!((worker_s(&speed, prefill, 0.0) - 0.09).abs() < 1e-9);
+        assert!((worker_s(&speed, prefill, 200.0) - (0.09 + 200.0 * 6e-5 * (1.0 + 2.94))).abs() < 1e-9);
+    }
+}
