@@ -146,6 +146,7 @@ impl Writer {
                 println!("{heading}");
             }
             println!("{}", report::line(row));
+            report::parts(row).for_each(|line| println!("{line}"));
         });
         self.heading = heading;
         let line = Line::of(row);

@@ -162,7 +162,7 @@ impl App {
             retry_budget: RetryBudget::new(settings.retry_budget.share()),
             doubt: Doubt::default(),
             parser: Parser::new(scan, session_header, precedence, limits),
-            backlogs: Backlogs::new(settings.max_background),
+            backlogs: Backlogs::new(settings.max_background.min(settings.max_in_flight.div_ceil(2))),
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),
             recording,

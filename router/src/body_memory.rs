@@ -100,6 +100,12 @@ impl BodyShare {
         self.memory.held_bytes() <= self.memory.limit_bytes / 2
     }
 
+    /// Whether it may be kept while nobody waits for its answer: half of what [`may_stay`](Self::may_stay) leaves to others is theirs alone.
+    #[must_use]
+    pub fn may_wait(&self) -> bool {
+        self.memory.held_bytes() <= self.memory.limit_bytes / 4
+    }
+
     /// The body has been thrown away.
     pub fn give_back(&mut self) {
         self.memory.held_bytes.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);

@@ -121,7 +121,7 @@ pub enum RequestError {
     BadPriority(#[from] BadPriority),
     /// As many wait in the background as may.
     #[error(
-        "as many requests wait in the background as may, {limit} (--max-background), or their bodies hold half of --max-body-memory"
+        "as many requests wait in the background as may, {limit} (--max-background), or bodies hold a quarter of --max-body-memory"
     )]
     TooManyInBackground {
         /// The limit.

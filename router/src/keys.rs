@@ -130,7 +130,7 @@ impl KeySet {
             {
                 Some(None) => {
                     return Err(wrong(
-                        "has more than a key; after it there may be priority=N, with N from -100 to 100",
+                        "has more than a key; after it there may be priority=N, with N from -10 to 10",
                     ));
                 }
                 priority => priority.flatten(),
@@ -267,7 +267,7 @@ mod tests {
             [priority(b"sk-app"), priority(b"sk-batch"), priority(b"sk-other")],
             [5, -1, 0].map(|number| Some(Priority(number)))
         );
-        for wrong in ["k priority=101", "k priority=", "k priority=1 x", "k weight=2"] {
+        for wrong in ["k priority=11", "k priority=", "k priority=1 x", "k weight=2"] {
             assert!(KeySet::parse(wrong).unwrap_err().contains("priority=N"), "{wrong}");
         }
     }

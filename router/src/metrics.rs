@@ -224,10 +224,10 @@ impl Default for Metrics {
                 "How long requests in the background waited until a worker had time to spare for them.",
             ),
             ttft_seconds: maker
-                .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply."),
+                .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply; not of those in the background."),
             itl_seconds: maker.seconds("router_itl_seconds", "Between two pieces of one reply."),
             e2e_seconds: maker
-                .seconds("router_e2e_seconds", "From a request's arrival to the end of its reply."),
+                .seconds("router_e2e_seconds", "From a request's arrival to the end of its reply; not of those in the background."),
             prompt_tokens: tokens.with_label_values(&["prompt"]),
             completion_tokens: tokens.with_label_values(&["completion"]),
             predicted_cached_tokens: cached_tokens.with_label_values(&["predicted"]),

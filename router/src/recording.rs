@@ -33,7 +33,7 @@ const LAST_WAIT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Recording {
     entries: SyncSender<Entry>,
-    /// By which sessions are hashed, so that nobody finds out whose they are by hashing names.
+    /// By which sessions and tenants are hashed, so that nobody finds out whose they are by hashing names.
     seed: u64,
     left_out: AtomicU64,
 }
@@ -55,6 +55,15 @@ struct Line {
     hash_ids: Vec<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     session_id: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<u64>,
+    #[serde(skip_serializing_if = "is_usual")]
+    priority: i8,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
+fn is_usual(priority: &i8) -> bool {
+    *priority == 0
 }
 
 /// A trace cannot be written.
@@ -128,14 +137,15 @@ impl Line {
         let last = reading.blocks.last().copied().unwrap_or(BlockHash(rand::random()));
         let first_missing = hash_ids.len() + 1;
         hash_ids.extend((first_missing..=input_length.div_ceil(BLOCK_TOKENS)).map(|count| id(last, count)));
+        let hidden = |id: u64| xxh3_64_with_seed(&id.to_le_bytes(), seed) >> (u64::BITS - ID_BITS);
         Self {
             timestamp: u64::try_from(passed.arrived.as_millis()).unwrap_or(u64::MAX),
             input_length,
             output_length: passed.output_tokens.max(1),
             hash_ids,
-            session_id: reading
-                .session
-                .map(|session| xxh3_64_with_seed(&session.to_le_bytes(), seed) >> (u64::BITS - ID_BITS)),
+            session_id: reading.session.map(hidden),
+            tenant: reading.precedence.tenant.map(hidden),
+            priority: reading.precedence.priority.0,
         }
     }
 }
@@ -185,6 +195,7 @@ mod tests {
     use roundhouse_types::ChainHasher;
     use router_core::prefix::PromptHasher;
     use router_core::request::PromptUse;
+    use router_core::{Precedence, Priority};
 
     use super::*;
 
@@ -244,7 +255,10 @@ mod tests {
         assert_eq!((id(Some(77), 1), id(None, 1)), (ann, None));
         assert!(id(Some(78), 1) != ann && id(Some(77), 2) != ann, "another session, another process");
         let text = serde_json::to_string(&Line::of(&reading("hello"), passed, 1)).unwrap();
-        assert!(!text.contains("session_id"), "{text}");
+        assert!(!["session_id", "tenant", "priority"].iter().any(|key| text.contains(key)), "{text}");
+        let precedence = Precedence { priority: Priority(-1), tenant: Some(77) };
+        let line = Line::of(&Reading { precedence, ..reading("hello") }, passed, 1);
+        assert_eq!((line.tenant, line.priority), (ann, -1));
     }
 
     #[test]

@@ -100,6 +100,9 @@ pub struct SimulateArgs {
     /// In place of that so many clients for each worker send them as requests like others, one after the other each
     #[arg(long, value_name = "N")]
     pub background_clients: Option<usize>,
+    /// Routers are told no priorities and tenants of a trace (`priority` and `tenant` of its lines, more going first); figures are by them all the same
+    #[arg(long)]
+    pub all_alike: bool,
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,

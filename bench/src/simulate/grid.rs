@@ -13,7 +13,7 @@ use super::engine::plain::PlainEngine;
 use super::engine::scheduled::{Build, Pace, ScheduledEngine};
 use super::floor;
 use super::in_flight::InFlightOverTime;
-use super::outcome::{Figures, Objective, Outcome};
+use super::outcome::{Figures, Objective, Outcome, Part};
 use super::run::{Fault, Setup, run};
 use super::workload::{BLOCK_TOKENS, Workload, nanoseconds};
 
@@ -78,6 +78,8 @@ pub struct Row<'a> {
     pub job: Job<'a>,
     /// Its figures.
     pub figures: Figures,
+    /// The same by tenant and priority, where there are several.
+    pub parts: Vec<Part>,
     /// What workers had to do.
     pub in_flight: InFlightOverTime,
 }
@@ -190,7 +192,7 @@ impl<'a> Job<'a> {
         let outcome = self.outcome(tick);
         let figures = outcome.figures(self.cell.workload, objective);
         let in_flight = InFlightOverTime::of(&outcome.records, outcome.workers);
-        Row { job: self, figures, in_flight }
+        Row { job: self, figures, parts: outcome.parts(self.cell.workload), in_flight }
     }
 
     /// Runs it, for all that became of its requests.

@@ -2,6 +2,9 @@
 //!
 //! Formulas as in `bench serve` (`design/bench.md`): TPOT = (E2E − TTFT) / (output tokens − 1). Next: [`report`](super::report).
 
+use std::collections::BTreeMap;
+
+use router_core::Precedence;
 use serde::{Deserialize, Serialize};
 
 use super::run::Record;
@@ -19,6 +22,21 @@ pub struct Outcome {
     pub retractions: u64,
     /// Tokens of prompts and answers of requests in the background.
     pub spare_tokens: u64,
+}
+
+/// Figures of those of one tenant and priority.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Part {
+    /// Whose.
+    pub whose: Precedence,
+    /// Requests.
+    pub requests: usize,
+    /// Mean time to the first token.
+    pub mean_ttft_ms: f64,
+    /// Its 99th percentile.
+    pub p99_ttft_ms: f64,
+    /// Mean time to the last token.
+    pub mean_e2e_ms: f64,
 }
 
 /// What is good enough.
@@ -106,6 +124,36 @@ impl Outcome {
             split: self.split(),
             spare_tokens_per_s: self.spare_tokens as f64 / self.seconds().max(1e-9),
         }
+    }
+
+    /// Figures by tenant and priority, in that order; none where all are alike.
+    #[must_use]
+    pub fn parts(&self, workload: &Workload) -> Vec<Part> {
+        let mut parts: BTreeMap<_, (Precedence, Vec<f64>, Vec<f64>)> = BTreeMap::new();
+        for (record, request) in self.records.iter().zip(&workload.requests) {
+            let whose = request.precedence;
+            let (_, ttft, e2e) = parts
+                .entry((whose.tenant, whose.priority))
+                .or_insert_with(|| (whose, Vec::new(), Vec::new()));
+            let ms_since = |at_ns: u64| (at_ns - record.arrived_ns) as f64 / 1e6;
+            ttft.push(ms_since(record.first_ns));
+            e2e.push(ms_since(record.done_ns));
+        }
+        if parts.len() < 2 {
+            return Vec::new();
+        }
+        let part = |(whose, ttft, e2e): (Precedence, Vec<f64>, Vec<f64>)| {
+            let (ttft, e2e) = (Distribution::of_ms(ttft), Distribution::of_ms(e2e));
+            let (requests, mean_e2e_ms) = (ttft.count(), e2e.mean_ms());
+            Part {
+                whose,
+                requests,
+                mean_ttft_ms: ttft.mean_ms(),
+                p99_ttft_ms: ttft.percentile_ms(99.0),
+                mean_e2e_ms,
+            }
+        };
+        parts.into_values().map(part).collect()
     }
 
     fn split(&self) -> f64 {

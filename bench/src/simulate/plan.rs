@@ -65,6 +65,7 @@ pub fn scenes(args: &SimulateArgs) -> anyhow::Result<Vec<Scene>> {
         if let Some(path) = &args.background {
             scene.workload.put_behind(&trace::read(path)?)?;
         }
+        scene.workload.is_all_alike = args.all_alike;
         if args.adapters > 0 {
             scene.workload.give_adapters(args.adapters, scene.seed)?;
         }

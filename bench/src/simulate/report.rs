@@ -9,7 +9,7 @@ use super::args::Background;
 use super::contender::Family;
 use super::grid::{Job, Row};
 use super::in_flight::InFlightOverTime;
-use super::outcome::Figures;
+use super::outcome::{Figures, Part};
 
 /// A row of `--json`: an object a line, with these keys and no others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,7 +66,7 @@ impl Key {
     pub fn of(job: &Job<'_>) -> Self {
         let requests = job.cell.workload.foreground().len();
         let figures = Figures { requests, ..Figures::default() };
-        Line::of(&Row { job: *job, figures, in_flight: InFlightOverTime::default() }).key()
+        Line::of(&Row { job: *job, figures, parts: Vec::new(), in_flight: InFlightOverTime::default() }).key()
     }
 }
 
@@ -117,6 +117,17 @@ pub fn heading(job: &Job<'_>) -> String {
             (false, _) => " spare tok/s",
         }
     )
+}
+
+/// What a row's tenants and priorities had, a line each.
+pub fn parts<'a>(row: &'a Row<'_>) -> impl Iterator<Item = String> + 'a {
+    row.parts.iter().map(|Part { whose, requests, mean_ttft_ms, p99_ttft_ms, mean_e2e_ms }| {
+        let name = whose.tenant.map_or("nobody's".to_owned(), |tenant| format!("tenant {tenant}'s"));
+        let priority = whose.priority.0;
+        format!(
+            "    {name} of priority {priority}: {requests} requests, TTFT {mean_ttft_ms:.0} ms, P99 {p99_ttft_ms:.0}, E2E {mean_e2e_ms:.0}"
+        )
+    })
 }
 
 /// One row of the table.

@@ -277,7 +277,9 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let replica = self.front(number);
         self.replicas[number as usize] = u16::try_from(replica).unwrap_or(u16::MAX);
         self.records[number as usize].arrived_ns = now_ns;
-        self.send(number, now_ns);
+        if !self.waits_for_spare(number, now_ns) {
+            self.send(number, now_ns);
+        }
     }
 
     /// Which router a balancer in front of them gives a request to.
@@ -328,7 +330,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             self.tell(*number, Word::Over, now_ns);
         }
         for number in lost {
-            if !self.waits_for_spare(number) {
+            if !self.waits_for_spare(number, now_ns) {
                 self.send(number, now_ns);
             }
         }

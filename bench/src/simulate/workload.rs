@@ -51,6 +51,8 @@ pub struct Workload {
     pub requests: Vec<Request>,
     /// Names of adapters that requests are for; none where all are for the model itself.
     pub adapters: Vec<String>,
+    /// Routers are told nothing of priorities and tenants.
+    pub is_all_alike: bool,
     ids: Vec<u32>,
     /// So many requests at the end are in the background: there from the beginning, and in no figures of the others.
     background: usize,

@@ -39,7 +39,7 @@ impl Backlog {
     /// Who is first: of the highest priority, of the tenant that has had the least, whoever has waited longest.
     #[must_use]
     pub fn first(&self) -> Option<BacklogTicket> {
-        let place = *self.turns.in_turn().first()?;
+        let place = self.turns.first()?;
         self.turns.at(place).1.front().copied()
     }
 

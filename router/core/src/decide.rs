@@ -14,6 +14,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use roundhouse_types::BlockHash;
+use smallvec::SmallVec;
 
 use crate::adapters::AdapterOutlook;
 use crate::fleet::FleetSnapshot;
@@ -21,7 +22,7 @@ use crate::health::Trial;
 use crate::ledger::{Booking, HeldPrompt, Lease};
 use crate::models::PoolNumber;
 use crate::policy::{Candidate, PickError, Policy};
-use crate::pools::Pools;
+use crate::pools::{Part, Pools};
 use crate::prefix::feed::CacheChange;
 use crate::prefix::follow_ups::FollowUps;
 use crate::prefix::index::{Basis, Comparison, InFlight};
@@ -411,7 +412,7 @@ impl Decider {
                 let answer_tokens = answer_tokens(request, pools, picked.pool);
                 let worker_s = worker_s(&speed, booking.prefill, answer_tokens) * f64::from(picked.ratio);
                 let (spare, now_s) = (pools.spare(picked.pool), now.as_secs_f64());
-                if booking.is_background { spare.give(worker_s, now_s) } else { spare.take(worker_s, now_s) }
+                if booking.is_background { spare.give(worker_s) } else { spare.take(worker_s, now_s) }
             }
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;
@@ -437,9 +438,14 @@ impl Decider {
         (candidates, pools): (&mut Candidates, &mut Pools),
         now: Duration,
     ) -> Result<(), PickError> {
-        let (load, workers) = (self.background_load.unwrap_or(1.0), candidates.workers());
-        if !pools.spare(candidates.pool()).is_there(load, workers, now.as_secs_f64()) {
-            return Err(PickError::NoneSpare);
+        let load = self.background_load.unwrap_or(1.0);
+        let all = candidates.workers();
+        let parts: SmallVec<[Part; 1]> = candidates.parts().collect();
+        for Part { pool, of_candidates, of_pool } in parts {
+            let workers = of_candidates * all / of_pool.max(f64::MIN_POSITIVE);
+            if !pools.spare(pool).is_there(load, workers, now.as_secs_f64()) {
+                candidates.leave_out(pool);
+            }
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate")]
         let tokens = |pool| request.prompt_tokens + answer_tokens(request, pools, pool) as usize;

@@ -48,7 +48,7 @@ struct Background {
     tokens: AtomicU32,
 }
 
-/// What background requests may hold of a worker's memory: what others have cached there is not to go.
+/// What background requests may hold of a worker's memory, unless there is one alone: what others have cached there is not to go.
 const BACKGROUND_MEMORY: f64 = 0.25;
 /// Background requests at a worker whose memory is not known.
 const MOST_IN_BACKGROUND: u32 = 32;
@@ -137,7 +137,9 @@ impl WorkerLoad {
         let held = self.background.tokens.load(Ordering::Relaxed) as usize + tokens;
         load.prefilling == 0
             && match kv_capacity_tokens {
-                Some(capacity) => held as f64 <= BACKGROUND_MEMORY * capacity as f64 || load.requests == 0,
+                Some(capacity) => {
+                    held as f64 <= BACKGROUND_MEMORY * capacity as f64 || self.in_background() == 0
+                }
                 None => self.in_background() < MOST_IN_BACKGROUND as usize,
             }
     }

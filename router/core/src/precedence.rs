@@ -4,6 +4,8 @@
 //! time, so that nobody saves up turns and nobody is made to wait for what he had while others wanted nothing. Knows no clock and no requests. Used by
 //! lines of single workers ([`speed`](crate::speed)) and by the [backlog](crate::backlog).
 
+use std::cmp::Ordering;
+
 use smallvec::SmallVec;
 
 /// Tenants remembered that nobody waits of.
@@ -28,6 +30,14 @@ pub struct Precedence {
     pub priority: Priority,
     /// Hash of the customer it is of; `None` for all of whom that is not known, who are one.
     pub tenant: Option<u64>,
+}
+
+impl Precedence {
+    /// The same of one that has begun: whatever it was before, somebody has a part of its answer, or is computing it.
+    #[must_use]
+    pub fn of_one_that_has_begun(self) -> Self {
+        Self { priority: self.priority.max(Priority::default()), ..self }
+    }
 }
 
 /// Those of one tenant and priority who wait, in an order of their own.
@@ -108,17 +118,29 @@ impl<Q: Waiters> Turns<Q> {
         group.had += service;
     }
 
-    /// The queues that somebody waits in, whose turn it is first.
+    /// The queue whose turn it is, of those that somebody waits in.
+    pub(crate) fn first(&self) -> Option<usize> {
+        self.waited_in().min_by(|one, other| self.in_order(*one, *other))
+    }
+
+    /// All of them, whose turn it is first.
     pub(crate) fn in_turn(&self) -> SmallVec<[usize; 4]> {
-        let waits = |at: &usize| !self.groups[*at].waiters.is_empty();
-        let mut places: SmallVec<[usize; 4]> = (0..self.groups.len()).filter(waits).collect();
+        let mut places: SmallVec<[usize; 4]> = self.waited_in().collect();
         if places.len() > 1 {
-            places.sort_by(|one, other| {
-                let [one, other] = [one, other].map(|at| &self.groups[*at]);
-                other.whose.priority.cmp(&one.whose.priority).then(one.had.total_cmp(&other.had))
-            });
+            places.sort_by(|one, other| self.in_order(*one, *other));
         }
         places
+    }
+
+    fn waited_in(&self) -> impl Iterator<Item = usize> {
+        (0..self.groups.len()).filter(|at| !self.groups[*at].waiters.is_empty())
+    }
+
+    /// Whoever has had as much is told apart by his number: places change when somebody is forgotten.
+    fn in_order(&self, one: usize, other: usize) -> Ordering {
+        let [one, other] = [one, other].map(|at| &self.groups[at]);
+        let by_priority = other.whose.priority.cmp(&one.whose.priority);
+        by_priority.then(one.had.total_cmp(&other.had)).then(one.whose.tenant.cmp(&other.whose.tenant))
     }
 
     /// A queue by its place, and whose it is.
@@ -158,7 +180,8 @@ mod tests {
 
     /// Who is served next, with one unit.
     fn next(turns: &mut Turns<Vec<u32>>) -> Option<u64> {
-        let place = *turns.in_turn().first()?;
+        let place = turns.first()?;
+        assert_eq!(turns.in_turn().first(), Some(&place));
         let whose = turns.at(place).0;
         turns.at_mut(place).remove(0);
         turns.has(whose, 1.0);

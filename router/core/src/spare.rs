@@ -10,6 +10,9 @@ const OF_LATE_S: f64 = 10.0;
 /// Of the time of each worker, what the background gets at least while nobody waits there: it goes on, however slowly.
 const LEAST_LEFT: f64 = 0.02;
 
+/// What could have been given for so long can be given at once: it is looked for time every now and then.
+const BETWEEN_LOOKS_S: f64 = 0.05;
+
 /// What a token of an answer takes of a worker's time, in tokens of prefill: 0.06 ms beside 0.06.
 const ANSWER_TOKEN: f64 = 1.0;
 /// The same for each token of its context: 0.088 µs.
@@ -28,9 +31,10 @@ pub(crate) struct SpareTime {
     /// Seconds of work a second, as of when others last came.
     others: f64,
     others_at_s: f64,
-    /// What the last request in the background takes, and when it was sent.
-    given_s: f64,
-    given_at_s: f64,
+    /// Seconds of work that the background has been given and that have not been made up for, as of when it was last looked; below 0 if it could
+    /// have been given more since the look before.
+    owes_s: f64,
+    looked_at_s: f64,
 }
 
 impl SpareTime {
@@ -41,14 +45,17 @@ impl SpareTime {
     }
 
     /// One in the background takes so many.
-    pub(crate) fn give(&mut self, seconds: f64, now_s: f64) {
-        (self.given_s, self.given_at_s) = (seconds, now_s);
+    pub(crate) fn give(&mut self, seconds: f64) {
+        self.owes_s += seconds;
     }
 
     /// Whether there is time for another one, if each of so many `workers` may be busy for such a part of the time.
-    pub(crate) fn is_there(&self, load: f64, workers: f64, now_s: f64) -> bool {
+    pub(crate) fn is_there(&mut self, load: f64, workers: f64, now_s: f64) -> bool {
         let left = (load * workers - self.others(now_s)).max(LEAST_LEFT * workers);
-        now_s >= self.given_at_s + self.given_s / left
+        let passed_s = (now_s - self.looked_at_s).max(0.0);
+        self.owes_s = (self.owes_s - left * passed_s).max(-left * BETWEEN_LOOKS_S);
+        self.looked_at_s = self.looked_at_s.max(now_s);
+        self.owes_s <= 0.0
     }
 
     /// What others take of late, in seconds of work a second.
@@ -61,18 +68,19 @@ impl SpareTime {
 mod tests {
     use super::*;
 
-    /// How many seconds of work the background is given in `seconds`, if others take `others` a second of four workers.
-    fn given(others: f64, load: f64, seconds: u32) -> f64 {
+    /// How many seconds of work the background is given in `seconds`, each request taking `each`, if others take `others` a second of as many `workers`,
+    /// and it is looked every 20 ms.
+    fn given((workers, others): (f64, f64), load: f64, each: f64, seconds: u32) -> f64 {
         let mut spare = SpareTime::default();
         let mut given = 0.0;
-        for ms in 0..(60 + seconds) * 1_000 {
-            let now_s = f64::from(ms) / 1e3;
-            if ms % 100 == 0 && others > 0.0 {
+        for look in 0..(60 + seconds) * 50 {
+            let now_s = f64::from(look) / 50.0;
+            if look % 5 == 0 && others > 0.0 {
                 spare.take(others / 10.0, now_s);
             }
-            if spare.is_there(load, 4.0, now_s) {
-                spare.give(0.25, now_s);
-                given += if ms > 60_000 { 0.25 } else { 0.0 };
+            while spare.is_there(load, workers, now_s) {
+                spare.give(each);
+                given += if look > 60 * 50 { each } else { 0.0 };
             }
         }
         given
@@ -83,21 +91,27 @@ mod tests {
         let close = |given: f64, expected: f64| {
             assert!((given / expected - 1.0).abs() < 0.1, "{given}, not {expected}");
         };
-        close(given(0.0, 0.6, 100), 240.0);
-        close(given(1.4, 0.6, 100), 100.0);
-        close(given(3.5, 0.6, 100), 0.02 * 4.0 * 100.0);
+        close(given((4.0, 0.0), 0.6, 0.25, 100), 240.0);
+        close(given((4.0, 1.4), 0.6, 0.25, 100), 100.0);
+        close(given((4.0, 3.5), 0.6, 0.25, 100), 0.02 * 4.0 * 100.0);
+        // Many workers and little work: several at a look.
+        close(given((1_000.0, 100.0), 0.6, 0.01, 20), 500.0 * 20.0);
     }
 
     #[test]
     fn what_others_took_is_forgotten_and_what_was_put_off_comes_sooner_then() {
         let mut spare = SpareTime::default();
         spare.take(400.0, 10.0);
-        spare.give(1.0, 10.0);
+        assert!(spare.is_there(0.5, 2.0, 10.0));
+        spare.give(1.0);
         assert!(!spare.is_there(0.5, 2.0, 12.0));
         assert!(spare.is_there(0.5, 2.0, 200.0));
         let mut quiet = SpareTime::default();
-        quiet.give(1.0, 10.0);
-        assert!(!quiet.is_there(0.5, 2.0, 10.9) && quiet.is_there(0.5, 2.0, 11.1));
+        assert!(quiet.is_there(0.5, 2.0, 10.0));
+        // From two routers at once.
+        quiet.give(1.0);
+        quiet.give(1.0);
+        assert!(!quiet.is_there(0.5, 2.0, 11.5) && quiet.is_there(0.5, 2.0, 12.1));
     }
 
     #[test]

@@ -251,7 +251,7 @@ pub struct Settings {
     #[arg(long, help_heading = "Routing", default_value = "x-session-id", value_name = "NAME")]
     pub session_header: String,
 
-    /// Request header with a priority from -100 to 100, 0 being usual: who has more goes first where requests wait in line, and who has less than 0 is
+    /// Request header with a priority from -10 to 10, 0 being usual: who has more goes first where requests wait in line, and who has less than 0 is
     /// in the background. It wins over the body's `service_tier`, of which `priority` is 1 and `flex` is -1; a key may have less (--api-key-file)
     #[arg(long, help_heading = "Routing", default_value = "x-request-priority", value_name = "NAME")]
     pub priority_header: String,
@@ -266,7 +266,8 @@ pub struct Settings {
     #[arg(long, help_heading = "Routing", default_value = "60%", value_parser = parse_share, value_name = "SHARE|off")]
     pub background_load: Share,
 
-    /// Requests that may wait in the background; more are answered with 429, and so is each where bodies hold half of --max-body-memory
+    /// Requests that may wait in the background, and no more than half of --max-in-flight; others are answered with 429, and so is each where bodies
+    /// hold a quarter of --max-body-memory
     #[arg(long, help_heading = "Limits", default_value_t = 4_096)]
     pub max_background: usize,
 

@@ -320,4 +320,15 @@ mod tests {
         }
         assert!(is_late(Duration::ZERO, u64::MAX) && is_late(Duration::MAX, 0));
     }
+
+    #[test]
+    fn a_request_waits_by_the_same_here_as_where_it_came() {
+        let heard = |priority, tenant| {
+            let read = Read::from(wire::Sent { priority, tenant, ..wire::Sent::default() });
+            read.view(None).precedence
+        };
+        assert_eq!(heard(0, None), Precedence::default());
+        assert_eq!(heard(-3, Some(7)), Precedence { priority: Priority(-3), tenant: Some(7) });
+        assert_eq!(heard(i32::MAX, None).priority, Priority(i8::MAX));
+    }
 }

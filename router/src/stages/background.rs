@@ -20,6 +20,10 @@ use crate::error::RequestError;
 
 /// How often whoever is first looks: a step of an engine takes about as long.
 const LOOKS_EVERY: Duration = Duration::from_millis(20);
+/// Of so many models; of twice as many each looks half as often, since a look is a walk over the workers.
+const MODELS_AT_ONCE: usize = 8;
+/// Who is not first looks whether he is, should nobody have told him.
+const ASKS_EVERY: Duration = Duration::from_secs(1);
 
 /// Those who wait, by the model that they ask for.
 #[derive(Debug)]
@@ -58,9 +62,9 @@ impl Backlogs {
     /// Whether another one may come, which holds `share`.
     ///
     /// # Errors
-    /// When as many wait as may, or bodies hold half of what they may: those that nobody waits for must not keep out the others.
+    /// When as many wait as may, or bodies hold a quarter of what they may: those that nobody waits for must not keep out the others.
     pub fn check(&self, share: &BodyShare) -> Result<(), RequestError> {
-        let has_room = self.waiting() < self.most && share.may_stay();
+        let has_room = self.waiting() < self.most && share.may_wait();
         if has_room { Ok(()) } else { Err(RequestError::TooManyInBackground { limit: self.most }) }
     }
 
@@ -71,6 +75,7 @@ impl Backlogs {
         let of_model = by_model.entry(model.clone()).or_default();
         let ticket = of_model.backlog.enter(whose);
         of_model.bells.insert(ticket, Arc::clone(&bell));
+        of_model.wake_first();
         self.count.fetch_add(1, Ordering::Relaxed);
         Place { backlogs: self, model, whose, ticket, bell, sent_tokens: 0 }
     }
@@ -93,9 +98,12 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn is_first(&self) -> bool {
+    /// How long to wait for another look, if it is first.
+    fn looks_again_after(&self) -> Option<Duration> {
         let by_model = self.backlogs.lock();
-        by_model.get(&self.model).is_some_and(|of_model| of_model.backlog.first() == Some(self.ticket))
+        let of_model = by_model.get(&self.model)?;
+        let models = u32::try_from(by_model.len() / MODELS_AT_ONCE).unwrap_or(u32::MAX);
+        (of_model.backlog.first() == Some(self.ticket)).then(|| LOOKS_EVERY.saturating_mul(1 + models))
     }
 }
 
@@ -114,10 +122,10 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Waits until a worker `among` those that are left has time to spare, and picks it.
+/// Waits until a worker `among` those that are left has time to spare, and picks it; also while all are down, since nobody waits for the answer.
 ///
 /// # Errors
-/// When there is none that could, or `deadline` has come.
+/// When there is none that could, now or later, or `deadline` has come.
 pub async fn pick_when_spare(
     app: &App,
     view: &RequestView<'_>,
@@ -127,9 +135,11 @@ pub async fn pick_when_spare(
     let began = Instant::now();
     let mut place = app.backlogs.enter(view);
     loop {
-        if place.is_first() {
+        if let Some(again) = place.looks_again_after() {
             match pick_spare(app, view, among, app.now()) {
-                Err(PickError::NoneSpare) => sleep_until(deadline.min(Instant::now() + LOOKS_EVERY)).await,
+                Err(PickError::NoneSpare | PickError::NoneUsable { .. } | PickError::ModelDown { .. }) => {
+                    sleep_until(deadline.min(Instant::now() + again)).await;
+                }
                 picked => {
                     let picked = picked?;
                     place.sent_tokens = view.prompt_tokens.max(1);
@@ -139,7 +149,7 @@ pub async fn pick_when_spare(
             }
         } else {
             // Whoever is first is woken; that time has run out is seen below.
-            let _ = timeout_at(deadline, place.bell.notified()).await;
+            let _ = timeout_at(deadline.min(Instant::now() + ASKS_EVERY), place.bell.notified()).await;
         }
         if Instant::now() >= deadline {
             return Err(RequestError::NoSpare { limit });
@@ -164,17 +174,27 @@ mod tests {
         let backlogs = Backlogs::new(9);
         let (first, second) = (backlogs.enter(&view("m", -1)), backlogs.enter(&view("m", -1)));
         let other = backlogs.enter(&view("another", -1));
-        assert!(first.is_first() && !second.is_first() && other.is_first());
-        let before = backlogs.enter(&view("m", -1 + 1));
-        assert!(before.is_first() && !first.is_first(), "a higher priority");
+        let is_first = |place: &Place<'_>| place.looks_again_after() == Some(LOOKS_EVERY);
+        assert!(is_first(&first) && !is_first(&second) && is_first(&other));
+        first.bell.notified().await;
+        let before = backlogs.enter(&view("m", 0));
+        assert!(is_first(&before) && !is_first(&first), "a higher priority");
         drop(before);
         first.bell.notified().await;
         drop(first);
         second.bell.notified().await;
-        assert!(second.is_first());
+        assert!(is_first(&second));
         assert_eq!(backlogs.waiting(), 2);
         drop((second, other));
         assert_eq!((backlogs.waiting(), backlogs.lock().len()), (0, 0));
+    }
+
+    #[test]
+    fn the_more_models_the_more_rarely_each_looks() {
+        let backlogs = Backlogs::new(99);
+        let names: Vec<_> = (0..16).map(|number| number.to_string()).collect();
+        let places: Vec<_> = names.iter().map(|name| backlogs.enter(&view(name, -1))).collect();
+        assert!(places.iter().all(|place| place.looks_again_after() == Some(3 * LOOKS_EVERY)));
     }
 
     #[test]
@@ -183,7 +203,7 @@ mod tests {
         let (backlogs, mut share) = (Backlogs::new(2), memory.share(0));
         let places = [backlogs.enter(&view("m", -1))];
         assert!(backlogs.check(&share).is_ok());
-        share.grow(60).unwrap();
+        share.grow(26).unwrap();
         assert!(matches!(backlogs.check(&share), Err(RequestError::TooManyInBackground { limit: 2 })));
         share.give_back();
         let more = backlogs.enter(&view("m", -1));

@@ -154,6 +154,8 @@ impl Continuing {
         // What has been given is prompt now: so it is weighed, and so speeds are learned from it.
         let given_tokens = given.pieces();
         reading.prompt_tokens += given_tokens;
+        let asked = reading.precedence;
+        reading.precedence = asked.of_one_that_has_begun();
         let mut rest = WorkerRequest { body, ..request.clone() };
         let begun = match retries.after(app, reading, failed, times.1) {
             None => retries.give_up().expect("it has just been given a failure"),
@@ -163,7 +165,7 @@ impl Continuing {
                 attempts(app, (&mut rest, reading), (retries, None), *times, recorder).await
             }
         };
-        reading.prompt_tokens -= given_tokens;
+        (reading.prompt_tokens, reading.precedence) = (reading.prompt_tokens - given_tokens, asked);
         match begun {
             Ok(begun) if goes_on(&begun) => {
                 recorder.went_on();

@@ -115,6 +115,7 @@ pub async fn dispatch(
     let may_wait_since = (app.settings.late_binding && recorder.is_generation()).then_some(now);
     if app.decider.waits_for_spare(&reading.view()) {
         app.backlogs.check(&share)?;
+        recorder.is_in_background();
     }
     app.retry_budget.count_request(now);
     let mut retries = Retries::default();
@@ -181,6 +182,7 @@ pub(super) async fn attempts(
             retries.went_on(failed, worker.slot, &app.fleet.roster().snapshot);
             // What is under way waits for nobody's turn.
             (view.may_wait_since, now) = (None, app.now());
+            view.precedence = view.precedence.of_one_that_has_begun();
             continue;
         }
         match retries.after(app, reading, failed, deadline) {

@@ -134,7 +134,8 @@ impl Splitter {
         recorder.prefilled(usage, reading);
         drop(lease);
         let Some(transfer) = transfer else {
-            let view = RequestView { may_wait_since: None, ..*view };
+            let precedence = view.precedence.of_one_that_has_begun();
+            let view = RequestView { may_wait_since: None, precedence, ..*view };
             let picked = pick_in_turn(app, &view, (among, app.now()), times).await?;
             return Ok(attempt(app, asked, (picked, Leg::Whole), times, recorder).await?);
         };

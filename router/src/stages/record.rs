@@ -65,6 +65,7 @@ pub struct Recorder {
     /// What the end of the reply says of its worker's health.
     trial: Option<Trial>,
     recorded: bool,
+    in_background: bool,
 }
 
 impl Recorder {
@@ -94,7 +95,13 @@ impl Recorder {
             tail: ReplyTail::default(),
             trial: None,
             recorded: false,
+            in_background: false,
         }
+    }
+
+    /// Nobody waits for it: how long it takes is in no metric of those that somebody does wait for.
+    pub fn is_in_background(&mut self) {
+        self.in_background = true;
     }
 
     /// Whether an engine generates text for it, as far as the path tells.
@@ -212,7 +219,7 @@ impl Recorder {
         match self.last_piece {
             None => {
                 self.first_piece = Some(now);
-                if succeeds {
+                if succeeds && !self.in_background {
                     metrics.ttft_seconds.observe((now - self.began).as_secs_f64());
                 }
             }
@@ -255,7 +262,9 @@ impl Recorder {
                 let status = self.status.unwrap_or(StatusCode::OK);
                 if status.is_success() {
                     self.learn_answer(reported.as_ref(), reading);
-                    metrics.e2e_seconds.observe(self.began.elapsed().as_secs_f64());
+                    if !self.in_background {
+                        metrics.e2e_seconds.observe(self.began.elapsed().as_secs_f64());
+                    }
                 } else {
                     let blame = if status.is_client_error() { Blame::Client } else { Blame::Worker };
                     metrics.error(blame);

@@ -99,6 +99,38 @@ fn question(extra: &Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_has_begun_to_read_is_not_in_the_background_any_more() {
+    let computes = Arc::new(Notify::new());
+    let start = || {
+        let computes = Arc::clone(&computes);
+        MockWorker::start(&[MODEL], move |seen| {
+            let body = String::from_utf8_lossy(&seen.body).into_owned();
+            if body.contains("busy") {
+                vec![Act::Wait(Arc::clone(&computes)), Act::Write(sse_reply(&["[DONE]"]))]
+            } else if body.contains("given") {
+                whole(&[text_event("b", " rest"), usage("b", 3, 1)])
+            } else {
+                breaks(&[text_event("a", " given")])
+            }
+        })
+    };
+    let mocks = [start().await, start().await];
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]]), "--background-load=100%"]).await;
+    let prompt = |text: &str| json!({"model": MODEL, "stream": true, "max_tokens": 9, "prompt": text});
+    let (address, busy) = (router.address, prompt("busy").to_string());
+    let busy =
+        tokio::spawn(async move { exchange(address, "POST", COMPLETIONS, &[], busy.as_bytes()).await });
+    until("one is busy", || async { mocks.iter().any(|mock| mock.seen().len() == 1) }).await;
+    let mut flex = prompt("begin");
+    flex["service_tier"] = "flex".into();
+    let (events, is_whole) = told(&router.post(COMPLETIONS, &flex.to_string()).await);
+    assert_eq!((text_of(&events).as_str(), is_whole), (" given rest", true));
+    assert!(!busy.is_finished(), "nobody had time to spare for the rest");
+    computes.notify_one();
+    assert_eq!(busy.await.unwrap().status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_chat_is_gone_on_with_and_its_client_sees_one_answer() {
     let beginning = breaks(&[opening("a"), content("a", "The"), content("a", " \"sky\"\n")]);
     let rest =

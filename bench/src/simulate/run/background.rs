@@ -19,6 +19,8 @@ const LOOKS_EVERY: Duration = Duration::from_millis(20);
 pub(super) struct Waiting {
     /// Of each router.
     backlogs: Vec<(Backlog, HashMap<BacklogTicket, u32>)>,
+    /// Which of them are looking for time.
+    look: Vec<bool>,
     /// Where clients take the next one.
     clients: VecDeque<u32>,
     done_tokens: u64,
@@ -28,6 +30,7 @@ impl Waiting {
     pub(super) fn new(workload: &Workload, background: Background, replicas: usize) -> Self {
         let mut waiting = Self {
             backlogs: (0..replicas).map(|_| Default::default()).collect(),
+            look: vec![false; replicas],
             clients: VecDeque::new(),
             done_tokens: 0,
         };
@@ -57,7 +60,11 @@ impl Waiting {
 impl<E: Engine> Simulation<'_, E> {
     /// What a request waits by. Where clients send what is in the background, it is like others.
     pub(super) fn precedence(&self, number: u32) -> Precedence {
-        let precedence = self.setup.workload.requests[number as usize].precedence;
+        let Workload { requests, is_all_alike, .. } = self.setup.workload;
+        if *is_all_alike && number < self.setup.workload.first_in_background() {
+            return Precedence::default();
+        }
+        let precedence = requests[number as usize].precedence;
         match self.setup.background {
             Background::Clients(_) => {
                 Precedence { priority: precedence.priority.max(Priority(0)), ..precedence }
@@ -75,9 +82,15 @@ impl<E: Engine> Simulation<'_, E> {
             }
             Background::Spare(_) => {
                 for router in (0..).take(self.setup.routers.count.max(1)) {
-                    self.enter(0, Event::Spare(router));
+                    self.begin_to_look(router, 0);
                 }
             }
+        }
+    }
+
+    fn begin_to_look(&mut self, replica: u16, at_ns: u64) {
+        if !std::mem::replace(&mut self.waiting.look[replica as usize], true) {
+            self.enter(at_ns, Event::Spare(replica));
         }
     }
 
@@ -94,12 +107,14 @@ impl<E: Engine> Simulation<'_, E> {
         self.send_next(now_ns);
     }
 
-    /// Whether a request whose worker has died waits for time to spare, in place of being sent at once.
-    pub(super) fn waits_for_spare(&mut self, number: u32) -> bool {
-        let waits = self.precedence(number).priority.is_background();
+    /// Whether a request waits for time to spare, in place of being sent at once.
+    pub(super) fn waits_for_spare(&mut self, number: u32, now_ns: u64) -> bool {
+        let is_given = matches!(self.setup.background, Background::Spare(_));
+        let waits = is_given && self.precedence(number).priority.is_background();
         if waits {
-            let replica = self.replicas[number as usize] as usize;
-            self.waiting.enter(self.setup.workload, number, replica);
+            let replica = self.replicas[number as usize];
+            self.waiting.enter(self.setup.workload, number, replica as usize);
+            self.begin_to_look(replica, now_ns);
         }
         waits
     }
@@ -107,8 +122,9 @@ impl<E: Engine> Simulation<'_, E> {
     /// Sends as many as there is time to spare for.
     pub(super) fn look_for_spare(&mut self, replica: u16, now_ns: u64) {
         while self.send_to_spare(replica, now_ns) {}
+        self.waiting.look[replica as usize] = false;
         if !self.waiting.backlogs[replica as usize].0.is_empty() {
-            self.enter(now_ns.saturating_add(as_ns(LOOKS_EVERY)), Event::Spare(replica));
+            self.begin_to_look(replica, now_ns.saturating_add(as_ns(LOOKS_EVERY)));
         }
     }
 
@@ -133,8 +149,7 @@ impl<E: Engine> Simulation<'_, E> {
         backlog.leave(precedence, ticket, tokens);
         numbers.remove(&ticket);
         self.replicas[number as usize] = replica;
-        let record = &mut self.records[number as usize];
-        (record.arrived_ns, record.worker) = (now_ns, decided.worker.slot.0);
+        self.records[number as usize].worker = decided.worker.slot.0;
         self.placed[number as usize] = Some(Placed { decided, leg: Leg::Whole, turn: None });
         self.submit(number, now_ns);
         true

@@ -188,21 +188,37 @@ impl Candidates {
         }
     }
 
-    /// Of those gathered keeps who has time and memory to spare for a request that has, at a worker of a pool, so many `tokens`.
+    /// Of those gathered keeps who has time and memory to spare for a request that has, at a worker of a pool, so many `tokens`; nobody's who is known
+    /// to have prompts of others.
     pub(super) fn keep_spare(&mut self, fleet: &FleetSnapshot, tokens: impl Fn(PoolNumber) -> usize) {
-        let has_spare = |one: &Candidate| {
-            let capacity = Some(one.kv_capacity_tokens as usize).filter(|tokens| *tokens > 0);
-            fleet.workers()[one.place as usize].load.has_spare(tokens(one.pool), capacity)
+        let others_wait = |at: usize| {
+            let report = self.reports.get(at).and_then(Option::as_ref);
+            report.is_some_and(|report| report.others.waiting > 0)
         };
-        let kept: Vec<bool> = self.list.iter().map(has_spare).collect();
-        keep(&mut self.list, &kept);
-        keep(&mut self.reports, &kept);
-        keep(&mut self.outlooks, &kept);
+        let has_spare = |(at, one): (usize, &Candidate)| {
+            let capacity = Some(one.kv_capacity_tokens as usize).filter(|tokens| *tokens > 0);
+            let load = &fleet.workers()[one.place as usize].load;
+            !others_wait(at) && load.has_spare(tokens(one.pool), capacity)
+        };
+        let kept: Vec<bool> = self.list.iter().enumerate().map(has_spare).collect();
+        self.keep(&kept);
     }
 
-    /// How many could be picked, in all of the fleet.
+    /// How many workers the candidates stand for, in all of the fleet.
     pub(super) fn workers(&self) -> f64 {
-        self.list.len() as f64 / self.share.max(f64::MIN_POSITIVE)
+        self.in_order as f64 / self.share.max(f64::MIN_POSITIVE)
+    }
+
+    /// Leaves out all of a pool.
+    pub(super) fn leave_out(&mut self, pool: PoolNumber) {
+        let kept: Vec<bool> = self.list.iter().map(|one| one.pool != pool).collect();
+        self.keep(&kept);
+    }
+
+    fn keep(&mut self, kept: &[bool]) {
+        keep(&mut self.list, kept);
+        keep(&mut self.reports, kept);
+        keep(&mut self.outlooks, kept);
     }
 
     /// Returns how many workers it has looked at.

@@ -95,7 +95,9 @@ impl Decider {
         let mut there = Candidate::new(worker.slot);
         there.hit(request, hits.blocks(worker.slot), &speed);
         if is_new && request.leg != Leg::Decode {
-            pools.arrival(now, std::iter::once(Part { pool, of_candidates: 1.0, of_pool: 1.0 }));
+            if !self.waits_for_spare(request) {
+                pools.arrival(now, std::iter::once(Part { pool, of_candidates: 1.0, of_pool: 1.0 }));
+            }
             pools.unseen(pool).told(now, LATE, request.blocks.last().copied());
             follow_ups.see(request.model, self.whole(request), hits.deepest());
             if !follow_ups.is_turn(self.whole(request), hits.deepest()) {
@@ -121,9 +123,10 @@ impl Decider {
             is_background: self.waits_for_spare(request),
         };
         if is_new && request.leg != Leg::Decode {
-            let worker_s = worker_s(&speed, booking.prefill, answer_tokens(request, pools, pool));
+            let worker_s = worker_s(&speed, booking.prefill, answer_tokens(request, pools, pool))
+                * f64::from(worker.load.queue().ratio);
             let (spare, now_s) = (pools.spare(pool), now.as_secs_f64());
-            if booking.is_background { spare.give(worker_s, now_s) } else { spare.take(worker_s, now_s) }
+            if booking.is_background { spare.give(worker_s) } else { spare.take(worker_s, now_s) }
         }
         let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::queue::Waiting;
 use crate::adapters::Adapter;
-use crate::precedence::{Precedence, Turns, Waiters};
+use crate::precedence::{Precedence, Priority, Turns, Waiters};
 
 /// How much later a request may go, for each second that its own prefill takes, than one that takes none: short prompts do not wait for long
 /// ones that came a moment before, and no prompt waits for ever.
@@ -154,7 +154,7 @@ impl Line {
     pub(super) fn behind_s(&self, whose: Precedence, due_s: f64, own_s: f64) -> f64 {
         let of_own = self.turns.all().find(|(other, _)| *other == whose);
         let own_before_s = of_own.map_or(0.0, |(_, queue)| queue.before_s(due_s));
-        let of_others = self.turns.all().filter(|(other, _)| *other != whose);
+        let of_others = self.turns.all().filter(|(other, _)| *other != whose).take(MOST_COUNTED);
         let before_s = |(other, queue): (Precedence, &Queue)| match other.priority.cmp(&whose.priority) {
             Ordering::Greater => queue.owed_s,
             Ordering::Equal => queue.owed_s.min(own_before_s + own_s),
@@ -180,11 +180,19 @@ impl Line {
             most = most.min(tokens / LITTLE);
             goes
         };
-        let mut in_turn = self.turns.in_turn().into_iter();
-        in_turn.find_map(|queue| {
+        let mut go_of = |queue: usize| {
             let at = self.turns.at(queue).1.requests.iter().rposition(&mut goes)?;
             Some(Place { queue, at })
-        })
+        };
+        // Nearly always there is one in the first queue, and the order of the others does not matter.
+        let first = self.turns.first()?;
+        go_of(first).or_else(|| self.turns.in_turn().into_iter().skip(1).find_map(go_of))
+    }
+
+    /// Whether somebody of a higher priority waits.
+    pub(super) fn has_above(&self, priority: Priority) -> bool {
+        let first = self.turns.first().map(|place| self.turns.at(place).0.priority);
+        first.is_some_and(|first| first > priority)
     }
 
     /// Takes out the one there.
@@ -209,9 +217,11 @@ impl Line {
         all.any(|request| request.waiting.ticket == ticket)
     }
 
-    /// The first of each tenant.
+    /// The first of each tenant, so many in all.
     fn first_ones(&self) -> impl Iterator<Item = &InLine> {
-        self.turns.all().flat_map(|(_, queue)| queue.requests.iter().rev().take(MOST_COUNTED))
+        let each = (MOST_COUNTED / self.turns.all().count().max(1)).max(1);
+        let all = self.turns.all().flat_map(move |(_, queue)| queue.requests.iter().rev().take(each));
+        all.take(MOST_COUNTED)
     }
 
     /// Whether one that was due before `due_s` is for an adapter that `waits`, as far as the first of them tell.
@@ -315,6 +325,27 @@ mod tests {
         assert_eq!(next(400), Some(3), "the second would fit, and is not little beside the first");
         assert_eq!(next(400), None);
         assert_eq!((next(1_000), next(1_000), next(1_000)), (Some(1), Some(2), Some(4)));
+    }
+
+    #[test]
+    fn one_that_comes_waits_for_higher_priorities_and_for_as_much_of_each_tenant_as_of_its_own() {
+        let of = |priority, tenant| Precedence { priority: Priority(priority), tenant: Some(tenant) };
+        let mut line = Line::default();
+        for (ticket, (whose, service_s)) in
+            (1..).zip([(of(1, 1), 4.0), (of(0, 2), 8.0), (of(0, 3), 1.0), (of(-1, 4), 16.0)])
+        {
+            line.enter(1.0, Waiting { whose, ..one(ticket, service_s) });
+        }
+        // 2 s of its own: so much of the second tenant's goes before it, and all of the third's.
+        assert_eq!(line.behind_s(of(0, 5), 2.0, 2.0), 29.0 - 4.0 - 2.0 - 1.0);
+        assert_eq!(line.behind_s(of(0, 3), 2.0, 2.0), 29.0 - 4.0 - 3.0 - 1.0, "behind its own tenant's");
+        assert_eq!(line.behind_s(of(2, 3), 2.0, 2.0), 29.0);
+        assert!(line.has_above(Priority(0)) && !line.has_above(Priority(1)));
+        let mut order = Vec::new();
+        while let Some(place) = line.next(|_| true, |_| true) {
+            order.push(line.take(place).0.ticket);
+        }
+        assert_eq!(order, [1, 2, 3, 4]);
     }
 
     #[test]

@@ -285,7 +285,8 @@ impl PrefillQueue {
         let fits = self.line.len() == 0 && self.additions.fit(one.adds, 0);
         let is_long = self.waiting.len() + self.line.len() >= MOST_REQUESTS;
         let may_run = self.may_go(&one, self.gives_way());
-        let goes = is_long || may_run && self.has_room() && (fits || has_waited);
+        let may_pass = has_waited && !self.line.has_above(one.whose.priority);
+        let goes = is_long || may_run && self.has_room() && (fits || may_pass);
         if goes {
             self.send(one);
         } else {
