@@ -46,7 +46,7 @@ impl Backlog {
     /// One waits no more: it has been sent, and so many `tokens` of its prompt with it, or it has given up.
     pub fn leave(&mut self, whose: Precedence, ticket: BacklogTicket, tokens: usize) {
         if tokens > 0 {
-            self.turns.has(whose, tokens as f64);
+            self.turns.charge(whose, tokens as f64);
         }
         let queue = self.turns.enter(whose);
         let before = queue.len();

@@ -100,8 +100,8 @@ impl<Q: Waiters> Turns<Q> {
         &mut group.waiters
     }
 
-    /// A tenant is served.
-    pub(crate) fn has(&mut self, whose: Precedence, service: f64) {
+    /// A tenant has had that: its turn comes so much later.
+    pub(crate) fn charge(&mut self, whose: Precedence, service: f64) {
         let at = self.place(whose);
         let group = &mut self.groups[at];
         let since = match self.now.iter_mut().find(|one| one.0 == whose.priority) {
@@ -153,13 +153,14 @@ impl<Q: Waiters> Turns<Q> {
         &mut self.groups[place].waiters
     }
 
-    /// All queues, in no order.
+    /// All queues that somebody waits in, in no order.
     pub(crate) fn all(&self) -> impl Iterator<Item = (Precedence, &Q)> {
-        self.groups.iter().map(|group| (group.whose, &group.waiters))
+        let all = self.groups.iter().map(|group| (group.whose, &group.waiters));
+        all.filter(|(_, waiters)| !waiters.is_empty())
     }
 
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Q> {
-        self.groups.iter_mut().map(|group| &mut group.waiters)
+        self.groups.iter_mut().map(|group| &mut group.waiters).filter(|waiters| !waiters.is_empty())
     }
 }
 
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!(turns.in_turn().first(), Some(&place));
         let whose = turns.at(place).0;
         turns.at_mut(place).remove(0);
-        turns.has(whose, 1.0);
+        turns.charge(whose, 1.0);
         whose.tenant
     }
 
@@ -224,10 +225,10 @@ mod tests {
     fn what_was_served_without_waiting_counts() {
         let mut turns: Turns<Vec<u32>> = Turns::default();
         for _ in 0..5 {
-            turns.has(of(0, 1), 1.0);
-            turns.has(of(0, 2), 1.0);
+            turns.charge(of(0, 1), 1.0);
+            turns.charge(of(0, 2), 1.0);
         }
-        turns.has(of(0, 1), 3.0);
+        turns.charge(of(0, 1), 3.0);
         turns.enter(of(0, 1)).extend(0..9);
         turns.enter(of(0, 2)).extend(0..9);
         assert_eq!(order(&mut turns, 3), [2, 2, 2], "it has had three less");
@@ -249,7 +250,7 @@ mod tests {
     fn tenants_that_have_gone_are_forgotten_at_last() {
         let mut turns: Turns<Vec<u32>> = Turns::default();
         turns.enter(of(0, 7)).push(1);
-        (100..1_000).for_each(|tenant| turns.has(of(0, tenant), 0.1));
+        (100..1_000).for_each(|tenant| turns.charge(of(0, tenant), 0.1));
         assert!(turns.groups.len() <= MOST_IDLE + 2, "{}", turns.groups.len());
         assert_eq!(next(&mut turns), Some(7), "who waits is not");
     }

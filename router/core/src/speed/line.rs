@@ -126,8 +126,8 @@ impl Line {
     }
 
     /// One is sent to the worker, from here or without having been in line: its tenant has had that.
-    pub(super) fn is_served(&mut self, one: &Waiting) {
-        self.turns.has(one.whose, one.service_s);
+    pub(super) fn charge(&mut self, one: &Waiting) {
+        self.turns.charge(one.whose, one.service_s);
     }
 
     pub(super) fn len(&self) -> usize {

@@ -326,7 +326,7 @@ impl PrefillQueue {
     }
 
     fn send(&mut self, one: Waiting) {
-        self.line.is_served(&one);
+        self.line.charge(&one);
         self.places.enter(one.adapter);
         self.sent.add(one.prefill, one.service_s);
         if self.waiting.is_empty() {
