@@ -263,3 +263,23 @@ fn says_all_that_is_wrong_at_once() {
         assert!(message.contains(part), "{part} missing in {message}");
     }
 }
+
+#[test]
+fn the_background_is_served_beside_the_others_and_is_in_no_figure_of_theirs() {
+    let mut workload = Kind::Zipf.generate(400, 1);
+    workload.put_behind(&Kind::Groups.generate(4_000, 2)).unwrap();
+    let engine = EngineKind::Preset(*worker_core::timing::preset("qwen3-8b").unwrap());
+    let figures = |background| {
+        let cell = Cell { background, workers: 2, ..cell(&workload, engine, 1) };
+        figures(&cell, 0.5, "prefix_aware")
+    };
+    let alone = figures(Background::LeftOut);
+    assert_eq!((alone.requests, alone.spare_tokens_per_s), (400, 0.0));
+    let [little, much] = [0.4, 0.8].map(|load| figures(Background::Spare(load)));
+    let clients = figures(Background::Clients(4));
+    assert!([little, much, clients].iter().all(|figures| figures.requests == 400));
+    assert!(little.spare_tokens_per_s > 0.0 && clients.spare_tokens_per_s > 0.0);
+    assert!(much.spare_tokens_per_s > 1.2 * little.spare_tokens_per_s, "{little:?} {much:?}");
+    assert!(much.mean_e2e_ms > alone.mean_e2e_ms, "nothing is free");
+    assert_eq!(figures(Background::Spare(0.8)), much, "the same again");
+}
