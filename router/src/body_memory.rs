@@ -100,7 +100,8 @@ impl BodyShare {
         self.memory.held_bytes() <= self.memory.limit_bytes / 2
     }
 
-    /// Whether it may be kept while nobody waits for its answer: half of what [`may_stay`](Self::may_stay) leaves to others is theirs alone.
+    /// Whether it may be kept while nobody waits for its answer: as long as a quarter of the room is taken, so that those that wait by the thousand do
+    /// not fill the half up to which others [may stay](Self::may_stay).
     #[must_use]
     pub fn may_wait(&self) -> bool {
         self.memory.held_bytes() <= self.memory.limit_bytes / 4
