@@ -62,9 +62,15 @@ async fn order(requests: Vec<One>, more: &[&str]) -> Vec<String> {
         sent.push(send(&router, one(name, &headers), 200_000));
         until("it is there", || async { worker.seen().len() == before + there }).await;
     }
+    let waiting = requests.len();
     for (request, in_line) in requests.into_iter().zip(1..) {
         sent.push(send(&router, request, 200_000));
         until("it is in line", || async { router.metric(IN_LINE).await == f64::from(in_line) }).await;
+    }
+    // One at a time: two that go at once reach the worker in any order.
+    for there in 1..=waiting {
+        computes.notify_one();
+        until("the next is there", || async { worker.seen().len() >= before + 2 + there }).await;
     }
     until("all are answered", || async {
         computes.notify_one();
@@ -107,7 +113,8 @@ async fn a_key_says_how_important_its_requests_are_at_most() {
     let requests =
         vec![one("other", &[other, ("x-request-priority", "9")]), one("usual", &[other]), one("app", &[app])];
     let order = order(requests, &[&keys.flag("api-key-file")]).await;
-    assert_eq!(order, ["app", "other", "usual"]);
+    // The others are equals, whose order goes by what their prompts are thought to take.
+    assert_eq!((order[0].as_str(), order.len()), ("app", 3), "{order:?}");
 }
 
 /// A worker that computes when told, and a router that has seen nothing of it yet.
