@@ -8,13 +8,13 @@ use router_core::Precedence;
 use serde::{Deserialize, Serialize};
 
 use super::run::Record;
-use super::workload::Workload;
+use super::workload::{Request, Workload};
 use crate::statistics::distribution::Distribution;
 
 /// What a simulation gives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// By request.
+    /// Of the requests that these routers had, in the workload's order.
     pub records: Vec<Record>,
     /// How many workers there were.
     pub workers: usize,
@@ -97,15 +97,12 @@ impl Outcome {
     pub fn figures(&self, workload: &Workload, objective: Objective) -> Figures {
         let ms = |ns: u64| ns as f64 / 1e6;
         let of = |values: Vec<f64>| Distribution::of_ms(values);
-        let with_tpot = || {
-            self.records.iter().zip(&workload.requests).filter(|(_, request)| request.output_tokens > 1).map(
-                |(record, request)| {
-                    ms(record.done_ns - record.first_ns) / f64::from(request.output_tokens - 1)
-                },
-            )
-        };
+        let several = self.each(workload).filter(|(_, request)| request.output_tokens > 1);
+        let tpot = several.map(|(record, request)| {
+            ms(record.done_ns - record.first_ns) / f64::from(request.output_tokens - 1)
+        });
         let ttft = of(self.records.iter().map(|record| ms(record.first_ns - record.arrived_ns)).collect());
-        let tpot = of(with_tpot().collect());
+        let tpot = of(tpot.collect());
         let e2e = of(self.records.iter().map(|record| ms(record.done_ns - record.arrived_ns)).collect());
         Figures {
             requests: self.records.len(),
@@ -118,7 +115,7 @@ impl Outcome {
             p99_tpot_ms: tpot.percentile_ms(99.0),
             mean_e2e_ms: e2e.mean_ms(),
             goodput_rps: self.good(workload, objective) as f64 / self.seconds().max(1e-9),
-            hit_rate: self.cached_tokens() as f64 / workload.input_tokens().max(1) as f64,
+            hit_rate: self.hit_rate(workload),
             imbalance: self.imbalance(workload),
             retractions: self.retractions,
             split: self.split(),
@@ -130,7 +127,7 @@ impl Outcome {
     #[must_use]
     pub fn parts(&self, workload: &Workload) -> Vec<Part> {
         let mut parts: BTreeMap<_, (Precedence, Vec<f64>, Vec<f64>)> = BTreeMap::new();
-        for (record, request) in self.records.iter().zip(&workload.requests) {
+        for (record, request) in self.each(workload) {
             let whose = request.precedence;
             let (_, ttft, e2e) = parts
                 .entry((whose.tenant, whose.priority))
@@ -174,17 +171,22 @@ impl Outcome {
             let decode_ms = (record.done_ns - record.first_ns) as f64 / 1e6;
             ttft_ms <= objective.ttft_ms && decode_ms <= objective.tpot_ms * f64::from(output_tokens - 1)
         };
-        let pairs = self.records.iter().zip(&workload.requests);
-        pairs.filter(|(record, request)| is_good(record, request.output_tokens)).count()
+        self.each(workload).filter(|(record, request)| is_good(record, request.output_tokens)).count()
     }
 
-    fn cached_tokens(&self) -> u64 {
-        self.records.iter().map(|record| u64::from(record.cached_tokens)).sum()
+    fn hit_rate(&self, workload: &Workload) -> f64 {
+        let cached: u64 = self.records.iter().map(|record| u64::from(record.cached_tokens)).sum();
+        let all: u64 = self.each(workload).map(|(_, request)| u64::from(request.input_tokens)).sum();
+        cached as f64 / all.max(1) as f64
+    }
+
+    fn each<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = (&'a Record, &'a Request)> {
+        self.records.iter().map(|record| (record, &workload.requests[record.request as usize]))
     }
 
     fn imbalance(&self, workload: &Workload) -> f64 {
         let mut computed = vec![0u64; self.workers];
-        for (record, request) in self.records.iter().zip(&workload.requests) {
+        for (record, request) in self.each(workload) {
             let prefill_worker = record.prefill_worker.unwrap_or(record.worker);
             computed[prefill_worker as usize] += u64::from(request.input_tokens - record.cached_tokens);
             computed[record.worker as usize] += u64::from(request.output_tokens);
@@ -214,10 +216,12 @@ mod tests {
     #[test]
     fn figures_are_those_worked_out_by_hand() {
         let mut workload = Workload::named("w");
-        for output_tokens in [11, 1] {
-            workload.push(Draft { input_tokens: 1_000, output_tokens, ..Draft::default() }, [1, 2]);
+        // The second one is another router's.
+        for (input_tokens, output_tokens) in [(1_000, 11), (100, 9), (1_000, 1)] {
+            workload.push(Draft { input_tokens, output_tokens, ..Draft::default() }, [1, 2]);
         }
-        let record = |first: u64, done: u64, cached_tokens, worker| Record {
+        let record = |request, first: u64, done: u64, cached_tokens, worker| Record {
+            request,
             arrived_ns: 1_000_000_000,
             first_ns: 1_000_000_000 + first * 1_000_000,
             done_ns: 1_000_000_000 + done * 1_000_000,
@@ -227,7 +231,7 @@ mod tests {
             worker,
             prefill_worker: None,
         };
-        let records = vec![record(100, 600, 0, 0), record(300, 300, 500, 1)];
+        let records = vec![record(0, 100, 600, 0, 0), record(2, 300, 300, 500, 1)];
         let outcome = Outcome { records, workers: 2, retractions: 4, spare_tokens: 0 };
         let figures = outcome.figures(&workload, Objective { ttft_ms: 200.0, tpot_ms: 50.0 });
         let close = |one: f64, two: f64| assert!((one - two).abs() < 1e-9, "{one} is not {two}");

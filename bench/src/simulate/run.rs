@@ -69,6 +69,8 @@ pub struct Fault {
 /// What became of a request; times in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Record {
+    /// Which of the workload's requests.
+    pub request: u32,
     /// When it arrived.
     pub arrived_ns: u64,
     /// When its first token came.
@@ -199,7 +201,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             heard: (0..replicas).map(|_| Heard::new()).collect(),
             called: Arc::default(),
             replicas: vec![0; count],
-            records: vec![Record::default(); count],
+            records: (0..).map(|request| Record { request, ..Record::default() }).take(count).collect(),
             followers,
             left: workload.foreground().len(),
             waiting: background::Waiting::new(workload, background, replicas),
