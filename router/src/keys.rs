@@ -140,6 +140,10 @@ impl KeySet {
         if hashes.is_empty() {
             return Err("has no key; it should have one a line".to_owned());
         }
+        let mut priorities = HashMap::new();
+        if hashes.iter().any(|(hash, priority)| *priorities.entry(hash).or_insert(priority) != priority) {
+            return Err("has a key twice, with different priorities; it should have it once".to_owned());
+        }
         if hashes.iter().any(|(_, priority)| priority.is_some()) {
             hashes.iter_mut().for_each(|(_, priority)| *priority = priority.or(Some(Priority::default())));
         }
@@ -267,6 +271,10 @@ mod tests {
             [priority(b"sk-app"), priority(b"sk-batch"), priority(b"sk-other")],
             [5, -1, 0].map(|number| Some(Priority(number)))
         );
+        assert!(KeySet::parse("k priority=1\nj\nk priority=1\n").is_ok());
+        for twice in ["k priority=1\nk priority=2", "k\nk priority=0"] {
+            assert!(KeySet::parse(twice).unwrap_err().contains("a key twice"), "{twice}");
+        }
         for wrong in ["k priority=11", "k priority=", "k priority=1 x", "k weight=2"] {
             assert!(KeySet::parse(wrong).unwrap_err().contains("priority=N"), "{wrong}");
         }

@@ -102,6 +102,32 @@ const ENGINES_OWN: [&str; 15] = [
     "/separate_reasoning",
 ];
 
+/// What an engine does for a request, beside reading it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Computes a prompt, and generates text.
+    Text,
+    /// Computes prompts.
+    Prompts,
+    /// Nothing that takes a GPU.
+    Nothing,
+}
+
+impl Work {
+    /// At a path that is [`Endpoint::Relayed`], by its end: it is the same below `/v1/` and without it.
+    #[must_use]
+    pub fn at(path: &str) -> Self {
+        match path.rsplit('/').next() {
+            Some(
+                "embeddings" | "embed" | "rerank" | "score" | "pooling" | "classify" | "encode"
+                | "moderations",
+            ) => Self::Prompts,
+            Some("tokenize" | "detokenize" | "parse_function_call" | "separate_reasoning") => Self::Nothing,
+            _ => Self::Text,
+        }
+    }
+}
+
 /// The table.
 pub struct Routes {
     table: Trie<String, Endpoint>,
@@ -171,6 +197,20 @@ mod tests {
     #[test]
     fn endpoints_are_listed_in_their_order() {
         assert!(Endpoint::ALL.iter().enumerate().all(|(at, endpoint)| *endpoint as usize == at));
+    }
+
+    #[test]
+    fn tells_what_takes_an_engines_time() {
+        for (path, expected) in [
+            ("/v1/responses", Work::Text),
+            ("/generate", Work::Text),
+            ("/v1/embeddings", Work::Prompts),
+            ("/v2/rerank", Work::Prompts),
+            ("/tokenize", Work::Nothing),
+            ("/v1/detokenize", Work::Nothing),
+        ] {
+            assert_eq!(Work::at(path), expected, "{path}");
+        }
     }
 
     #[test]

@@ -98,6 +98,9 @@ pub struct Sent {
     /// Hash of whose it is, where that is known; tenants of one priority go in turn.
     #[prost(fixed64, optional, tag = "15")]
     pub tenant: ::core::option::Option<u64>,
+    /// No text is generated for it: embeddings, say.
+    #[prost(bool, tag = "16")]
+    pub generates_nothing: bool,
 }
 /// It was in line, and is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

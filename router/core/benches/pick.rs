@@ -99,7 +99,8 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
                 adapter: None,
                 siblings: Siblings::default(),
                 whose: Precedence::default(),
-                is_background: false,
+                background_tokens: None,
+                taken_s: 0.0,
             };
             leases.iter_mut().last().map(Lease::first_token);
             leases.push(Lease::reserve(&worker.load, booking));

@@ -31,9 +31,9 @@ use crate::prefix::recomputed::Recomputed;
 use crate::prefix::tree::{KeptBlocks, TreeLimits, WorkerTells};
 use crate::prefix::{Path, PrefixHits, PrefixIndex};
 use crate::reports::{CacheTrust, Reports};
-use crate::request::{Leg, PromptUse, RequestView};
-use crate::spare::worker_s;
-use crate::speed::{PrefillSpeed, Siblings};
+use crate::request::{Answer, Leg, PromptUse, RequestView};
+use crate::spare::{answer_s, prompt_s};
+use crate::speed::{Prefill, PrefillSpeed, Siblings};
 use crate::sync::{Mutex, MutexGuard, lock_soon};
 use crate::worker::{Worker, WorkerSlot};
 use candidates::{Candidates, Eligible, Learned, Moment, Sought};
@@ -355,12 +355,13 @@ impl Decider {
             self.add_tree_sizes(index, candidates);
             let (speed, pool) = (candidates.speed(), candidates.pool());
             learn(&mut candidates.list, &speed);
+            let arrivals_per_s = pools.arrivals_per_s(candidates.parts());
             if asks == Asks::ForSpare {
                 self.keep_spare(fleet, request, (candidates, pools), now)?;
             }
             let whole = self.whole(request);
             let learned = Learned {
-                arrivals_per_s: pools.arrivals_per_s(candidates.parts()),
+                arrivals_per_s,
                 later_turns: match request.leg {
                     Leg::Decode => follow_ups.later_turns(request.model, whole, hits.deepest()),
                     Leg::Whole | Leg::Prefill => follow_ups.see(request.model, whole, hits.deepest()),
@@ -390,12 +391,15 @@ impl Decider {
             let may_wait_since =
                 request.may_wait_since.filter(|_| self.policy.binds_late() && asks != Asks::ForSpare);
             let speed = if picked.pool == pool { speed } else { pools.speed(picked.pool) };
+            let prefill = picked.prefill(request);
+            let (background_tokens, taken_s) =
+                self.note_time(pools, (worker, request, prefill), (asks != Asks::Again, now));
             let booking = Booking {
                 pick: *picks,
                 now,
                 context_tokens: request.prompt_tokens,
                 held: HeldPrompt::of(request),
-                prefill: picked.prefill(request),
+                prefill,
                 speed,
                 room: recomputed.room(picked.slot, candidates.capacity(&picked)),
                 may_wait_since,
@@ -406,14 +410,9 @@ impl Decider {
                     None => Siblings::default(),
                 },
                 whose: request.precedence,
-                is_background: self.waits_for_spare(request),
+                background_tokens,
+                taken_s,
             };
-            if asks != Asks::Again && request.leg != Leg::Decode {
-                let answer_tokens = answer_tokens(request, pools, picked.pool);
-                let worker_s = worker_s(&speed, booking.prefill, answer_tokens) * f64::from(picked.ratio);
-                let (spare, now_s) = (pools.spare(picked.pool), now.as_secs_f64());
-                if booking.is_background { spare.give(worker_s) } else { spare.take(worker_s, now_s) }
-            }
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;
             // What waits in line is nowhere yet, and goes elsewhere maybe.
@@ -430,6 +429,38 @@ impl Decider {
         }
     }
 
+    /// What a request takes of its worker's time is noted, unless it was before. Returns how many tokens it will have there, if it is in the background,
+    /// and what was noted, in seconds.
+    fn note_time(
+        &self,
+        pools: &mut Pools,
+        (worker, request, prefill): (&Worker, &RequestView<'_>, Prefill),
+        (is_new, now): (bool, Duration),
+    ) -> (Option<usize>, f64) {
+        let (pool, is_background) = (worker.pool(), self.waits_for_spare(request));
+        let answer_tokens = answer_tokens(request, pools, pool);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate")]
+        let tokens = is_background.then_some(request.prompt_tokens + answer_tokens as usize);
+        if !is_new {
+            return (tokens, 0.0);
+        }
+        let speed = pools.speed(pool);
+        let usual_s = match request.leg {
+            Leg::Whole | Leg::Prefill => {
+                prompt_s(&speed, prefill) + answer_s(&speed, request.prompt_tokens, answer_tokens)
+            }
+            Leg::Decode => answer_s(&speed, request.prompt_tokens, answer_tokens),
+        };
+        let taken_s = usual_s * f64::from(worker.load.queue().ratio);
+        let spare = pools.spare(pool, request.leg.role());
+        if is_background {
+            spare.give(taken_s);
+        } else {
+            spare.take(taken_s, now.as_secs_f64());
+        }
+        (tokens, taken_s)
+    }
+
     /// Of the candidates for a request in the background keeps who has time and memory to spare.
     fn keep_spare(
         &self,
@@ -443,13 +474,13 @@ impl Decider {
         let parts: SmallVec<[Part; 1]> = candidates.parts().collect();
         for Part { pool, of_candidates, of_pool } in parts {
             let workers = of_candidates * all / of_pool.max(f64::MIN_POSITIVE);
-            if !pools.spare(pool).is_there(load, workers, now.as_secs_f64()) {
+            if !pools.spare(pool, request.leg.role()).is_there(load, workers, now.as_secs_f64()) {
                 candidates.leave_out(pool);
             }
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate")]
-        let tokens = |pool| request.prompt_tokens + answer_tokens(request, pools, pool) as usize;
-        candidates.keep_spare(fleet, tokens);
+        let answer_tokens = |pool| answer_tokens(request, pools, pool) as usize;
+        candidates.keep_spare(fleet, request, answer_tokens);
         if candidates.list.is_empty() { Err(PickError::NoneSpare) } else { Ok(()) }
     }
 
@@ -549,12 +580,19 @@ impl Decider {
         }
     }
 
-    /// An attempt failed before its first byte: the worker does not hold what was entered for it. The lease pins that no more.
+    /// An attempt failed before its first byte: the worker does not hold what was entered for it, nor has it taken any of its time. The lease pins that no
+    /// more.
     pub fn take_back(&self, lease: &mut Lease, worker: &Worker, path: &[BlockHash], basis: Basis) {
         lease.failed();
-        if self.reads_prefixes()
-            && let Some(mut state) = self.lock_for(worker)
-        {
+        let Some(mut state) = self.lock_for(worker) else { return };
+        let spare = state.pools.spare(lease.pool(), worker.spec.role);
+        let taken_s = lease.take_taken_s();
+        if lease.is_background() {
+            spare.give_back(taken_s);
+        } else {
+            spare.take_back(taken_s);
+        }
+        if self.reads_prefixes() {
             state.index.take_back(lease.in_flight.take(), worker.slot, path, basis.known_blocks);
         }
     }
@@ -750,8 +788,8 @@ impl Decider {
 /// What a request will add to the memory of a worker of that pool, besides its prompt. One that only computes prompts keeps no answers.
 fn answer_tokens(request: &RequestView<'_>, pools: &Pools, pool: PoolNumber) -> f64 {
     match request.leg {
-        Leg::Prefill => 0.0,
-        Leg::Whole | Leg::Decode => pools.answer_tokens(pool),
+        Leg::Whole | Leg::Decode if request.answer != Answer::Nothing => pools.answer_tokens(pool),
+        Leg::Whole | Leg::Decode | Leg::Prefill => 0.0,
     }
 }
 

@@ -44,7 +44,7 @@ pub struct WorkerLoad {
 #[derive(Debug, Default)]
 struct Background {
     requests: AtomicU32,
-    /// Of their prompts.
+    /// Of their prompts, and of their answers as long as these are expected to be.
     tokens: AtomicU32,
 }
 
@@ -130,18 +130,20 @@ impl WorkerLoad {
         self.others.load(Ordering::Relaxed) as usize
     }
 
-    /// Whether a background request with so many tokens may come: nobody waits for a first token, and there is memory, of which the worker has
-    /// `kv_capacity_tokens`, if it has said.
-    pub(crate) fn has_spare(&self, tokens: usize, kv_capacity_tokens: Option<usize>) -> bool {
-        let load = self.read();
+    /// Whether a background request may come that will have so many `tokens` there, `new_tokens` of them to be computed: nobody waits for a first token, and
+    /// there is memory, of which the worker has `kv_capacity_tokens`, if it has said.
+    pub(crate) fn has_spare(
+        &self,
+        tokens: usize,
+        new_tokens: usize,
+        kv_capacity_tokens: Option<usize>,
+    ) -> bool {
         let held = self.background.tokens.load(Ordering::Relaxed) as usize + tokens;
-        load.prefilling == 0
-            && match kv_capacity_tokens {
-                Some(capacity) => {
-                    held as f64 <= BACKGROUND_MEMORY * capacity as f64 || self.in_background() == 0
-                }
-                None => self.in_background() < MOST_IN_BACKGROUND as usize,
-            }
+        let has_memory = || match kv_capacity_tokens {
+            Some(capacity) => held as f64 <= BACKGROUND_MEMORY * capacity as f64 || self.in_background() == 0,
+            None => self.in_background() < MOST_IN_BACKGROUND as usize,
+        };
+        self.read().prefilling == 0 && has_memory() && self.look(|queue| queue.fits(new_tokens))
     }
 
     /// Background requests there.
@@ -313,8 +315,10 @@ pub struct Booking {
     pub siblings: Siblings,
     /// What it waits by.
     pub whose: Precedence,
-    /// Whether it is for time that nobody else needs.
-    pub is_background: bool,
+    /// If it is for time that nobody else needs, the tokens it will have with its answer.
+    pub background_tokens: Option<usize>,
+    /// What it takes of its worker's time, in seconds, if that is noted.
+    pub taken_s: f64,
 }
 
 /// How long a request in line waits before it is decided anew: often beside what a prompt takes, and seldom beside what a decision does.
@@ -360,7 +364,10 @@ pub struct Lease {
     told: Option<Box<Told>>,
     /// Whether it is another router's.
     is_others: bool,
-    is_background: bool,
+    /// If it is in the background.
+    background_tokens: Option<u32>,
+    /// Of its worker's time, in seconds, as it was noted.
+    taken_s: f32,
 }
 
 impl Lease {
@@ -380,8 +387,10 @@ impl Lease {
             adapter,
             siblings,
             whose,
-            is_background,
+            background_tokens,
+            taken_s,
         } = booking;
+        let background_tokens = background_tokens.map(count);
         let asked = Asked { prefill, answer, adapter, siblings, whose };
         load.note_usual(now);
         let row = &*load.row;
@@ -392,9 +401,9 @@ impl Lease {
         row.context_tokens.fetch_add(context_tokens, Ordering::Relaxed);
         load.change_held(|all| all.add(&held));
         row.last_pick.store(pick, Ordering::Relaxed);
-        if is_background {
+        if let Some(tokens) = background_tokens {
             load.background.requests.fetch_add(1, Ordering::Relaxed);
-            load.background.tokens.fetch_add(context_tokens, Ordering::Relaxed);
+            load.background.tokens.fetch_add(tokens, Ordering::Relaxed);
         }
         let adds = prefill.new_tokens.min(room.each);
         let waits = load.change(|queue| {
@@ -421,7 +430,9 @@ impl Lease {
             in_flight: None,
             told: None,
             is_others: false,
-            is_background,
+            background_tokens,
+            #[expect(clippy::cast_possible_truncation, reason = "seconds, to seven digits")]
+            taken_s: taken_s as f32,
         }
     }
 
@@ -454,6 +465,16 @@ impl Lease {
     /// It came to nothing at its worker.
     pub(crate) fn failed(&self) {
         self.say(Word::Failed);
+    }
+
+    /// Whether it is in the background.
+    pub(crate) fn is_background(&self) -> bool {
+        self.background_tokens.is_some()
+    }
+
+    /// What was noted of it, which is noted no more.
+    pub(crate) fn take_taken_s(&mut self) -> f64 {
+        std::mem::take(&mut self.taken_s).into()
     }
 
     /// Which pool its worker belongs to.
@@ -538,10 +559,10 @@ impl Drop for Lease {
         if self.is_others {
             self.load.others.fetch_sub(1, Ordering::Relaxed);
         }
-        if self.is_background {
-            let Background { requests, tokens, .. } = &self.load.background;
+        if let Some(held) = self.background_tokens {
+            let Background { requests, tokens } = &self.load.background;
             requests.fetch_sub(1, Ordering::Relaxed);
-            tokens.fetch_sub(self.context_tokens, Ordering::Relaxed);
+            tokens.fetch_sub(held, Ordering::Relaxed);
         }
     }
 }
@@ -570,7 +591,8 @@ mod tests {
                 adapter: None,
                 siblings: Siblings::default(),
                 whose: Precedence::default(),
-                is_background: false,
+                background_tokens: None,
+                taken_s: 0.0,
             },
         )
     }

@@ -14,6 +14,7 @@ use crate::prefix::popularity::Popularity;
 use crate::spare::SpareTime;
 use crate::speed::{Observation, PrefillSpeed, Speeds};
 use crate::unseen::UnseenPicks;
+use crate::worker::Role;
 
 /// What part of a pool is meant.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -32,7 +33,8 @@ struct Pool {
     answers: AnswerLengths,
     popularity: Popularity,
     unseen: UnseenPicks,
-    spare: SpareTime,
+    /// Of those that generate, and of those that compute prompts for others.
+    spare: [SpareTime; 2],
 }
 
 /// All pools.
@@ -104,9 +106,9 @@ impl Pools {
         self.pools.get(pool.index()).map(|pool| pool.unseen.mean()).unwrap_or_default()
     }
 
-    /// What others leave of the time of a pool's workers.
-    pub(crate) fn spare(&mut self, pool: PoolNumber) -> &mut SpareTime {
-        &mut self.of(pool).spare
+    /// What others leave of the time of a pool's workers in a role.
+    pub(crate) fn spare(&mut self, pool: PoolNumber, role: Role) -> &mut SpareTime {
+        &mut self.of(pool).spare[usize::from(role == Role::Prefill)]
     }
 
     fn of(&mut self, pool: PoolNumber) -> &mut Pool {

@@ -77,17 +77,41 @@ impl<Q: Waiters> Turns<Q> {
         if let Some(at) = self.groups.iter().position(|group| group.whose == whose) {
             return at;
         }
-        let idle = |group: &&Group<Q>| group.waiters.is_empty();
-        if self.groups.iter().filter(idle).count() >= MOST_IDLE {
-            // Who has had the least forgets the least: he would be taken to have had as much as others.
-            let indexed = self.groups.iter().enumerate().filter(|(_, group)| group.waiters.is_empty());
-            let least = indexed.min_by(|(_, one), (_, other)| one.had.total_cmp(&other.had));
-            if let Some((at, _)) = least {
-                self.groups.swap_remove(at);
-            }
+        if self.groups.len() > 2 * MOST_IDLE {
+            self.forget_idle();
         }
         self.groups.push(Group { whose, had: self.now(whose.priority), waiters: Q::default() });
         self.groups.len() - 1
+    }
+
+    /// Keeps so many of those that nobody waits of: who has had the least beyond what others had forgets the least, since whoever comes back is taken to
+    /// have had as much as they.
+    fn forget_idle(&mut self) {
+        let beyond = |group: &Group<Q>| group.had - self.now(group.whose.priority);
+        let idle = self.groups.iter().filter(|group| group.waiters.is_empty());
+        let mut most: Vec<f64> = idle.map(beyond).collect();
+        if most.len() <= MOST_IDLE {
+            return;
+        }
+        most.sort_unstable_by(|one, other| other.total_cmp(one));
+        let least = most[MOST_IDLE];
+        let kept: Vec<bool> =
+            self.groups.iter().map(|group| !group.waiters.is_empty() || beyond(group) > least).collect();
+        let mut kept = kept.into_iter();
+        self.groups.retain(|_| kept.next().unwrap_or(true));
+    }
+
+    /// Whether nobody who waits goes before one of `whose`, who may not wait himself.
+    pub(crate) fn is_turn_of(&self, whose: Precedence) -> bool {
+        let own = self.groups.iter().find(|group| group.whose == whose);
+        let now = self.now(whose.priority);
+        let had = own.map_or(now, |own| if own.waiters.is_empty() { own.had.max(now) } else { own.had });
+        let mut others = self.groups.iter().filter(|group| !group.waiters.is_empty() && group.whose != whose);
+        others.all(|other| match other.whose.priority.cmp(&whose.priority) {
+            Ordering::Less => true,
+            Ordering::Equal => other.had >= had,
+            Ordering::Greater => false,
+        })
     }
 
     /// The queue that one more gets into.
@@ -250,9 +274,40 @@ mod tests {
     fn tenants_that_have_gone_are_forgotten_at_last() {
         let mut turns: Turns<Vec<u32>> = Turns::default();
         turns.enter(of(0, 7)).push(1);
+        // As many at once, and one after another.
+        (1_000..3_000).for_each(|tenant| turns.enter(of(0, tenant)).push(1));
+        turns
+            .groups
+            .iter_mut()
+            .filter(|group| group.whose != of(0, 7))
+            .for_each(|group| group.waiters.clear());
         (100..1_000).for_each(|tenant| turns.charge(of(0, tenant), 0.1));
-        assert!(turns.groups.len() <= MOST_IDLE + 2, "{}", turns.groups.len());
+        assert!(turns.groups.len() <= 2 * MOST_IDLE + 1, "{}", turns.groups.len());
         assert_eq!(next(&mut turns), Some(7), "who waits is not");
+    }
+
+    #[test]
+    fn who_owes_the_most_is_remembered_whatever_the_priority() {
+        let mut turns: Turns<Vec<u32>> = Turns::default();
+        // The others of its priority have had more than anybody of that one.
+        (0..20).for_each(|_| turns.charge(of(5, 1), 100.0));
+        (10..300).for_each(|tenant| turns.charge(of(5, tenant), 0.1));
+        turns.charge(of(0, 2), 50.0);
+        (300..900).for_each(|tenant| turns.charge(of(5, tenant), 0.1));
+        turns.enter(of(0, 3)).push(1);
+        turns.enter(of(0, 2)).push(1);
+        assert_eq!(order(&mut turns, 2), [3, 2]);
+    }
+
+    #[test]
+    fn one_that_comes_goes_before_those_who_have_had_more() {
+        let mut turns: Turns<Vec<u32>> = Turns::default();
+        assert!(turns.is_turn_of(of(0, 1)));
+        turns.enter(of(0, 1)).extend(0..9);
+        assert_eq!(order(&mut turns, 4), [1; 4]);
+        assert!(turns.is_turn_of(of(0, 1)) && turns.is_turn_of(of(0, 2)) && !turns.is_turn_of(of(-1, 3)));
+        turns.charge(of(0, 2), 5.0);
+        assert!(!turns.is_turn_of(of(0, 2)) && turns.is_turn_of(of(1, 2)));
     }
 
     impl<Q: Waiters> Turns<Q> {

@@ -44,6 +44,8 @@ pub enum Answer {
     Streamed,
     /// In one piece, with the last token.
     Whole,
+    /// In one piece, and no text is generated for it: embeddings, say.
+    Nothing,
 }
 
 /// Which part of a request is looked for a worker.

@@ -18,14 +18,18 @@ const ANSWER_TOKEN: f64 = 1.0;
 /// The same for each token of its context: 0.088 µs.
 const ANSWER_CONTEXT: f64 = 0.0014;
 
-/// What a request takes of a worker's time, in seconds, its answer included: of a step that others share, what it makes it longer by.
-pub(crate) fn worker_s(speed: &PrefillSpeed, prefill: Prefill, answer_tokens: f64) -> f64 {
-    let context = (prefill.new_tokens + prefill.cached_tokens) as f64 + answer_tokens / 2.0;
-    let decode = answer_tokens * (ANSWER_TOKEN + ANSWER_CONTEXT * context);
-    speed.fixed_s + speed.seconds(prefill) + speed.token_s * decode
+/// What a prompt takes of a worker's time, in seconds.
+pub(crate) fn prompt_s(speed: &PrefillSpeed, prefill: Prefill) -> f64 {
+    speed.fixed_s + speed.seconds(prefill)
 }
 
-/// What there is to know of a pool.
+/// What an answer to a prompt of so many tokens takes of it: of steps that others share, what it makes them longer by.
+pub(crate) fn answer_s(speed: &PrefillSpeed, prompt_tokens: usize, answer_tokens: f64) -> f64 {
+    let context = prompt_tokens as f64 + answer_tokens / 2.0;
+    speed.token_s * answer_tokens * (ANSWER_TOKEN + ANSWER_CONTEXT * context)
+}
+
+/// What there is to know of the workers of a pool that do the same.
 #[derive(Debug, Default)]
 pub(crate) struct SpareTime {
     /// Seconds of work a second, as of when others last came.
@@ -47,6 +51,16 @@ impl SpareTime {
     /// One in the background takes so many.
     pub(crate) fn give(&mut self, seconds: f64) {
         self.owes_s += seconds;
+    }
+
+    /// Nothing came of one that others took so many for a moment ago.
+    pub(crate) fn take_back(&mut self, seconds: f64) {
+        self.others = (self.others - seconds / OF_LATE_S).max(0.0);
+    }
+
+    /// Nor of one in the background.
+    pub(crate) fn give_back(&mut self, seconds: f64) {
+        self.owes_s -= seconds;
     }
 
     /// Whether there is time for another one, if each of so many `workers` may be busy for such a part of the time.
@@ -118,7 +132,23 @@ mod tests {
     fn an_answer_takes_time_besides_its_prompt() {
         let speed = PrefillSpeed { fixed_s: 0.03, token_s: 6e-5, pair_s: 0.0, surprise: 0.0 };
         let prefill = Prefill { new_tokens: 1_000, cached_tokens: 1_000 };
-        assert!((worker_s(&speed, prefill, 0.0) - 0.09).abs() < 1e-9);
-        assert!((worker_s(&speed, prefill, 200.0) - (0.09 + 200.0 * 6e-5 * (1.0 + 2.94))).abs() < 1e-9);
+        assert!((prompt_s(&speed, prefill) - 0.09).abs() < 1e-9);
+        assert!((answer_s(&speed, 2_000, 200.0) - 200.0 * 6e-5 * (1.0 + 2.94)).abs() < 1e-9);
+        assert_eq!(answer_s(&speed, 2_000, 0.0), 0.0);
+    }
+
+    #[test]
+    fn what_came_to_nothing_is_taken_from_nobody() {
+        let mut spare = SpareTime::default();
+        spare.take(4.0, 1.0);
+        spare.take_back(3.0);
+        assert!((spare.others(1.0) - 0.1).abs() < 1e-9);
+        spare.take_back(3.0);
+        assert_eq!(spare.others(1.0), 0.0);
+        assert!(spare.is_there(0.5, 2.0, 2.0));
+        spare.give(9.0);
+        assert!(!spare.is_there(0.5, 2.0, 2.0));
+        spare.give_back(9.0);
+        assert!(spare.is_there(0.5, 2.0, 2.0));
     }
 }

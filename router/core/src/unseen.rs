@@ -28,7 +28,7 @@ pub struct Unseen {
 /// The last picks.
 #[derive(Debug, Default)]
 pub(crate) struct UnseenPicks {
-    /// When, and the end of the prompt's path.
+    /// When, and the end of the prompt's path; as old as twice the oldest report.
     picks: VecDeque<(Duration, Option<BlockHash>)>,
     mean: Unseen,
 }
@@ -36,7 +36,9 @@ pub(crate) struct UnseenPicks {
 impl UnseenPicks {
     /// A pick is made `now` for a prompt with that end, when the oldest report is of `age`. Returns what is known before it.
     pub(crate) fn at(&mut self, now: Duration, age: Duration, end: Option<BlockHash>) -> Unseen {
-        self.forget(now, age);
+        while self.picks.front().is_some_and(|(at, _)| now.saturating_sub(*at) > 2 * age) {
+            self.picks.pop_front();
+        }
         let unseen = self.picks.iter().rev().take_while(|(at, _)| now.saturating_sub(*at) <= age).count();
         self.mean.picks += WEIGHT * (unseen as f64 - self.mean.picks);
         if self.picks.len() < MOST_PICKS {
@@ -45,19 +47,12 @@ impl UnseenPicks {
         self.mean
     }
 
-    /// Another router tells `now`, after `age`, of a prompt with that end.
+    /// Another router tells `now`, after `age`, of a prompt with that end, which it decided on before it could know what was picked here.
     pub(crate) fn told(&mut self, now: Duration, age: Duration, end: Option<BlockHash>) {
-        self.forget(now, age);
-        if !self.picks.is_empty() {
-            let is_sibling = end.is_some() && self.picks.iter().any(|(_, own)| *own == end);
+        let mut before = self.picks.iter().filter(|(at, _)| now.saturating_sub(*at) <= 2 * age).peekable();
+        if before.peek().is_some() {
+            let is_sibling = end.is_some() && before.any(|(_, own)| *own == end);
             self.mean.siblings += WEIGHT * (f64::from(u8::from(is_sibling)) - self.mean.siblings);
-        }
-    }
-
-    /// What was picked before another router could decide that tells of it now.
-    fn forget(&mut self, now: Duration, age: Duration) {
-        while self.picks.front().is_some_and(|(at, _)| now.saturating_sub(*at) > 2 * age) {
-            self.picks.pop_front();
         }
     }
 

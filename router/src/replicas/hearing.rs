@@ -186,7 +186,11 @@ impl From<wire::Sent> for Read {
             },
             prompt_bytes: size(sent.prompt_bytes),
             prompt_tokens: size(sent.prompt_tokens).min(MOST_TOKENS),
-            answer: if sent.whole_answer { Answer::Whole } else { Answer::Streamed },
+            answer: match (sent.generates_nothing, sent.whole_answer) {
+                (true, _) => Answer::Nothing,
+                (false, true) => Answer::Whole,
+                (false, false) => Answer::Streamed,
+            },
             leg,
             precedence: Precedence { priority, tenant: sent.tenant },
         }

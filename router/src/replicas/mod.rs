@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use roundhouse_types::RouterPlace;
 use roundhouse_wire::replica as wire;
+use router_core::request::Answer;
 use router_core::telling::{Listener, Told, Word};
 use router_core::{Decider, Lease, Leg, RequestView, Worker, WorkerSpec};
 use serde_json::{Value, json};
@@ -147,7 +148,8 @@ impl Replicas {
         wire::Sent {
             worker: key_of(&worker.spec, self.seed),
             leg: leg.into(),
-            whole_answer: view.answer == router_core::request::Answer::Whole,
+            whole_answer: view.answer == Answer::Whole,
+            generates_nothing: view.answer == Answer::Nothing,
             model: view.model.unwrap_or_default().to_owned(),
             hashes: blocks.map(|block| block.0).collect(),
             tools_blocks: count(view.opening.tools.blocks),

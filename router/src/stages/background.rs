@@ -1,6 +1,6 @@
 //! Before stage 4, for requests in the background: they wait until a worker has time to spare, and are no load meanwhile.
 //!
-//! Of each model whoever is first looks for time every now and then, and wakes whoever comes next when it goes. What a request holds while it waits is
+//! Of those who wait for the same whoever is first looks for time every now and then, and wakes whoever comes next when it goes. What a request holds while it waits is
 //! its connection and its body, so how many may wait is bounded.
 
 use std::collections::HashMap;
@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use router_core::backlog::{Backlog, BacklogTicket};
+use router_core::request::Leg;
+use router_core::worker::Role;
 use router_core::{Among, PickError, Precedence, RequestView};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -20,26 +22,42 @@ use crate::error::RequestError;
 
 /// How often whoever is first looks: a step of an engine takes about as long.
 const LOOKS_EVERY: Duration = Duration::from_millis(20);
-/// Of so many models; of twice as many each looks half as often, since a look is a walk over the workers.
-const MODELS_AT_ONCE: usize = 8;
+/// Where so many are first, each for something else; of twice as many each looks half as often, since a look is a walk over the workers.
+const ALIKE_AT_ONCE: usize = 8;
 /// Who is not first looks whether he is, should nobody have told him.
 const ASKS_EVERY: Duration = Duration::from_secs(1);
 
-/// Those who wait, by the model that they ask for.
+/// Those who wait.
 #[derive(Debug)]
 pub struct Backlogs {
-    by_model: Mutex<HashMap<String, OfModel>>,
+    alike: Mutex<HashMap<Alike, Together>>,
     count: AtomicUsize,
     most: usize,
 }
 
+/// What those have in common who wait for the same: of others nobody is first because one of these waits in vain.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Alike {
+    model: String,
+    role: Role,
+    /// It may not go everywhere: it has been somewhere, or a gateway says where it may.
+    is_bound: bool,
+}
+
+impl Alike {
+    fn of(view: &RequestView<'_>, among: Among<'_>) -> Self {
+        let is_bound = matches!(among, Among::Untried(tried) if !tried.is_empty());
+        Self { model: view.model.unwrap_or_default().to_owned(), role: view.leg.role(), is_bound }
+    }
+}
+
 #[derive(Debug, Default)]
-struct OfModel {
+struct Together {
     backlog: Backlog,
     bells: HashMap<BacklogTicket, Arc<Notify>>,
 }
 
-impl OfModel {
+impl Together {
     fn wake_first(&self) {
         let first = self.backlog.first().and_then(|ticket| self.bells.get(&ticket));
         first.into_iter().for_each(|bell| bell.notify_one());
@@ -50,7 +68,7 @@ impl Backlogs {
     /// Room for so many.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { by_model: Mutex::default(), count: AtomicUsize::new(0), most }
+        Self { alike: Mutex::default(), count: AtomicUsize::new(0), most }
     }
 
     /// How many wait.
@@ -68,28 +86,28 @@ impl Backlogs {
         if has_room { Ok(()) } else { Err(RequestError::TooManyInBackground { limit: self.most }) }
     }
 
-    fn enter(&self, view: &RequestView<'_>) -> Place<'_> {
-        let (model, whose) = (view.model.unwrap_or_default().to_owned(), view.precedence);
+    fn enter(&self, view: &RequestView<'_>, among: Among<'_>) -> Place<'_> {
+        let (alike, whose) = (Alike::of(view, among), view.precedence);
         let bell = Arc::<Notify>::default();
-        let mut by_model = self.lock();
-        let of_model = by_model.entry(model.clone()).or_default();
-        let ticket = of_model.backlog.enter(whose);
-        of_model.bells.insert(ticket, Arc::clone(&bell));
-        of_model.wake_first();
+        let mut all = self.lock();
+        let together = all.entry(alike.clone()).or_default();
+        let ticket = together.backlog.enter(whose);
+        together.bells.insert(ticket, Arc::clone(&bell));
+        together.wake_first();
         self.count.fetch_add(1, Ordering::Relaxed);
-        Place { backlogs: self, model, whose, ticket, bell, sent_tokens: 0 }
+        Place { backlogs: self, alike, whose, ticket, bell, sent_tokens: 0 }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, OfModel>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Alike, Together>> {
         // Nothing that holds it can panic half-way through a change.
-        self.by_model.lock().unwrap_or_else(PoisonError::into_inner)
+        self.alike.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A place in the backlog; left when dropped, also by a client that leaves.
 struct Place<'a> {
     backlogs: &'a Backlogs,
-    model: String,
+    alike: Alike,
     whose: Precedence,
     ticket: BacklogTicket,
     bell: Arc<Notify>,
@@ -100,29 +118,30 @@ struct Place<'a> {
 impl Place<'_> {
     /// How long to wait for another look, if it is first.
     fn looks_again_after(&self) -> Option<Duration> {
-        let by_model = self.backlogs.lock();
-        let of_model = by_model.get(&self.model)?;
-        let models = u32::try_from(by_model.len() / MODELS_AT_ONCE).unwrap_or(u32::MAX);
-        (of_model.backlog.first() == Some(self.ticket)).then(|| LOOKS_EVERY.saturating_mul(1 + models))
+        let all = self.backlogs.lock();
+        let together = all.get(&self.alike)?;
+        let times = u32::try_from(all.len() / ALIKE_AT_ONCE).unwrap_or(u32::MAX);
+        (together.backlog.first() == Some(self.ticket)).then(|| LOOKS_EVERY.saturating_mul(1 + times))
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut by_model = self.backlogs.lock();
+        let mut all = self.backlogs.lock();
         self.backlogs.count.fetch_sub(1, Ordering::Relaxed);
-        let Some(of_model) = by_model.get_mut(&self.model) else { return };
-        of_model.backlog.leave(self.whose, self.ticket, self.sent_tokens);
-        of_model.bells.remove(&self.ticket);
-        if of_model.backlog.is_empty() {
-            by_model.remove(&self.model);
+        let Some(together) = all.get_mut(&self.alike) else { return };
+        together.backlog.leave(self.whose, self.ticket, self.sent_tokens);
+        together.bells.remove(&self.ticket);
+        if together.backlog.is_empty() {
+            all.remove(&self.alike);
         } else {
-            of_model.wake_first();
+            together.wake_first();
         }
     }
 }
 
-/// Waits until a worker `among` those that are left has time to spare, and picks it; also while all are down, since nobody waits for the answer.
+/// Waits until a worker `among` those that are left has time to spare, and picks it; also while all are down, since nobody waits for the answer, unless
+/// others could do what these are asked for.
 ///
 /// # Errors
 /// When there is none that could, now or later, or `deadline` has come.
@@ -133,11 +152,13 @@ pub async fn pick_when_spare(
     (deadline, limit): (Instant, Duration),
 ) -> Result<Picked, RequestError> {
     let began = Instant::now();
-    let mut place = app.backlogs.enter(view);
+    let mut place = app.backlogs.enter(view, among);
+    let can_do_without = view.leg == Leg::Prefill && app.settings.prefill_protocol.generates_alone();
     loop {
         if let Some(again) = place.looks_again_after() {
             match pick_spare(app, view, among, app.now()) {
-                Err(PickError::NoneSpare | PickError::NoneUsable { .. } | PickError::ModelDown { .. }) => {
+                Err(PickError::NoneSpare) => sleep_until(deadline.min(Instant::now() + again)).await,
+                Err(PickError::NoneUsable { .. } | PickError::ModelDown { .. }) if !can_do_without => {
                     sleep_until(deadline.min(Instant::now() + again)).await;
                 }
                 picked => {
@@ -159,10 +180,12 @@ pub async fn pick_when_spare(
 
 #[cfg(test)]
 mod tests {
-    use router_core::Priority;
+    use router_core::{Priority, WorkerSlot};
 
     use super::*;
     use crate::body_memory::BodyMemory;
+
+    const ANYWHERE: Among<'static> = Among::Untried(&[]);
 
     fn view(model: &str, priority: i8) -> RequestView<'_> {
         let precedence = Precedence { priority: Priority(priority), tenant: None };
@@ -172,12 +195,13 @@ mod tests {
     #[tokio::test]
     async fn whoever_is_first_leaves_the_next_one_in_its_place() {
         let backlogs = Backlogs::new(9);
-        let (first, second) = (backlogs.enter(&view("m", -1)), backlogs.enter(&view("m", -1)));
-        let other = backlogs.enter(&view("another", -1));
+        let (first, second) =
+            (backlogs.enter(&view("m", -1), ANYWHERE), backlogs.enter(&view("m", -1), ANYWHERE));
+        let other = backlogs.enter(&view("another", -1), ANYWHERE);
         let is_first = |place: &Place<'_>| place.looks_again_after() == Some(LOOKS_EVERY);
         assert!(is_first(&first) && !is_first(&second) && is_first(&other));
         first.bell.notified().await;
-        let before = backlogs.enter(&view("m", 0));
+        let before = backlogs.enter(&view("m", 0), ANYWHERE);
         assert!(is_first(&before) && !is_first(&first), "a higher priority");
         drop(before);
         first.bell.notified().await;
@@ -189,11 +213,23 @@ mod tests {
         assert_eq!((backlogs.waiting(), backlogs.lock().len()), (0, 0));
     }
 
+    #[tokio::test]
+    async fn who_waits_for_something_else_is_first_of_its_own() {
+        let backlogs = Backlogs::new(9);
+        let prefill = RequestView { leg: Leg::Prefill, ..view("m", -1) };
+        let places = [
+            backlogs.enter(&view("m", -1), ANYWHERE),
+            backlogs.enter(&prefill, ANYWHERE),
+            backlogs.enter(&view("m", -1), Among::Untried(&[WorkerSlot(0)])),
+        ];
+        assert!(places.iter().all(|place| place.looks_again_after().is_some()));
+    }
+
     #[test]
     fn the_more_models_the_more_rarely_each_looks() {
         let backlogs = Backlogs::new(99);
         let names: Vec<_> = (0..16).map(|number| number.to_string()).collect();
-        let places: Vec<_> = names.iter().map(|name| backlogs.enter(&view(name, -1))).collect();
+        let places: Vec<_> = names.iter().map(|name| backlogs.enter(&view(name, -1), ANYWHERE)).collect();
         assert!(places.iter().all(|place| place.looks_again_after() == Some(3 * LOOKS_EVERY)));
     }
 
@@ -201,12 +237,12 @@ mod tests {
     fn no_more_wait_than_may_and_their_bodies_leave_room_for_others() {
         let memory = BodyMemory::new(100, 100);
         let (backlogs, mut share) = (Backlogs::new(2), memory.share(0));
-        let places = [backlogs.enter(&view("m", -1))];
+        let places = [backlogs.enter(&view("m", -1), ANYWHERE)];
         assert!(backlogs.check(&share).is_ok());
         share.grow(26).unwrap();
         assert!(matches!(backlogs.check(&share), Err(RequestError::TooManyInBackground { limit: 2 })));
         share.give_back();
-        let more = backlogs.enter(&view("m", -1));
+        let more = backlogs.enter(&view("m", -1), ANYWHERE);
         assert!(backlogs.check(&share).is_err());
         drop((places, more));
         assert!(backlogs.check(&share).is_ok());

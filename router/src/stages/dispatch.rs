@@ -148,16 +148,25 @@ pub(super) async fn attempts(
     loop {
         request.underway = limits.first_byte.map(|_| Arc::default());
         let (asked, among) = ((&*request, reading), retries.among());
-        let attempted = match &splitter {
-            Some(splitter)
-                if served.is_none() && splitter.splits(app, &view, (among, prefill_fails), now) =>
-            {
+        let splits = |splitter: &&Splitter| {
+            served.is_none() && splitter.splits(app, &view, (among, prefill_fails), now)
+        };
+        let split_by = splitter.as_ref().filter(splits);
+        let attempted = match split_by {
+            Some(splitter) => {
                 Box::pin(splitter.attempt(app, (asked, &view), among, (limits, deadline), recorder)).await
             }
-            _ => whole(app, (asked, &view), (among, now), (limits, deadline), recorder).await,
+            None => whole(app, (asked, &view), (among, now), (limits, deadline), recorder).await,
         };
         let failed = match attempted {
             Ok(begun) => return Ok(begun),
+            // Who was there to compute the prompt has left, or went down while the request waited for one of them.
+            Err(Stopped::Nobody(RequestError::Pick(_)))
+                if !prefill_fails && split_by.is_some_and(Splitter::can_do_without) =>
+            {
+                (prefill_fails, now) = (true, app.now());
+                continue;
+            }
             Err(Stopped::Nobody(error)) => {
                 if let Some(begun) =
                     request.gateway.as_ref().and_then(|gateway| passed(gateway, served.take()))

@@ -70,6 +70,11 @@ impl Splitter {
         if self.protocol.generates_alone() { &[Leg::Whole] } else { &[Leg::Prefill, Leg::Decode] }
     }
 
+    /// Whether a worker that generates can compute the prompt as well.
+    pub(super) fn can_do_without(&self) -> bool {
+        self.protocol.generates_alone()
+    }
+
     /// Whether the next attempt is at two workers. Once a prefill worker has failed, no other is asked where somebody can do without: few
     /// attempts are left, and all prefill workers may be like it.
     pub(super) fn splits(

@@ -29,6 +29,7 @@ use crate::openai::form::FormScanner;
 use crate::openai::scan::{BodyError, BodyScanner, Name, ScanConfig, Scanned};
 use crate::payload::{Payload, PayloadBuilder};
 use crate::precedence::PrecedenceHeaders;
+use crate::routes::Work;
 use crate::turns;
 
 /// Whether a body that is not JSON is an error, or passes as it came.
@@ -120,6 +121,19 @@ pub struct Parser {
 }
 
 impl Reading {
+    /// What does not generate text has no answer that takes time, and what computes nothing has no prompt: a worker that has cut a text into tokens holds
+    /// nothing of it in its cache.
+    fn is_for(&mut self, work: Work) {
+        if work != Work::Text {
+            self.answer = Answer::Nothing;
+        }
+        if work == Work::Nothing {
+            self.blocks.clear();
+            (self.opening, self.prompt_bytes, self.prompt_tokens) = (Opening::default(), 0, 0);
+            self.token_ids = None;
+        }
+    }
+
     /// What a policy may see of it.
     #[must_use]
     pub fn view(&self) -> RequestView<'_> {
@@ -176,7 +190,10 @@ impl Parser {
             Err(error) if understanding == Understanding::Required => return Err(error.into()),
             scanned => scanned.ok(),
         };
-        let reading = self.reading((&head.headers, head.extensions.get()), scanned, ratios)?;
+        let mut reading = self.reading((&head.headers, head.extensions.get()), scanned, ratios)?;
+        if understanding == Understanding::BestEffort {
+            reading.is_for(Work::at(head.uri.path()));
+        }
         Ok(Parsed { head, body, reading, share, permit })
     }
 
@@ -409,6 +426,23 @@ mod tests {
             matches!(refused, Err(RequestError::BodyTooLarge { limit_bytes: 100 })),
             "thrown away, but counted"
         );
+    }
+
+    #[tokio::test]
+    async fn what_computes_no_prompt_has_none_that_a_worker_holds_and_what_generates_nothing_no_answer() {
+        let parser = parser(10_000, MINUTE);
+        let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, "a story ".repeat(100));
+        let read = async |path: &str| {
+            let mut request = Request::new(pieces(&[Some(&body)]));
+            *request.uri_mut() = path.parse().unwrap();
+            let admitted = Admission::new(1, 0, Duration::ZERO).admit(request).await.unwrap();
+            let parsed = parser.parse(admitted, Understanding::BestEffort, &TokenRatios::default()).await;
+            let reading = parsed.unwrap().reading;
+            (reading.blocks.len() > 1, reading.prompt_tokens > 100, reading.answer)
+        };
+        assert_eq!(read("/v1/responses").await, (true, true, Answer::Whole));
+        assert_eq!(read("/v1/embeddings").await, (true, true, Answer::Nothing));
+        assert_eq!(read("/tokenize").await, (false, false, Answer::Nothing));
     }
 
     #[tokio::test]

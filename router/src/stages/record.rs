@@ -223,7 +223,9 @@ impl Recorder {
                     metrics.ttft_seconds.observe((now - self.began).as_secs_f64());
                 }
             }
-            Some(last) if succeeds => metrics.itl_seconds.observe((now - last).as_secs_f64()),
+            Some(last) if succeeds && !self.in_background => {
+                metrics.itl_seconds.observe((now - last).as_secs_f64());
+            }
             Some(_) => {}
         }
         if let Some(worker) = &self.worker {

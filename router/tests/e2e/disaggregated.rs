@@ -139,6 +139,30 @@ async fn prefill_workers_that_fail_are_done_without() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_prefill_worker_that_dies_is_served_without() {
+    let never = Arc::new(Notify::new());
+    let prefill = MockWorker::start(&["m"], move |_| vec![Act::Wait(Arc::clone(&never))]).await;
+    let generate = MockWorker::answering(&["m"], generated()).await;
+    let router = router(&[&generate], &[&prefill], &[ALWAYS, "--probe-interval=100ms"]).await;
+    let address = router.address;
+    let send = |headers: &'static [(&str, &str)]| {
+        tokio::spawn(
+            async move { exchange(address, "POST", CHAT, headers, chat("a story").as_bytes()).await },
+        )
+    };
+    let usual = send(&[]);
+    until("it is there", || async { prefill.seen().len() == 1 }).await;
+    let waits = send(&[("x-request-priority", "-1")]);
+    until("it waits", || async { router.metric("router_requests_in_background").await == 1.0 }).await;
+    prefill.kill().await;
+    for reply in [usual, waits] {
+        let reply = reply.await.unwrap();
+        assert_eq!((reply.status, reply.header("x-router-prefill-worker")), (200, ""), "{}", reply.text());
+    }
+    assert_eq!(generate.seen().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn however_many_prefill_workers_fail_a_request_is_lost_with_none() {
     let mocks = [(); 5].map(|()| MockWorker::answering(&["m"], json_reply(500, "{}")));
     let [a, b, c, d, e] = mocks;

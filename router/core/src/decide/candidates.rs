@@ -42,16 +42,13 @@ pub(super) struct Candidates {
     /// What the request's adapter meets at each of them; empty where it is for none.
     outlooks: Vec<AdapterOutlook>,
     standing: Rank,
-    requests: u64,
-    prefilling: u64,
-    busy: u64,
-    context_tokens: u64,
+    totals: Totals,
+    /// What the caches of those have room for who were candidates and are none any more.
+    left_out_tokens: u64,
     /// Of the fleet that was looked at.
     share: f64,
     /// Workers of that fleet.
     workers: u32,
-    /// Pools that the candidates are of, as bits.
-    pools: u64,
     /// The first candidate's, by which all prompts are measured.
     usual: Option<Usual>,
     /// Usable workers of each pool that do not serve the model.
@@ -60,6 +57,28 @@ pub(super) struct Candidates {
     in_order: usize,
     /// Where the second begins, at the latest.
     turn: usize,
+}
+
+/// Of all candidates together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    requests: u64,
+    prefilling: u64,
+    busy: u64,
+    context_tokens: u64,
+    /// Pools that they are of, as bits.
+    pools: u64,
+}
+
+impl Totals {
+    #[inline]
+    fn add(&mut self, one: &Candidate) {
+        self.requests += u64::from(one.load.requests);
+        self.prefilling += u64::from(one.load.prefilling);
+        self.busy += u64::from(one.load.prefilling > 0);
+        self.context_tokens += u64::from(one.load.context_tokens);
+        self.pools |= 1 << (one.pool.index() % MOST_POOLS);
+    }
 }
 
 /// What a pick goes by before any policy; the best first.
@@ -188,17 +207,24 @@ impl Candidates {
         }
     }
 
-    /// Of those gathered keeps who has time and memory to spare for a request that has, at a worker of a pool, so many `tokens`; nobody's who is known
-    /// to have prompts of others.
-    pub(super) fn keep_spare(&mut self, fleet: &FleetSnapshot, tokens: impl Fn(PoolNumber) -> usize) {
+    /// Of those gathered keeps who has time and memory to spare, and a place for its adapter, for a request whose answer has at a worker of a pool so many
+    /// tokens; nobody who is known to have prompts of others.
+    pub(super) fn keep_spare(
+        &mut self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        answer_tokens: impl Fn(PoolNumber) -> usize,
+    ) {
         let others_wait = |at: usize| {
             let report = self.reports.get(at).and_then(Option::as_ref);
             report.is_some_and(|report| report.others.waiting > 0)
         };
+        let has_place = |at: usize| self.outlooks.get(at).is_none_or(|outlook| outlook.waits_for == 0);
         let has_spare = |(at, one): (usize, &Candidate)| {
             let capacity = Some(one.kv_capacity_tokens as usize).filter(|tokens| *tokens > 0);
             let load = &fleet.workers()[one.place as usize].load;
-            !others_wait(at) && load.has_spare(tokens(one.pool), capacity)
+            let tokens = request.prompt_tokens + answer_tokens(one.pool);
+            has_place(at) && !others_wait(at) && load.has_spare(tokens, one.new_tokens(request), capacity)
         };
         let kept: Vec<bool> = self.list.iter().enumerate().map(has_spare).collect();
         self.keep(&kept);
@@ -215,10 +241,16 @@ impl Candidates {
         self.keep(&kept);
     }
 
+    /// From here on nobody else is a candidate. How many workers they stand for is that of all that were gathered still, and nobody is found by his place
+    /// any more.
     fn keep(&mut self, kept: &[bool]) {
+        let left_out = self.list.iter().zip(kept).filter(|(_, kept)| !**kept);
+        self.left_out_tokens += left_out.map(|(one, _)| u64::from(one.kv_capacity_tokens)).sum::<u64>();
         keep(&mut self.list, kept);
         keep(&mut self.reports, kept);
         keep(&mut self.outlooks, kept);
+        self.totals = Totals::default();
+        self.list.iter().for_each(|one| self.totals.add(one));
     }
 
     /// Returns how many workers it has looked at.
@@ -319,8 +351,7 @@ impl Candidates {
         self.list.clear();
         self.with_lines.clear();
         self.reports.clear();
-        (self.standing, self.requests, self.prefilling) = (standing, 0, 0);
-        (self.busy, self.context_tokens, self.pools) = (0, 0, 0);
+        (self.standing, self.totals, self.left_out_tokens) = (standing, Totals::default(), 0);
     }
 
     #[inline]
@@ -329,12 +360,7 @@ impl Candidates {
             fleet.worker(row).load.lapse(moment.now);
         }
         let pool = row.load.pool();
-        self.pools |= 1 << (pool.index() % MOST_POOLS);
         let load = LoadReading::of(row.load);
-        self.requests += u64::from(load.requests);
-        self.prefilling += u64::from(load.prefilling);
-        self.busy += u64::from(load.prefilling > 0);
-        self.context_tokens += u64::from(load.context_tokens);
         let mut candidate = Candidate {
             place: row.place,
             by_address: row.by_address,
@@ -361,6 +387,7 @@ impl Candidates {
         if row.load.tells_load.load(Ordering::Relaxed) > 0 {
             self.read_report(fleet.worker(row), moment.now);
         }
+        self.totals.add(&candidate);
         self.list.push(candidate);
     }
 
@@ -398,8 +425,8 @@ impl Candidates {
     /// The pools that the candidates are of.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
         let all = self.list.len() as f64;
-        let is_one = self.pools.count_ones() == 1;
-        let mut left = self.pools;
+        let is_one = self.totals.pools.count_ones() == 1;
+        let mut left = self.totals.pools;
         let present = std::iter::from_fn(move || {
             let number = u8::try_from(left.trailing_zeros()).ok().filter(|_| left != 0)?;
             left &= left - 1;
@@ -423,10 +450,10 @@ impl Candidates {
             candidates: &self.list,
             reports: &self.reports,
             outlooks: &self.outlooks,
-            requests: self.requests,
-            prefilling: self.prefilling,
-            busy: self.busy,
-            context_tokens: self.context_tokens,
+            requests: self.totals.requests,
+            prefilling: self.totals.prefilling,
+            busy: self.totals.busy,
+            context_tokens: self.totals.context_tokens,
             share: self.share,
             workers: self.workers,
             router_place: if others.count() > 0 { others.place } else { self.router_place() },
@@ -457,6 +484,7 @@ impl Candidates {
             return Capacity { worker, fleet: 0 };
         }
         let seen: u64 = self.list.iter().map(|candidate| u64::from(candidate.kv_capacity_tokens)).sum();
+        let seen = seen + self.left_out_tokens;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate")]
         let fleet = (seen as f64 / self.share.max(f64::MIN_POSITIVE)) as usize;
         Capacity { worker, fleet }

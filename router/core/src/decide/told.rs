@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use roundhouse_types::RouterPlace;
 
-use super::{Decider, State, answer_tokens};
+use super::{Decider, State};
 use crate::ledger::{Booking, HeldPrompt, Lease};
 use crate::policy::Candidate;
 use crate::pools::Part;
 use crate::prefix::index::Basis;
 use crate::prefix::recomputed::Capacity;
 use crate::request::{Leg, RequestView};
-use crate::spare::worker_s;
 use crate::worker::Worker;
 
 /// Another router's request at a worker.
@@ -107,12 +106,14 @@ impl Decider {
         *picks += 1;
         let tokens = worker.reports.kv_capacity_tokens().unwrap_or(0);
         let capacity = Capacity { worker: tokens, fleet: recomputed.fleet_tokens() };
+        let prefill = there.prefill(request);
+        let (background_tokens, taken_s) = self.note_time(pools, (worker, request, prefill), (is_new, now));
         let booking = Booking {
             pick: *picks,
             now,
             context_tokens: request.prompt_tokens,
             held: HeldPrompt::of(request),
-            prefill: there.prefill(request),
+            prefill,
             speed,
             room: recomputed.room(worker.slot, capacity),
             may_wait_since: request.may_wait_since,
@@ -120,14 +121,9 @@ impl Decider {
             adapter: worker.adapter(request.model),
             siblings: worker.load.siblings(request, there.hit_blocks as usize, &speed),
             whose: request.precedence,
-            is_background: self.waits_for_spare(request),
+            background_tokens,
+            taken_s,
         };
-        if is_new && request.leg != Leg::Decode {
-            let worker_s = worker_s(&speed, booking.prefill, answer_tokens(request, pools, pool))
-                * f64::from(worker.load.queue().ratio);
-            let (spare, now_s) = (pools.spare(pool), now.as_secs_f64());
-            if booking.is_background { spare.give(worker_s) } else { spare.take(worker_s, now_s) }
-        }
         let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();
         // What is in line there is held nowhere yet, even if it would be sent at once from here.

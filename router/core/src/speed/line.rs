@@ -189,10 +189,14 @@ impl Line {
         go_of(first).or_else(|| self.turns.in_turn().into_iter().skip(1).find_map(go_of))
     }
 
-    /// Whether somebody of a higher priority waits.
-    pub(super) fn has_above(&self, priority: Priority) -> bool {
-        let first = self.turns.first().map(|place| self.turns.at(place).0.priority);
-        first.is_some_and(|first| first > priority)
+    /// Whether nobody in line goes before one of `whose`, but maybe others of the same.
+    pub(super) fn is_turn_of(&self, whose: Precedence) -> bool {
+        self.turns.is_turn_of(whose)
+    }
+
+    /// Of those in line the highest.
+    pub(super) fn highest(&self) -> Option<Priority> {
+        self.turns.all().map(|(whose, _)| whose.priority).max()
     }
 
     /// Takes out the one there.
@@ -224,9 +228,12 @@ impl Line {
         all.take(MOST_COUNTED)
     }
 
-    /// Whether one that was due before `due_s` is for an adapter that `waits`, as far as the first of them tell.
+    /// Whether one that was due before `due_s`, and that nobody in line is more important than, is for an adapter that `waits`, as far as the first of
+    /// them tell.
     pub(super) fn is_overdue(&self, due_s: f64, waits: impl Fn(Adapter) -> bool) -> bool {
-        let mut overdue = self.first_ones().filter(|one| one.due_s < due_s);
+        let highest = self.highest();
+        let mut overdue =
+            self.first_ones().filter(|one| one.due_s < due_s && Some(one.waiting.whose.priority) == highest);
         overdue.any(|one| one.waiting.adapter.is_some_and(&waits))
     }
 
@@ -340,12 +347,31 @@ mod tests {
         assert_eq!(line.behind_s(of(0, 5), 2.0, 2.0), 29.0 - 4.0 - 2.0 - 1.0);
         assert_eq!(line.behind_s(of(0, 3), 2.0, 2.0), 29.0 - 4.0 - 3.0 - 1.0, "behind its own tenant's");
         assert_eq!(line.behind_s(of(2, 3), 2.0, 2.0), 29.0);
-        assert!(line.has_above(Priority(0)) && !line.has_above(Priority(1)));
+        assert!(!line.is_turn_of(of(0, 5)) && line.is_turn_of(of(1, 5)));
+        assert_eq!(line.highest(), Some(Priority(1)));
         let mut order = Vec::new();
         while let Some(place) = line.next(|_| true, |_| true) {
             order.push(line.take(place).0.ticket);
         }
         assert_eq!(order, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn whoever_waits_for_more_important_ones_is_not_overdue() {
+        let mut line = Line::default();
+        let named = |number: u64| Adapter::named(&number.to_string());
+        let of = |priority, ticket| {
+            let whose = Precedence { priority: Priority(priority), tenant: None };
+            Waiting { whose, adapter: Some(named(ticket)), ..one(ticket, 1.0) }
+        };
+        line.enter(1.0, of(0, 7));
+        assert!(line.is_overdue(2.0, |one| one == named(7)));
+        assert!(!line.is_overdue(0.5, |one| one == named(7)) && !line.is_overdue(2.0, |_| false));
+        line.enter(1.5, of(1, 8));
+        assert!(!line.is_overdue(2.0, |one| one == named(7)));
+        assert!(line.is_overdue(2.0, |one| one == named(8)));
+        line.leave(8).unwrap();
+        assert!(line.is_overdue(2.0, |one| one == named(7)));
     }
 
     #[test]

@@ -285,7 +285,7 @@ impl PrefillQueue {
         let fits = self.line.len() == 0 && self.additions.fit(one.adds, 0);
         let is_long = self.waiting.len() + self.line.len() >= MOST_REQUESTS;
         let may_run = self.may_go(&one, self.gives_way());
-        let may_pass = has_waited && !self.line.has_above(one.whose.priority);
+        let may_pass = has_waited && self.line.is_turn_of(one.whose);
         let goes = is_long || may_run && self.has_room() && (fits || may_pass);
         if goes {
             self.send(one);
@@ -360,6 +360,12 @@ impl PrefillQueue {
     /// What requests that come from now on may add to the cache.
     pub fn may_add(&mut self, room: CacheRoom) {
         self.additions.room = room;
+    }
+
+    /// Whether one more that computes so many tokens has room in the cache, beside those that were sent.
+    #[must_use]
+    pub fn fits(&self, new_tokens: usize) -> bool {
+        self.additions.fit(new_tokens.min(self.additions.room.each), self.line.adds())
     }
 
     /// A request that has been sent, or is in line, adds so much, until it is [over](Self::over).
@@ -578,7 +584,7 @@ impl PrefillQueue {
     }
 
     fn lapses(&self, at: usize) -> bool {
-        self.waiting[at].answer == Answer::Whole && self.silent.has_room()
+        self.waiting[at].answer != Answer::Streamed && self.silent.has_room()
     }
 
     fn is_computed(&mut self, at: usize) {

@@ -1,6 +1,7 @@
 //! Requests for adapters of a model.
 
 use super::*;
+use crate::precedence::{Precedence, Priority};
 
 const ADAPTERS: [&str; 3] = ["one", "two", "three"];
 
@@ -39,6 +40,27 @@ impl Trial {
         }
         decided
     }
+}
+
+#[test]
+fn the_background_waits_where_its_adapter_has_no_place() {
+    let trial =
+        Trial { decider: decider("prefix_aware").with_background_load(Some(1.0)), ..Trial::with_places(1) };
+    let (mut places, prompt) = (Vec::new(), hashed("hello"));
+    let precedence = Precedence { priority: Priority(-1), tenant: None };
+    let mut ask = |model, at: u64| {
+        let now = NOW + Duration::from_secs(1_000 * at);
+        let request = RequestView { model: Some(model), precedence, ..view(&prompt) };
+        let mut decided = trial.decider.decide_spare(&trial.fleet, &request, Among::Untried(&[]), now)?;
+        decided.lease.first_token();
+        let slot = decided.worker.slot;
+        places.push(decided);
+        Ok(slot)
+    };
+    let (one, two) = (ask("one", 1).unwrap(), ask("two", 2).unwrap());
+    assert_ne!(one, two, "each takes a place");
+    assert_eq!(ask("three", 3), Err(PickError::NoneSpare));
+    assert_eq!((ask("one", 4), ask("base", 5).is_ok()), (Ok(one), true));
 }
 
 fn slots(decided: &[Decided]) -> Vec<u32> {

@@ -4,7 +4,7 @@ use super::*;
 use crate::worker::Role;
 
 /// Two that generate, and two that compute prompts.
-fn divided() -> Arc<FleetSnapshot> {
+pub(super) fn divided() -> Arc<FleetSnapshot> {
     let spec = |name: &str, role| WorkerSpec {
         role,
         ..WorkerSpec::new(WorkerId::new(name), format!("http://{name}:8000"))

@@ -1,8 +1,10 @@
 //! Who goes first in line, and what is in the background.
 
+use super::legs::divided;
 use super::line::{long, may_wait, tells_first_tokens};
 use super::*;
 use crate::precedence::{Precedence, Priority};
+use crate::speed::Observation;
 
 fn of(priority: i8, tenant: u64) -> Precedence {
     Precedence { priority: Priority(priority), tenant: Some(tenant) }
@@ -87,8 +89,7 @@ fn the_background_waits_while_somebody_waits_everywhere() {
 fn the_background_gets_what_others_leave() {
     let (fleet, decider) = (fleet(1), decider("prefix_aware").with_background_load(Some(0.5)));
     let prompt = long("one");
-    let seconds = decider.prefill_speed(&fleet.workers()[0]);
-    let own_s = crate::spare::worker_s(&seconds, Candidate::new(WorkerSlot(0)).prefill(&view(&prompt)), 0.0);
+    let own_s = spare_s(&decider, &fleet, &prompt);
     let spare = |at_s: f64| {
         let now = NOW + Duration::from_secs_f64(at_s);
         let given = decider.decide_spare(&fleet, &background(&prompt), Among::Untried(&[]), now);
@@ -120,6 +121,98 @@ fn the_background_leaves_most_of_the_memory_to_others() {
     let mut beside = decider.decide(&fleet, &view(&other), Among::Untried(&[]), NOW).unwrap();
     decider.first_token(&mut beside.lease, NOW);
     assert!(spare(4).is_ok());
+}
+
+#[test]
+fn answers_take_memory_too() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware").with_background_load(Some(1.0)));
+    let prompt = long("one");
+    let tokens = background(&prompt).prompt_tokens;
+    fleet.workers()[0].reports.set_kv_capacity(Some(8 * (tokens + 1_000)));
+    let mut there = Vec::new();
+    let mut spare = |at: u32| {
+        let now = NOW + Duration::from_secs(10_000) * at;
+        let given = decider.decide_spare(&fleet, &background(&prompt), Among::Untried(&[]), now);
+        there.push(given.map(|mut given| {
+            decider.first_token(&mut given.lease, now);
+            given
+        })?);
+        Ok(())
+    };
+    (0..200).for_each(|_| decider.lock().pools.answered(fleet.workers()[0].pool(), 1_000));
+    assert_eq!((spare(1), spare(2)), (Ok(()), Ok(())));
+    assert_eq!(spare(3), Err(PickError::NoneSpare), "two fill a quarter with what they will generate");
+    drop(there.pop());
+    assert_eq!(fleet.workers()[0].load.in_background(), 1);
+}
+
+#[test]
+fn what_failed_was_no_load() {
+    let (fleet, decider) = (fleet(1), decider("prefix_aware").with_background_load(Some(0.01)));
+    let (prompt, other) = (long("one"), long("other"));
+    let mut failed = decider.decide(&fleet, &view(&other), Among::Untried(&[]), NOW).unwrap();
+    decider.take_back(&mut failed.lease, &failed.worker, &other.hashes, failed.basis);
+    drop(failed);
+    let spare = |at_s: f64| {
+        let now = NOW + Duration::from_secs_f64(at_s);
+        decider.decide_spare(&fleet, &background(&prompt), Among::Untried(&[]), now)
+    };
+    // Nothing was taken, so there is time; and nothing is owed for one that failed as well.
+    for at_s in [0.0, 0.1] {
+        let mut given = spare(at_s).unwrap();
+        decider.take_back(&mut given.lease, &given.worker, &prompt.hashes, given.basis);
+    }
+    let given = spare(0.2).unwrap();
+    drop(given);
+    assert_eq!(spare(0.3).map(drop), Err(PickError::NoneSpare), "it was sent");
+}
+
+#[test]
+fn workers_that_compute_prompts_for_others_have_time_of_their_own() {
+    let (fleet, decider) = (divided(), decider("prefix_aware").with_background_load(Some(0.5)));
+    // What those who generate have to do.
+    for number in 0..200 {
+        let prompt = long(&format!("prompt {number}"));
+        let mut decided = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+        decider.first_token(&mut decided.lease, NOW);
+    }
+    let prompt = long("one");
+    let spare = |leg, at_s: f64| {
+        let now = NOW + Duration::from_secs_f64(at_s);
+        let request = RequestView { leg, ..background(&prompt) };
+        let given = decider.decide_spare(&fleet, &request, Among::Untried(&[]), now);
+        given.map(|mut given| decider.first_token(&mut given.lease, now))
+    };
+    let own_s = spare_s(&decider, &fleet, &prompt);
+    assert_eq!((spare(Leg::Whole, 0.0), spare(Leg::Prefill, 0.0)), (Ok(()), Ok(())), "the first of each");
+    assert_eq!(spare(Leg::Prefill, 1.1 * own_s), Ok(()), "half of the time of two is nobody's");
+    assert_eq!(spare(Leg::Whole, 1.1 * own_s), Err(PickError::NoneSpare), "of theirs nothing is");
+}
+
+/// What a prompt takes that nothing is cached of.
+fn spare_s(decider: &Decider, fleet: &FleetSnapshot, prompt: &PromptBlocks) -> f64 {
+    let speed = decider.prefill_speed(&fleet.workers()[0]);
+    crate::spare::prompt_s(&speed, Candidate::new(WorkerSlot(0)).prefill(&view(prompt)))
+}
+
+#[test]
+fn the_time_of_policies_that_read_no_prompts_is_learned_as_well() {
+    let taken = |name| {
+        let (fleet, decider) = (fleet(1), decider(name).with_background_load(Some(0.5)));
+        let worker = &fleet.workers()[0];
+        let slow = |number: u64| Observation {
+            seconds: 0.02 + 0.01 * number as f64,
+            new_tokens: 100.0 * number as f64,
+            pairs: 0.0,
+            ratio: 1.0,
+        };
+        (0..400).for_each(|number| decider.lock().pools.learn(worker.pool(), &slow(1 + number % 20)));
+        let prompt = long("one");
+        let mut decided = decider.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap();
+        decided.lease.take_taken_s()
+    };
+    let (ours, blind) = (taken("prefix_aware"), taken("round_robin"));
+    assert!(blind > 0.0 && (ours / blind - 1.0).abs() < 1e-3, "{ours} and {blind}");
 }
 
 #[test]
