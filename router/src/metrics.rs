@@ -221,7 +221,7 @@ impl Default for Metrics {
             ),
             background_seconds: maker.seconds(
                 "router_background_seconds",
-                "How long requests in the background waited until a worker had time to spare for them.",
+                "How long requests in the background waited until a worker had time to spare for them, also those that got none.",
             ),
             ttft_seconds: maker
                 .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply; not of those in the background."),

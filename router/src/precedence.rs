@@ -5,6 +5,8 @@ use router_core::{Precedence, Priority};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::keys::Grant;
+use crate::openai::members::Members;
+use crate::payload::Payload;
 
 /// The highest priority; the lowest is as far below 0.
 const MOST: i8 = 10;
@@ -23,6 +25,34 @@ pub struct BadPriority {
 #[must_use]
 pub fn parse_priority(text: &str) -> Option<Priority> {
     text.trim().parse().ok().filter(|number| (-MOST..=MOST).contains(number)).map(Priority)
+}
+
+/// Which way engines count that are told of priorities, in `priority` of a body.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum EnginePriority {
+    /// They are not told.
+    Off,
+    /// Who has less goes first (vLLM, and SGLang with `--schedule-low-priority-values-first`).
+    LowerFirst,
+    /// Who has more goes first (SGLang).
+    HigherFirst,
+}
+
+/// What engines read.
+const PRIORITY: &str = "priority";
+
+impl EnginePriority {
+    /// The body that tells engines of `priority`, in place of what the client says there; `None` if they are not told, or it is no object. All of its time
+    /// is a walk along it.
+    pub async fn body(self, body: &Payload, Priority(priority): Priority) -> Option<Payload> {
+        let told = match self {
+            Self::Off => return None,
+            Self::LowerFirst => -priority,
+            Self::HigherFirst => priority,
+        };
+        let members = Members::of(body).await?;
+        Some(members.with(&format!("\"{PRIORITY}\":{told}"), &[PRIORITY]))
+    }
 }
 
 /// Where it is said.
@@ -71,6 +101,8 @@ impl PrecedenceHeaders {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -123,5 +155,19 @@ mod tests {
         assert_eq!((tenant("", None), tenant("a", None) == tenant("b", None)), (None, false));
         assert_eq!(tenant("a", None), tenant("a", None));
         assert_eq!(tenant("a", Some(Grant { tenant: 7, priority: None })), Some(7));
+    }
+
+    #[tokio::test]
+    async fn engines_are_told_in_the_way_they_count() {
+        let body = Payload::from(Bytes::from_static(br#"{"model": "m", "priority": 9, "n":1}"#));
+        let told = async |how: EnginePriority| {
+            how.body(&body, Priority(-3)).await.map(|body| String::from_utf8(body.joined().to_vec()).unwrap())
+        };
+        assert_eq!(told(EnginePriority::Off).await, None);
+        let lower = told(EnginePriority::LowerFirst).await.unwrap();
+        assert_eq!(lower, r#"{"priority":3,"model": "m","n":1}"#);
+        assert!(told(EnginePriority::HigherFirst).await.unwrap().starts_with(r#"{"priority":-3,"#));
+        let list = Payload::from(Bytes::from_static(b"[1]"));
+        assert!(EnginePriority::LowerFirst.body(&list, Priority(1)).await.is_none());
     }
 }

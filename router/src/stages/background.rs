@@ -15,7 +15,7 @@ use router_core::{Among, PickError, Precedence, RequestView};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::pick::{Picked, pick_spare};
+use super::pick::{Picked, Wait, pick_spare};
 use crate::app::App;
 use crate::body_memory::BodyShare;
 use crate::error::RequestError;
@@ -151,7 +151,7 @@ pub async fn pick_when_spare(
     among: Among<'_>,
     (deadline, limit): (Instant, Duration),
 ) -> Result<Picked, RequestError> {
-    let began = Instant::now();
+    let _wait = Wait::begins(&app.metrics.background_seconds);
     let mut place = app.backlogs.enter(view, among);
     let can_do_without = view.leg == Leg::Prefill && app.settings.prefill_protocol.generates_alone();
     loop {
@@ -164,7 +164,6 @@ pub async fn pick_when_spare(
                 picked => {
                     let picked = picked?;
                     place.sent_tokens = view.prompt_tokens.max(1);
-                    app.metrics.background_seconds.observe(began.elapsed().as_secs_f64());
                     return Ok(picked);
                 }
             }

@@ -117,6 +117,7 @@ pub async fn dispatch(
         app.backlogs.check(&share)?;
         recorder.is_in_background();
     }
+    tell_priority(app, &mut request, &reading, recorder).await;
     app.retry_budget.count_request(now);
     let mut retries = Retries::default();
     let (asked, how) = ((&mut request, &reading), (&mut retries, may_wait_since));
@@ -124,6 +125,20 @@ pub async fn dispatch(
     let answered = (&begun, recorder.endpoint());
     let continuing = Continuing::of(app, (request, share), answered, retries, (limits, deadline));
     Ok(Dispatched { begun, limits, deadline, reading, continuing, permit })
+}
+
+/// Engines that order what they have been sent are told how important a request is, if they are to be told.
+async fn tell_priority(app: &App, request: &mut WorkerRequest, reading: &Reading, recorder: &Recorder) {
+    // What a gateway sends is not changed here, and what is compressed cannot be.
+    let can_tell = recorder.is_generation()
+        && request.gateway.is_none()
+        && !request.headers.contains_key(header::CONTENT_ENCODING);
+    if can_tell
+        && let Some(body) =
+            app.settings.engine_priority.body(&request.body, reading.precedence.priority).await
+    {
+        request.body = body;
+    }
 }
 
 /// One attempt after another, until a reply has begun.

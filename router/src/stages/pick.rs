@@ -135,7 +135,7 @@ pub async fn take_turn(
     (deadline, limit): (Instant, Duration),
 ) -> Result<Picked, RequestError> {
     let Some(mut turn) = picked.decided.lease.turn() else { return Ok(picked) };
-    let _in_line = InLine { seconds: &app.metrics.line_seconds, began: Instant::now() };
+    let _in_line = Wait::begins(&app.metrics.line_seconds);
     loop {
         let anew_at = Instant::now() + picked.decided.worker.load.reconsider_after();
         if timeout_at(anew_at.min(deadline), turn).await.is_ok() && picked.decided.worker.is_usable() {
@@ -161,12 +161,18 @@ pub async fn take_turn(
 }
 
 /// Observes a wait when it is over, however it ends: the request's turn, an error, a client that leaves.
-struct InLine<'a> {
+pub(super) struct Wait<'a> {
     seconds: &'a Histogram,
     began: Instant,
 }
 
-impl Drop for InLine<'_> {
+impl<'a> Wait<'a> {
+    pub(super) fn begins(seconds: &'a Histogram) -> Self {
+        Self { seconds, began: Instant::now() }
+    }
+}
+
+impl Drop for Wait<'_> {
     fn drop(&mut self) {
         self.seconds.observe(self.began.elapsed().as_secs_f64());
     }

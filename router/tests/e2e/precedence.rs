@@ -117,6 +117,32 @@ async fn a_key_says_how_important_its_requests_are_at_most() {
     assert_eq!((order[0].as_str(), order.len()), ("app", 3), "{order:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_are_told_what_clients_may_say() {
+    let worker = MockWorker::answering(&["m"], json_reply(200, "{}")).await;
+    let keys = TestFile::new("sk-app priority=5\nsk-other\n");
+    let router = Router::start(&[
+        &workers(&[&worker]),
+        &keys.flag("api-key-file"),
+        "--engine-priority=lower-first",
+        "--background-load=off",
+    ])
+    .await;
+    until("it is up", || async { router.get("/readyz").await.status == 200 }).await;
+    let body = r#"{"model":"m","prompt":"a","priority":-99}"#;
+    let told = async |path: &str, headers: &[(&str, &str)]| {
+        let reply = exchange(router.address, "POST", path, headers, body.as_bytes()).await;
+        assert_eq!(reply.status, 200);
+        let body: serde_json::Value = serde_json::from_slice(&worker.seen().pop().unwrap().body).unwrap();
+        body["priority"].clone()
+    };
+    let app = ("authorization", "Bearer sk-app");
+    assert_eq!(told(PATH, &[app]).await, -5);
+    assert_eq!(told(PATH, &[app, ("x-request-priority", "-2")]).await, 2);
+    assert_eq!(told(PATH, &[("authorization", "Bearer sk-other"), ("x-request-priority", "3")]).await, 0);
+    assert_eq!(told("/v1/embeddings", &[app]).await, -99, "as it came");
+}
+
 /// A worker that computes when told, and a router that has seen nothing of it yet.
 async fn one_worker(more: &[&str]) -> (Arc<Notify>, MockWorker, Router) {
     let computes = Arc::new(Notify::new());
