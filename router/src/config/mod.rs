@@ -27,10 +27,10 @@ use units::{
 pub use workers::{is_worker_id, parse_prefill_worker, parse_worker};
 
 use crate::disaggregation::PrefillProtocol;
-use crate::precedence::EnginePriority;
 use crate::discovery::kubernetes::api::{ApiAddress, CREDENTIALS};
 use crate::discovery::source::SourceSpec;
 use crate::keys::{Keys, WorkerKeys};
+use crate::precedence::EnginePriority;
 
 /// All knobs of the router.
 #[derive(Clone, Debug, clap::Args)]
@@ -270,7 +270,12 @@ pub struct Settings {
     /// Whether engines are told of priorities, in `priority` of the bodies of completions and chats, where what clients say is left out: off, lower-first
     /// (vLLM with --scheduling-policy priority, and our workers) or higher-first (SGLang with --enable-priority-scheduling). Engines that were not
     /// started so refuse such requests
-    #[arg(long, help_heading = "Routing", default_value = "off", value_name = "off|lower-first|higher-first")]
+    #[arg(
+        long,
+        help_heading = "Routing",
+        default_value = "off",
+        value_name = "off|lower-first|higher-first"
+    )]
     pub engine_priority: EnginePriority,
 
     /// Requests that may wait in the background, and no more than half of --max-in-flight; others are answered with 429, and so is each where bodies
