@@ -269,7 +269,7 @@ pub struct Settings {
 
     /// Whether engines are told of priorities, in `priority` of the bodies of completions and chats, where what clients say is left out: off, lower-first
     /// (vLLM with --scheduling-policy priority, and our workers) or higher-first (SGLang with --enable-priority-scheduling). Engines that were not
-    /// started so refuse such requests
+    /// started so may refuse such requests
     #[arg(
         long,
         help_heading = "Routing",
