@@ -12,11 +12,13 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
-/// Height of the legend's line under all charts.
+/// Height of a line of the legend under all charts.
 const LEGEND: f64 = 24.0;
 /// Okabe and Ito's colours, which colour-blind people can tell apart, and grey.
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
+/// How lines are drawn that have the colours once more.
+const DASHES: [&str; 3] = ["", "7 4", "2 3"];
 /// About how many marks a linear axis has.
 const MARKS: f64 = 5.0;
 
@@ -58,13 +60,16 @@ pub struct Chart {
     pub x: Axis,
     /// Beside it.
     pub y: Axis,
-    /// Its lines; lines of the same position have the same colour in all charts.
+    /// Its lines; lines of the same position look the same in all charts.
     pub series: Vec<Series>,
 }
 
 /// The charts side by side with one legend, that of the first chart.
 pub fn svg(charts: &[Chart]) -> String {
-    let (width, height) = (WIDTH * charts.len().max(1) as f64, HEIGHT + LEGEND);
+    let width = WIDTH * charts.len().max(1) as f64;
+    let mut legends = String::new();
+    let lines = charts.first().map_or(1, |first| legend(&mut legends, &first.series, width));
+    let height = HEIGHT + LEGEND * lines as f64;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
@@ -74,9 +79,7 @@ pub fn svg(charts: &[Chart]) -> String {
         chart.draw(&mut out);
         out.push_str("</g>\n");
     }
-    if let Some(first) = charts.first() {
-        legend(&mut out, &first.series);
-    }
+    out.push_str(&legends);
     out.push_str("</svg>\n");
     out
 }
@@ -88,19 +91,38 @@ fn text(out: &mut String, (x, y): (f64, f64), more: &str, words: &str) {
     writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" {more}>{}</text>", escape(words)).expect(NEVER_FAILS);
 }
 
-fn legend(out: &mut String, series: &[Series]) {
-    let mut x = LEFT;
+/// In lines of that `width`; returns how many there are.
+fn legend(out: &mut String, series: &[Series], width: f64) -> usize {
+    let (mut x, mut lines) = (LEFT, 1);
     for (index, series) in series.iter().enumerate() {
-        let (colour, y) = (COLOURS[index % COLOURS.len()], HEIGHT + LEGEND / 2.0);
+        let takes = 50.0 + 7.0 * series.name.chars().count() as f64;
+        if x > LEFT && x + takes > width {
+            (x, lines) = (LEFT, lines + 1);
+        }
+        let y = HEIGHT + LEGEND * (lines as f64 - 0.5);
+        let middle = y - 4.0;
         writeln!(
             out,
-            "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"12\" height=\"4\" fill=\"{colour}\"/>",
-            y - 4.0
+            "<polyline points=\"{x:.1},{middle:.1} {:.1},{middle:.1}\" {}/>",
+            x + 20.0,
+            stroke(index)
         )
         .expect(NEVER_FAILS);
-        text(out, (x + 18.0, y), "", &series.name);
-        x += 42.0 + 7.0 * series.name.chars().count() as f64;
+        text(out, (x + 26.0, y), "", &series.name);
+        x += takes;
     }
+    lines
+}
+
+fn colour(index: usize) -> &'static str {
+    COLOURS[index % COLOURS.len()]
+}
+
+/// How the line of that position is drawn.
+fn stroke(index: usize) -> String {
+    let dashes = DASHES[index / COLOURS.len() % DASHES.len()];
+    let dashes = if dashes.is_empty() { String::new() } else { format!(" stroke-dasharray=\"{dashes}\"") };
+    format!("fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{dashes}", colour(index))
 }
 
 impl Chart {
@@ -123,11 +145,11 @@ impl Chart {
             text(out, (LEFT - 6.0, at + 4.0), "text-anchor=\"end\"", &number(mark));
         }
         for (index, series) in self.series.iter().enumerate() {
-            self.draw_series(out, series, COLOURS[index % COLOURS.len()], (&x, &y));
+            self.draw_series(out, series, index, (&x, &y));
         }
     }
 
-    fn draw_series(&self, out: &mut String, series: &Series, colour: &str, (x, y): (&Range, &Range)) {
+    fn draw_series(&self, out: &mut String, series: &Series, index: usize, (x, y): (&Range, &Range)) {
         let drawable = |(at_x, at_y): &&(f64, f64)| self.x.scale.shows(*at_x) && self.y.scale.shows(*at_y);
         let places: Vec<_> = series
             .points
@@ -136,12 +158,8 @@ impl Chart {
             .map(|(at_x, at_y)| (x.place(*at_x), y.place(*at_y)))
             .collect();
         let path: Vec<_> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        writeln!(
-            out,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
-            path.join(" ")
-        )
-        .expect(NEVER_FAILS);
+        writeln!(out, "<polyline points=\"{}\" {}/>", path.join(" "), stroke(index)).expect(NEVER_FAILS);
+        let colour = colour(index);
         for (x, y) in places {
             writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>")
                 .expect(NEVER_FAILS);
@@ -274,6 +292,18 @@ mod tests {
         assert!(!marks(Scale::Part, &[0.9]).is_empty());
         assert_eq!(marks(Scale::Log, &[1.0, 16.0]), [1.0, 2.0, 4.0, 8.0, 16.0]);
         assert_eq!(marks(Scale::Log, &[1.0, 1e6]).len(), 7);
+    }
+
+    #[test]
+    fn lines_beyond_the_colours_are_told_apart_and_all_are_in_the_legend() {
+        let series: Vec<_> = (0..17)
+            .map(|number| Series { name: format!("policy number {number}"), points: vec![(1.0, 2.0)] })
+            .collect();
+        let strokes: std::collections::HashSet<_> = (0..series.len()).map(stroke).collect();
+        assert_eq!(strokes.len(), 17);
+        let mut legends = String::new();
+        assert!(legend(&mut legends, &series, 600.0) > 3);
+        assert_eq!(legends.matches("policy number").count(), 17);
     }
 
     #[test]

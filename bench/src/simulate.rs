@@ -38,7 +38,7 @@ use outcome::Objective;
 use report::{Key, Line};
 use summary::HIGHEST_LOAD;
 
-/// Runs `bench simulate`: prints the table, writes the JSON. Returns how many simulations there were.
+/// Runs `bench simulate`: prints the table, writes the JSON. Returns how many simulations there are figures of, those of an earlier run included.
 ///
 /// # Errors
 /// Flags that make no sense, traces that cannot be read, files that cannot be written.
@@ -55,6 +55,7 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<usize> {
     let cells = plan::cells(args, &scenes)?;
     let mut writer = Writer::new(args)?;
     let jobs = plan::jobs(args, &cells, &contenders, &writer.done);
+    let figures = writer.done.len() + jobs.len();
     writer.begin(plan::requests(&jobs))?;
     let objective = Objective { ttft_ms: args.goodput_ttft, tpot_ms: args.goodput_tpot };
     let bar = writer.bar.clone();
@@ -65,7 +66,7 @@ pub fn simulate(args: &SimulateArgs) -> anyhow::Result<usize> {
         }
     });
     writer.finish(args)?;
-    failure.map_or(Ok(jobs.len()), Err)
+    failure.map_or(Ok(figures), Err)
 }
 
 /// Reads files of figures, prints what they amount to. Returns how many figures there were.

@@ -283,3 +283,58 @@ fn the_background_is_served_beside_the_others_and_is_in_no_figure_of_theirs() {
     assert!(much.mean_e2e_ms > alone.mean_e2e_ms, "nothing is free");
     assert_eq!(figures(Background::Spare(0.8)), much, "the same again");
 }
+
+/// Runs a small simulation of these flags more. Returns how many it has figures of, and the mean times in its file.
+fn resumable(folder: &Path, more: &[&str]) -> anyhow::Result<(usize, Vec<f64>)> {
+    let file = folder.join("figures.jsonl");
+    let flags =
+        ["bench", "simulate", "--workload", "zipf", "--requests", "200", "--workers", "2", "--load", "0.7"];
+    let flags = flags.iter().chain(&["--policies", "prefix_aware,round_robin", "--resume", "--json"]);
+    let flags = flags.copied().chain([file.to_str().unwrap()]).chain(more.iter().copied());
+    let Command::Simulate(args) = Cli::parse_from(flags).command else { panic!("it is simulate") };
+    let count = bench::simulate::simulate(&args)?;
+    let mean = |line: &str| -> f64 {
+        serde_json::from_str::<serde_json::Value>(line).unwrap()["mean_ttft_ms"].as_f64().unwrap()
+    };
+    Ok((count, std::fs::read_to_string(file).unwrap().lines().map(mean).collect()))
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("roundhouse-simulate-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn what_is_resumed_is_done_when_nothing_is_left_and_is_not_another_engines() {
+    let folder = folder("resume");
+    let (count, first) = resumable(&folder, &[]).unwrap();
+    assert_eq!((count, first.len()), (2, 2));
+    assert_eq!(resumable(&folder, &[]).unwrap(), (2, first.clone()));
+    let (_, both) = resumable(&folder, &["--engine", "qwen3-32b"]).unwrap();
+    assert_eq!((both.len(), &both[..2]), (4, &first[..]));
+    assert!(both[2] > first[0] && both[3] > first[1], "{both:?}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn traces_of_one_name_are_refused_and_one_instant_is_no_pace() {
+    let folder = folder("names");
+    let line =
+        |at: u64| format!(r#"{{"timestamp":{at},"input_length":900,"output_length":5,"hash_ids":[1,2]}}"#);
+    let paths = ["one/t.jsonl", "two/t.jsonl"].map(|name| folder.join(name));
+    for path in &paths {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, format!("{}\n{}\n", line(60_000), line(60_000))).unwrap();
+    }
+    let [one, two] = paths.map(|path| path.to_str().unwrap().to_owned());
+    let run = |traces: &str| {
+        let flags = ["bench", "simulate", "--trace", traces, "--workers", "2", "--policies", "prefix_aware"];
+        let Command::Simulate(args) = Cli::parse_from(flags).command else { panic!("it is simulate") };
+        bench::simulate::simulate(&args)
+    };
+    let refused = run(&format!("{one},{two}")).unwrap_err().to_string();
+    assert!(refused.contains("two traces are called \"t\""), "{refused}");
+    assert_eq!(run(&one).unwrap(), 2, "two loads");
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -12,6 +12,11 @@ use super::workload::generated::Kind;
 /// More routers than anybody has.
 const MOST_REPLICAS: usize = 1_000;
 
+/// What figures are of, unless their trace's name says otherwise.
+const USUAL_ENGINE: &str = "qwen3-8b";
+const USUAL_TTFT_MS: f64 = 2_000.0;
+const USUAL_TPOT_MS: f64 = 100.0;
+
 /// Everything `bench simulate` takes.
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArgs {
@@ -32,7 +37,7 @@ pub struct SimulateArgs {
     pub requests: Option<usize>,
     /// Engine: plain (one serial prefill server a worker, see design/bench.md), or a preset of recorded ones: qwen3-8b,
     /// qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b or vllm-chunked
-    #[arg(long, value_name = "NAME", default_value = "qwen3-8b")]
+    #[arg(long, value_name = "NAME", default_value = USUAL_ENGINE)]
     pub engine: String,
     /// When engines compute prompts [default: as the preset's did]
     #[arg(long, value_name = "ORDER")]
@@ -111,10 +116,10 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N")]
     pub seeds: Option<u64>,
     /// Longest time to the first token that counts as good, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 2_000.0)]
+    #[arg(long, value_name = "MS", default_value_t = USUAL_TTFT_MS)]
     pub goodput_ttft: f64,
     /// Longest time per output token that counts as good, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 100.0)]
+    #[arg(long, value_name = "MS", default_value_t = USUAL_TPOT_MS)]
     pub goodput_tpot: f64,
     /// File for the figures, one JSON object a line and a simulation; what it holds is replaced, unless --resume is given
     #[arg(long, value_name = "FILE")]
@@ -206,6 +211,34 @@ impl Routers {
             if self.strangers > 0 { format!("+strangers-{}", self.strangers) } else { String::new() };
         let reports = self.reports_every_ms.map_or(String::new(), |ms| format!("+reports-{ms}-ms"));
         [routers, strangers, reports].concat()
+    }
+}
+
+impl SimulateArgs {
+    /// What an engine, an objective and what is left out of precedences add to the name of a trace, where they are not the usual ones: figures of
+    /// different ones are not to be taken for each other's.
+    #[must_use]
+    pub fn suffix(&self) -> String {
+        let mut suffix = String::new();
+        if self.engine != USUAL_ENGINE {
+            suffix += &format!("+{}", self.engine);
+        }
+        match self.prefill {
+            None => {}
+            Some(Prefill::Mixed) => suffix += "+prefill-mixed",
+            Some(Prefill::First) => suffix += "+prefill-first",
+        }
+        if let Some(shares) = self.share_within_steps {
+            suffix += if shares { "+shares-within-steps" } else { "+shares-nothing-within-steps" };
+        }
+        let (ttft_ms, tpot_ms) = (self.goodput_ttft, self.goodput_tpot);
+        if (ttft_ms, tpot_ms) != (USUAL_TTFT_MS, USUAL_TPOT_MS) {
+            suffix += &format!("+good-within-{ttft_ms}-and-{tpot_ms}-ms");
+        }
+        if self.all_alike {
+            suffix += "+all-alike";
+        }
+        suffix
     }
 }
 

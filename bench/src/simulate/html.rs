@@ -12,9 +12,6 @@ use super::outcome::Figures;
 use super::summary::{self, HIGHEST_LOAD};
 use crate::plot::{Axis, Chart, Scale, Series, svg};
 
-/// As many as there are colours; ours is the first.
-const MOST_POLICIES: usize = 8;
-
 /// What workers had in flight in one simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Watched {
@@ -35,8 +32,7 @@ pub fn page(comparison: &Comparison, watched: &[Watched]) -> String {
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>bench simulate</title></head>\n\
          <body style=\"font-family: sans-serif\">\n<h1>bench simulate</h1>\n",
     );
-    let mut policies = comparison.policies();
-    policies.truncate(MOST_POLICIES);
+    let policies = comparison.policies();
     let mut traces: Vec<&str> = comparison.cells().map(|cell| cell.trace.as_str()).collect();
     traces.dedup();
     for trace in traces {
@@ -57,8 +53,7 @@ pub fn page(comparison: &Comparison, watched: &[Watched]) -> String {
 /// One plot of all cells together, geometric means, over load.
 #[must_use]
 pub fn overview(comparison: &Comparison) -> String {
-    let mut policies = comparison.policies();
-    policies.truncate(MOST_POLICIES);
+    let policies = comparison.policies();
     let cells: Vec<&CellFigures> = comparison.cells().collect();
     let over_load = |title: &str, read: fn(&Figures) -> f64| Chart {
         title: title.to_owned(),

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::sync::OnceLock;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 
 use super::args::{Apart, FleetKind, Routers, SimulateArgs};
@@ -60,8 +60,16 @@ pub fn scenes(args: &SimulateArgs) -> anyhow::Result<Vec<Scene>> {
             |kind: &Kind| Scene { seed, workload: kind.generate(requests, seed), fleets: fleets.clone() };
         scenes.extend(kinds.iter().map(of));
     }
+    let mut names = HashSet::new();
+    let mut twice = scenes.iter().filter(|scene| !names.insert((scene.workload.name.clone(), scene.seed)));
+    if let Some(Scene { workload: Workload { name, .. }, .. }) = twice.next() {
+        bail!(
+            "two traces are called {name:?}, and their figures would be taken for each other's; rename one"
+        );
+    }
     for scene in &mut scenes {
         scene.workload.truncate(args.requests.unwrap_or(usize::MAX));
+        scene.workload.begin_at_once();
         if let Some(path) = &args.background {
             scene.workload.put_behind(&trace::read(path)?)?;
         }
@@ -99,6 +107,7 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
         count => (format!("+{count}-adapters-in-{}-places", args.adapter_places), Some(args.adapter_places)),
     };
     let routers = Routers { count, told_after_ms, front, reports_every_ms, strangers: args.strangers };
+    let of_args = args.suffix();
     let mut cells = Vec::new();
     for Scene { seed, workload, fleets } in scenes {
         for (fleet, workers, blocks) in combinations(fleets, &sizes, &capacities) {
@@ -107,9 +116,15 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
                 let (decode_weight, gb_per_s) = (args.split_decode_weight, args.kv_bandwidth);
                 let apart = Apart { prefill_workers, splits, decode_weight, gb_per_s };
                 let background = args.background();
-                let suffixes =
-                    [fleet.suffix(), &adapters, &apart.suffix(), &routers.suffix(), &background.suffix()]
-                        .concat();
+                let suffixes = [
+                    fleet.suffix(),
+                    &adapters,
+                    &apart.suffix(),
+                    &routers.suffix(),
+                    &background.suffix(),
+                    &of_args,
+                ]
+                .concat();
                 let (saturated, floor) = (OnceLock::new(), OnceLock::new());
                 let cell = Cell {
                     workload,

@@ -185,6 +185,13 @@ impl Workload {
         times().fold(0.0, f64::max) - times().fold(f64::INFINITY, f64::min).min(f64::MAX)
     }
 
+    /// If all arrive in one instant, that is the first one: no pace can be told, and the time before it would be scaled instead.
+    pub fn begin_at_once(&mut self) {
+        if self.duration_s() == 0.0 {
+            self.requests.iter_mut().for_each(|request| request.at_s = 0.0);
+        }
+    }
+
     /// Arrivals a second, at its own pace.
     #[must_use]
     pub fn rate(&self) -> f64 {
