@@ -49,15 +49,22 @@ const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 const OF_THE_SPLIT: [&str; 4] = [KV_TRANSFER_PARAMS, BOOTSTRAP[0], BOOTSTRAP[1], BOOTSTRAP[2]];
 /// What vLLM takes further arguments from, the same one among them (its source, 0.32).
 const FURTHER_ARGUMENTS: &str = "vllm_xargs";
+/// And where these come to in the end, which a request for tokens (`/inference/v1/generate`) has as it is.
+const SAMPLING: &str = "sampling_params";
 
 /// The body without what a client says of where KV is, if it says anything: made up, it takes an engine down (seen with vLLM 0.32), or has it
 /// connect to wherever the client likes.
 #[must_use]
 pub fn without_the_clients(body: &Members) -> Option<Payload> {
-    let says_further = body.may_say(FURTHER_ARGUMENTS, KV_TRANSFER_PARAMS);
-    let further: &[&str] = if says_further { &[FURTHER_ARGUMENTS] } else { &[] };
-    let says = says_further || OF_THE_SPLIT.iter().any(|name| body.has(name));
-    says.then(|| body.with("", &[&OF_THE_SPLIT[..], further].concat()))
+    let mut left_out = OF_THE_SPLIT.to_vec();
+    if body.may_say(FURTHER_ARGUMENTS, KV_TRANSFER_PARAMS) {
+        left_out.push(FURTHER_ARGUMENTS);
+    }
+    if body.has_within(SAMPLING, KV_TRANSFER_PARAMS) {
+        left_out.push(SAMPLING);
+    }
+    let says = left_out.len() > OF_THE_SPLIT.len() || OF_THE_SPLIT.iter().any(|name| body.has(name));
+    says.then(|| body.with("", &left_out))
 }
 
 impl PrefillProtocol {
@@ -220,6 +227,8 @@ mod tests {
         assert_eq!(read(&left), json!({"model": "m"}));
         let further = json!({"vllm_xargs": {"kv_transfer_params": "x"}, "model": "m"});
         assert_eq!(read(&without_the_clients(&members(&further)).unwrap()), json!({"model": "m"}));
+        let sampling = json!({"sampling_params": {"extra_args": {"kv_transfer_params": {}}}, "model": "m"});
+        assert_eq!(read(&without_the_clients(&members(&sampling)).unwrap()), json!({"model": "m"}));
         let escaped: String = "kv_transfer_params".bytes().map(|byte| format!("\\u{byte:04x}")).collect();
         for hidden in [
             format!(r#"{{"{escaped}":{{}},"model":"m"}}"#),
@@ -229,9 +238,12 @@ mod tests {
             let members = runtime.block_on(Members::of(&Payload::from(Bytes::from(hidden)))).unwrap();
             assert_eq!(read(&without_the_clients(&members).unwrap()), json!({"model": "m"}));
         }
-        for nothing in
-            [json!({"model": "m"}), json!({"kv_transfer_params": null}), json!({"vllm_xargs": {"a": 1}})]
-        {
+        for nothing in [
+            json!({"model": "m"}),
+            json!({"kv_transfer_params": null}),
+            json!({"vllm_xargs": {"a": 1}}),
+            json!({"sampling_params": {"stop": ["\n"]}}),
+        ] {
             assert!(without_the_clients(&members(&nothing)).is_none(), "{nothing}");
         }
     }

@@ -225,7 +225,7 @@ impl Default for Metrics {
             ),
             ttft_seconds: maker
                 .seconds("router_ttft_seconds", "From a request's arrival to the first piece of its reply; not of those in the background."),
-            itl_seconds: maker.seconds("router_itl_seconds", "Between two pieces of one reply."),
+            itl_seconds: maker.seconds("router_itl_seconds", "Between two pieces of one reply; not of those in the background."),
             e2e_seconds: maker
                 .seconds("router_e2e_seconds", "From a request's arrival to the end of its reply; not of those in the background."),
             prompt_tokens: tokens.with_label_values(&["prompt"]),

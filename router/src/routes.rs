@@ -1,6 +1,7 @@
 //! What is served at which path: a longest-prefix table.
 
 use http::Method;
+use percent_encoding::percent_decode_str;
 use radix_trie::{Trie, TrieCommon};
 
 use crate::stages::parse::Understanding;
@@ -102,6 +103,24 @@ const ENGINES_OWN: [&str; 15] = [
     "/separate_reasoning",
 ];
 
+/// A path with nothing encoded, no dots and no empty segments; `None` if it is so already.
+fn plain(path: &str) -> Option<String> {
+    let is_plain = !path.contains('%') && !path.contains("//") && !path.contains("/.");
+    if is_plain {
+        return None;
+    }
+    let decoded = percent_decode_str(path).decode_utf8_lossy();
+    let mut segments = Vec::new();
+    for segment in decoded.split('/').filter(|segment| !segment.is_empty()) {
+        match segment {
+            "." => {}
+            ".." => drop(segments.pop()),
+            _ => segments.push(segment),
+        }
+    }
+    Some(format!("/{}", segments.join("/")))
+}
+
 /// What an engine does for a request, beside reading it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
@@ -122,7 +141,15 @@ impl Work {
                 "embeddings" | "embed" | "rerank" | "score" | "pooling" | "classify" | "encode"
                 | "moderations",
             ) => Self::Prompts,
-            Some("tokenize" | "detokenize" | "parse_function_call" | "separate_reasoning") => Self::Nothing,
+            Some(
+                "tokenize"
+                | "detokenize"
+                | "count_tokens"
+                | "input_tokens"
+                | "render"
+                | "parse_function_call"
+                | "separate_reasoning",
+            ) => Self::Nothing,
             _ => Self::Text,
         }
     }
@@ -170,6 +197,18 @@ impl Routes {
             "/v1/completions" => return Endpoint::Completions,
             _ => {}
         }
+        let found = self.look_up(path);
+        if found != Endpoint::Relayed {
+            return found;
+        }
+        // What engines, and what stands before them, take for another path would pass whatever is looked at there.
+        match plain(path) {
+            Some(meant) if self.look_up(&meant) != found => Endpoint::Unknown,
+            _ => found,
+        }
+    }
+
+    fn look_up(&self, path: &str) -> Endpoint {
         let mut asked = path;
         while let Some(entry) = self.table.get_ancestor(asked)
             && let (Some(pattern), Some(endpoint)) = (entry.key(), entry.value())
@@ -208,6 +247,8 @@ mod tests {
             ("/v2/rerank", Work::Prompts),
             ("/tokenize", Work::Nothing),
             ("/v1/detokenize", Work::Nothing),
+            ("/v1/messages/count_tokens", Work::Nothing),
+            ("/v1/responses/input_tokens", Work::Nothing),
         ] {
             assert_eq!(Work::at(path), expected, "{path}");
         }
@@ -227,6 +268,15 @@ mod tests {
             ("/generate", Endpoint::Relayed),
             ("/tokenize", Endpoint::Relayed),
             ("/detokenize", Endpoint::Relayed),
+            ("/v1/%63hat/completions", Endpoint::Unknown),
+            ("/v1/chat%2Fcompletions", Endpoint::Unknown),
+            ("/v1//completions", Endpoint::Unknown),
+            ("/v1/%6coad_lora_adapter", Endpoint::Unknown),
+            ("/v1/./load_lora_adapter", Endpoint::Unknown),
+            ("/v1/../flush_cache", Endpoint::Unknown),
+            ("/v1/%2e%2e/sleep", Endpoint::Unknown),
+            ("/v1/files/a%20name/content", Endpoint::Relayed),
+            ("/v1/.well-known", Endpoint::Relayed),
             ("/rerank", Endpoint::Relayed),
             ("/v1/rerank", Endpoint::Relayed),
             ("/v2/rerank", Endpoint::Relayed),

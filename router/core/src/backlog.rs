@@ -18,7 +18,7 @@ impl Waiters for VecDeque<BacklogTicket> {
     }
 }
 
-/// Those who wait, of one model.
+/// Those who wait for the same.
 #[derive(Debug, Default)]
 pub struct Backlog {
     turns: Turns<VecDeque<BacklogTicket>>,

@@ -275,8 +275,12 @@ impl Decider {
         now: Duration,
         learn: &mut Learn<'_>,
     ) -> Result<Decided, PickError> {
-        drop(before);
-        self.place(fleet, request, (among, now), Asks::Again, learn)
+        let Decided { mut lease, .. } = before;
+        let taken_s = lease.take_taken_s();
+        drop(lease);
+        let mut decided = self.place(fleet, request, (among, now), Asks::Again, learn)?;
+        decided.lease.note_taken_s(taken_s);
+        Ok(decided)
     }
 
     /// A request that was in line is sent `now`: enters the prompt as held by its worker.
@@ -352,12 +356,12 @@ impl Decider {
             if std::mem::take(&mut counts) && request.leg != Leg::Decode {
                 pools.arrival(now, candidates.parts());
             }
-            self.add_tree_sizes(index, candidates);
+            self.add_what_is_asked_for(fleet, request, (index, candidates));
             let (speed, pool) = (candidates.speed(), candidates.pool());
             learn(&mut candidates.list, &speed);
             let arrivals_per_s = pools.arrivals_per_s(candidates.parts());
             if asks == Asks::ForSpare {
-                self.keep_spare(fleet, request, (candidates, pools), now)?;
+                self.keep_spare(fleet, request, (candidates, pools), (among, now))?;
             }
             let whole = self.whole(request);
             let learned = Learned {
@@ -467,10 +471,15 @@ impl Decider {
         fleet: &FleetSnapshot,
         request: &RequestView<'_>,
         (candidates, pools): (&mut Candidates, &mut Pools),
-        now: Duration,
+        (among, now): (Among<'_>, Duration),
     ) -> Result<(), PickError> {
         let load = self.background_load.unwrap_or(1.0);
-        let all = candidates.workers();
+        // The time of those where it may not go is the pool's too.
+        let left_out = match among {
+            Among::Untried(tried) => tried.len(),
+            Among::Anyone => 0,
+        };
+        let all = candidates.workers() + left_out as f64;
         let parts: SmallVec<[Part; 1]> = candidates.parts().collect();
         for Part { pool, of_candidates, of_pool } in parts {
             let workers = of_candidates * all / of_pool.max(f64::MIN_POSITIVE);
@@ -535,7 +544,7 @@ impl Decider {
             drop(state);
             return Err(why_nobody(fleet, request));
         }
-        self.add_tree_sizes(&state.index, &mut candidates);
+        self.add_what_is_asked_for(fleet, request, (&state.index, &mut candidates));
         let ring = &|| fleet.ring();
         let learned = self.known(&state, &candidates, (request, &hits), now);
         let choice = candidates.choice(ring, learned);
@@ -715,7 +724,16 @@ impl Decider {
         Moment::new(now, (request, adapter), self.reads_prefixes().then_some(pools))
     }
 
-    fn add_tree_sizes(&self, index: &PrefixIndex, candidates: &mut Candidates) {
+    /// Adds to the candidates what only some policies go by.
+    fn add_what_is_asked_for(
+        &self,
+        fleet: &FleetSnapshot,
+        request: &RequestView<'_>,
+        (index, candidates): (&PrefixIndex, &mut Candidates),
+    ) {
+        if self.policy.counts_shared() {
+            candidates.add_shared(fleet, &HeldPrompt::of(request));
+        }
         if self.policy.wants_tree_sizes() {
             for candidate in &mut candidates.list {
                 let blocks = index.tree().worker_blocks(candidate.slot);

@@ -190,6 +190,12 @@ impl WorkerLoad {
         self.row.held_tokens.store(count(held.tokens()), Ordering::Relaxed);
     }
 
+    /// Of a prompt, tokens that requests in flight there have too.
+    pub(crate) fn shared_tokens(&self, prompt: &HeldPrompt) -> u32 {
+        // Nothing that holds it can panic half-way through a change.
+        count(self.held.lock().unwrap_or_else(PoisonError::into_inner).shared(prompt))
+    }
+
     /// Requests in line for this worker.
     #[must_use]
     pub fn in_line(&self) -> usize {
@@ -470,6 +476,13 @@ impl Lease {
     /// Whether it is in the background.
     pub(crate) fn is_background(&self) -> bool {
         self.background_tokens.is_some()
+    }
+
+    /// So much was noted of it before it was decided anew.
+    pub(crate) fn note_taken_s(&mut self, taken_s: f64) {
+        #[expect(clippy::cast_possible_truncation, reason = "seconds, to seven digits")]
+        let taken_s = taken_s as f32;
+        self.taken_s = taken_s;
     }
 
     /// What was noted of it, which is noted no more.

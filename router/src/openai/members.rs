@@ -16,6 +16,8 @@ use crate::turns::turn_bytes;
 const MOST_NAME_BYTES: usize = 160;
 /// A value in which something is looked for is no longer.
 const MOST_SEARCHED_BYTES: usize = 16 << 10;
+/// Nor is one that is parsed for that.
+const MOST_PARSED_BYTES: usize = 1 << 20;
 /// Of a value, what is kept: enough for a number, and to see what a longer one begins with.
 const VALUE_BYTES: usize = 24;
 
@@ -75,6 +77,21 @@ impl Members {
             self.copy(member.span.clone(), &mut out);
             let text = out.finish().joined();
             text.contains(&b'\\') || memchr::memmem::find(&text, what.as_bytes()).is_some()
+        })
+    }
+
+    /// Whether there is a member `key` anywhere within the value of a member; also where that is more than is looked at.
+    #[must_use]
+    pub fn has_within(&self, name: &str, key: &str) -> bool {
+        self.list.iter().filter(|member| member.is_named(name)).any(|member| {
+            if member.span.len() > MOST_PARSED_BYTES {
+                return true;
+            }
+            let mut out = PayloadBuilder::default();
+            out.push(Bytes::from_static(b"{"));
+            self.copy(member.span.clone(), &mut out);
+            out.push(Bytes::from_static(b"}"));
+            serde_json::from_slice(&out.finish().joined()).map_or(true, |value| is_within(&value, key))
         })
     }
 
@@ -166,6 +183,16 @@ impl Members {
             }
             begins = ends;
         }
+    }
+}
+
+fn is_within(value: &serde_json::Value, key: &str) -> bool {
+    match value {
+        serde_json::Value::Object(members) => {
+            members.iter().any(|(name, value)| name == key || is_within(value, key))
+        }
+        serde_json::Value::Array(values) => values.iter().any(|value| is_within(value, key)),
+        _ => false,
     }
 }
 

@@ -148,7 +148,7 @@ impl Replicas {
         wire::Sent {
             worker: key_of(&worker.spec, self.seed),
             leg: leg.into(),
-            whole_answer: view.answer == Answer::Whole,
+            whole_answer: view.answer != Answer::Streamed,
             generates_nothing: view.answer == Answer::Nothing,
             model: view.model.unwrap_or_default().to_owned(),
             hashes: blocks.map(|block| block.0).collect(),

@@ -14,6 +14,7 @@ use router_core::worker::Role;
 use router_core::{Among, PickError, Precedence, RequestView};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::pick::{Picked, Wait, pick_spare};
 use crate::app::App;
@@ -40,14 +41,22 @@ pub struct Backlogs {
 struct Alike {
     model: String,
     role: Role,
-    /// It may not go everywhere: it has been somewhere, or a gateway says where it may.
-    is_bound: bool,
+    /// Hash of where it may not go, if it may not go everywhere: it has been there, or a gateway says where it may.
+    bound: Option<u64>,
 }
 
 impl Alike {
     fn of(view: &RequestView<'_>, among: Among<'_>) -> Self {
-        let is_bound = matches!(among, Among::Untried(tried) if !tried.is_empty());
-        Self { model: view.model.unwrap_or_default().to_owned(), role: view.leg.role(), is_bound }
+        let bound = match among {
+            Among::Untried(tried) if !tried.is_empty() => {
+                let mut slots: Vec<u32> = tried.iter().map(|slot| slot.0).collect();
+                slots.sort_unstable();
+                let bytes: Vec<u8> = slots.into_iter().flat_map(u32::to_le_bytes).collect();
+                Some(xxh3_64(&bytes))
+            }
+            Among::Untried(_) | Among::Anyone => None,
+        };
+        Self { model: view.model.unwrap_or_default().to_owned(), role: view.leg.role(), bound }
     }
 }
 
@@ -220,6 +229,7 @@ mod tests {
             backlogs.enter(&view("m", -1), ANYWHERE),
             backlogs.enter(&prefill, ANYWHERE),
             backlogs.enter(&view("m", -1), Among::Untried(&[WorkerSlot(0)])),
+            backlogs.enter(&view("m", -1), Among::Untried(&[WorkerSlot(2), WorkerSlot(1)])),
         ];
         assert!(places.iter().all(|place| place.looks_again_after().is_some()));
     }

@@ -129,11 +129,9 @@ pub async fn dispatch(
 
 /// Engines that order what they have been sent are told how important a request is, if they are to be told.
 async fn tell_priority(app: &App, request: &mut WorkerRequest, reading: &Reading, recorder: &Recorder) {
-    // What a gateway sends is not changed here, and what is compressed cannot be.
-    let can_tell = recorder.is_generation()
+    // What a gateway sends is not changed here. Whatever coding a header names, these bodies are JSON as they are.
+    if recorder.is_generation()
         && request.gateway.is_none()
-        && !request.headers.contains_key(header::CONTENT_ENCODING);
-    if can_tell
         && let Some(body) =
             app.settings.engine_priority.body(&request.body, reading.precedence.priority).await
     {
@@ -175,7 +173,7 @@ pub(super) async fn attempts(
         };
         let failed = match attempted {
             Ok(begun) => return Ok(begun),
-            // Who was there to compute the prompt has left, or went down while the request waited for one of them.
+            // Who was there to compute the prompt has left, or went down while the request waited for one of them; or those who generate from it have.
             Err(Stopped::Nobody(RequestError::Pick(_)))
                 if !prefill_fails && split_by.is_some_and(Splitter::can_do_without) =>
             {

@@ -9,6 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use http_body::Body;
@@ -187,7 +188,11 @@ impl Parser {
         };
         let (body, scanned) = self.receive(body, (understanding, form), &mut share).await?;
         let scanned = match scanned {
-            Err(error) if understanding == Understanding::Required => return Err(error.into()),
+            Err(error)
+                if understanding == Understanding::Required || is_json_otherwise(&head.headers, &body) =>
+            {
+                return Err(error.into());
+            }
             scanned => scanned.ok(),
         };
         let mut reading = self.reading((&head.headers, head.extensions.get()), scanned, ratios)?;
@@ -296,6 +301,17 @@ impl Parser {
             precedence,
         })
     }
+}
+
+/// Whether a body that was not understood is JSON in another encoding, which engines read: with a byte order mark, or in two or four bytes a character. What
+/// a client may not say would pass in it.
+fn is_json_otherwise(headers: &HeaderMap, body: &Payload) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
+    let may_be_json = kind.is_none_or(|kind| memchr::memmem::find(&kind, b"json").is_some());
+    let first: Vec<u8> = body.pieces().iter().flat_map(|piece| piece.iter().copied()).take(4).collect();
+    may_be_json
+        && (first.contains(&0)
+            || [&b"\xef\xbb\xbf"[..], b"\xfe\xff", b"\xff\xfe"].iter().any(|mark| first.starts_with(mark)))
 }
 
 /// The next piece of `body`. The timer is started only if there is something to wait for, and not again after that.
@@ -443,6 +459,29 @@ mod tests {
         assert_eq!(read("/v1/responses").await, (true, true, Answer::Whole));
         assert_eq!(read("/v1/embeddings").await, (true, true, Answer::Nothing));
         assert_eq!(read("/tokenize").await, (false, false, Answer::Nothing));
+    }
+
+    #[tokio::test]
+    async fn json_in_another_encoding_is_refused_wherever_it_goes() {
+        let parser = parser(1_000, MINUTE);
+        let text = r#"{"kv_transfer_params":{}}"#;
+        let utf_16: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let marked = [b"\xef\xbb\xbf", text.as_bytes()].concat();
+        for (body, kind, is_refused) in [
+            (&utf_16, None, true),
+            (&marked, Some("application/json"), true),
+            (&utf_16, Some("audio/mpeg"), false),
+            (&b"{broken".to_vec(), None, false),
+        ] {
+            let body = Pieces([Some(Bytes::from(body.clone()))].into());
+            let mut request = Request::new(body);
+            if let Some(kind) = kind {
+                request.headers_mut().insert(CONTENT_TYPE, kind.parse().unwrap());
+            }
+            let admitted = Admission::new(1, 0, Duration::ZERO).admit(request).await.unwrap();
+            let parsed = parser.parse(admitted, Understanding::BestEffort, &TokenRatios::default()).await;
+            assert_eq!(parsed.is_err(), is_refused, "{kind:?}");
+        }
     }
 
     #[tokio::test]

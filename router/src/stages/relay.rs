@@ -65,6 +65,8 @@ pub struct RelayStream {
     continuing: Option<Box<Continuing>>,
     /// In place of the rest, what the worker says of its failure.
     failed: Option<Bytes>,
+    /// The stream has said that it is over; what comes after that is of no use to anybody.
+    is_over: bool,
     limits: Limits,
     /// Away while somebody is looked for who goes on.
     record: Option<Record>,
@@ -84,6 +86,11 @@ enum State {
     Ended,
 }
 
+/// The last event of a stream of OpenAI's.
+const DONE: &[u8] = b"[DONE]";
+/// How long after it a worker may take to end its answer: engines do in the same moment.
+const AFTER_DONE: Duration = Duration::from_secs(1);
+
 /// Time limits of a reply. The timer is made when there is something to wait for, and not moved with each piece: it is
 /// looked at again when it fires.
 struct Limits {
@@ -99,6 +106,11 @@ struct Limits {
 impl Limits {
     fn new(idle: Duration, total: Duration, deadline: Instant) -> Self {
         Self { timer: None, wakes: None, idle, total, deadline, last_piece: Instant::now() }
+    }
+
+    /// From now on no longer than that.
+    fn ends_within(&mut self, idle: Duration) {
+        (self.idle, self.timer, self.wakes) = (self.idle.min(idle), None, None);
     }
 
     /// Whether the reply has taken too long as a whole. Looked at with each piece too: with a client that is slow there may always be
@@ -154,6 +166,7 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         events,
         continuing,
         failed: None,
+        is_over: false,
         limits: Limits::new(limits.idle, limits.total, deadline),
         record: Some(Record { recorder, reading }),
         lease,
@@ -270,13 +283,25 @@ impl RelayStream {
             Some(events) => events.pass(piece),
             None => return piece,
         };
-        let Some(continuing) = &mut self.continuing else { return whole };
+        let Some(continuing) = &mut self.continuing else {
+            self.note_end(&whole);
+            return whole;
+        };
         let (whole, failed) = continuing.pass(whole);
         self.failed = failed;
         if changes && !whole.is_empty() {
             recorder.piece(&whole, now.into_std());
         }
+        self.note_end(&whole);
         whole
+    }
+
+    /// What goes on to the client may say that the stream is over.
+    fn note_end(&mut self, whole: &[u8]) {
+        if whole.trim_ascii_end().ends_with(DONE) {
+            self.is_over = true;
+            self.limits.ends_within(AFTER_DONE);
+        }
     }
 
     fn rest(&mut self) -> Bytes {
@@ -296,6 +321,10 @@ impl RelayStream {
 
     /// The rest will not come from this worker. `None` if somebody is looked for who goes on.
     fn broke(&mut self, error: TransportError) -> Option<Result<Frame<Bytes>, TransportError>> {
+        if self.is_over {
+            self.finish();
+            return None;
+        }
         let can_go_on = |continuing: &mut Box<Continuing>| continuing.can_go_on(&error);
         let Some(continuing) = self.continuing.take_if(can_go_on) else {
             return Some(self.break_off(error));

@@ -140,6 +140,7 @@ async fn engines_are_told_what_clients_may_say() {
     assert_eq!(told(PATH, &[app]).await, -5);
     assert_eq!(told(PATH, &[app, ("x-request-priority", "-2")]).await, 2);
     assert_eq!(told(PATH, &[("authorization", "Bearer sk-other"), ("x-request-priority", "3")]).await, 0);
+    assert_eq!(told(PATH, &[app, ("content-encoding", "identity")]).await, -5);
     assert_eq!(told("/v1/embeddings", &[app]).await, -99, "as it came");
 }
 

@@ -59,6 +59,25 @@ async fn a_stream_goes_through_whole_and_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_has_said_that_it_is_over_is_over_whatever_its_worker_does() {
+    let never = std::sync::Arc::new(tokio::sync::Notify::new());
+    for hangs in [false, true] {
+        let never = std::sync::Arc::clone(&never);
+        let worker = MockWorker::start(&["m"], move |_| {
+            let pieces = [Act::Write(sse_head()), Act::Write(chunk("data: one\n\ndata: [DONE]\n\n"))];
+            let end = if hangs { Act::Wait(std::sync::Arc::clone(&never)) } else { Act::Reset };
+            pieces.into_iter().chain([end]).collect()
+        })
+        .await;
+        let router = Router::start(&[&workers(&[&worker]), "--idle-timeout=1h"]).await;
+        let reply = router.post("/v1/chat/completions", &chat("hello")).await;
+        assert!(reply.whole, "hangs: {hangs}");
+        assert_eq!(reply.text(), "data: one\n\ndata: [DONE]\n\n");
+        assert_eq!(router.metric("router_requests_in_flight").await, 0.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn pieces_arrive_while_the_worker_still_thinks() {
     let go_on = std::sync::Arc::new(tokio::sync::Notify::new());
     let wait = std::sync::Arc::clone(&go_on);

@@ -22,6 +22,8 @@ pub(super) struct Knowledge {
     index_use: IndexUse,
     knows_future: bool,
     is_ours: bool,
+    /// Whether it goes by what of a prompt is in use already.
+    counts_shared: bool,
     /// Whether workers are asked for counts, as engines that nobody here wrote are, and tell no load of themselves.
     is_asking: bool,
     kv_capacity_tokens: usize,
@@ -54,6 +56,7 @@ impl Knowledge {
             foreseen: vec![None; workers],
             knows_future,
             is_ours,
+            counts_shared: contender.policy().counts_shared(),
             is_asking: contender.name == ASKING,
             in_flight: vec![vec![HashMap::new(); workers]; routers.count.max(1) + 1],
             clocks: VecDeque::new(),
@@ -103,10 +106,14 @@ impl Knowledge {
     }
 
     /// What the router's tree sees of a prompt's path. Where hits come from the workers a tree would tell nothing; but ours learns from paths how
-    /// long sessions are, and what is computed again.
+    /// long sessions are, and what is computed again, and who counts what is in use knows it by them.
     pub(super) fn indexed<'p>(&self, path: &'p [BlockHash]) -> &'p [BlockHash] {
         match self.index_use.source {
-            IndexSource::Reported | IndexSource::ReportedAndInFlight if self.is_ours => path,
+            IndexSource::Reported | IndexSource::ReportedAndInFlight
+                if self.is_ours || self.counts_shared =>
+            {
+                path
+            }
             IndexSource::Reported | IndexSource::ReportedAndInFlight => &[],
             IndexSource::Learned => {
                 let first = self.index_use.first_tokens.map_or(usize::MAX, |tokens| tokens / BLOCK_TOKENS);

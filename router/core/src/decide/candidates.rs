@@ -11,7 +11,7 @@ use super::told::Others;
 use crate::adapters::{Adapter, AdapterOutlook};
 use crate::fleet::{FleetSnapshot, Member, Ring};
 use crate::health::{Standing, Trial};
-use crate::ledger::{LoadReading, usual_requests};
+use crate::ledger::{HeldPrompt, LoadReading, usual_requests};
 use crate::models::{MOST_POOLS, PoolNumber, Serving};
 use crate::policy::{Candidate, Choice};
 use crate::pools::{Part, Pools};
@@ -41,6 +41,8 @@ pub(super) struct Candidates {
     reports: Vec<Option<LoadReport>>,
     /// What the request's adapter meets at each of them; empty where it is for none.
     outlooks: Vec<AdapterOutlook>,
+    /// Of the prompt, tokens that requests in flight at each of them have too; empty where nobody asks.
+    shared_tokens: Vec<u32>,
     standing: Rank,
     totals: Totals,
     /// What the caches of those have room for who were candidates and are none any more.
@@ -207,6 +209,13 @@ impl Candidates {
         }
     }
 
+    /// Adds what each has in use of the prompt already.
+    pub(super) fn add_shared(&mut self, fleet: &FleetSnapshot, prompt: &HeldPrompt) {
+        let shared = |one: &Candidate| fleet.workers()[one.place as usize].load.shared_tokens(prompt);
+        self.shared_tokens.clear();
+        self.shared_tokens.extend(self.list.iter().map(shared));
+    }
+
     /// Of those gathered keeps who has time and memory to spare, and a place for its adapter, for a request whose answer has at a worker of a pool so many
     /// tokens; nobody who is known to have prompts of others.
     pub(super) fn keep_spare(
@@ -249,6 +258,7 @@ impl Candidates {
         keep(&mut self.list, kept);
         keep(&mut self.reports, kept);
         keep(&mut self.outlooks, kept);
+        keep(&mut self.shared_tokens, kept);
         self.totals = Totals::default();
         self.list.iter().for_each(|one| self.totals.add(one));
     }
@@ -450,6 +460,7 @@ impl Candidates {
             candidates: &self.list,
             reports: &self.reports,
             outlooks: &self.outlooks,
+            shared_tokens: &self.shared_tokens,
             requests: self.totals.requests,
             prefilling: self.totals.prefilling,
             busy: self.totals.busy,

@@ -65,6 +65,12 @@ impl HeldTokens {
         self.tokens
     }
 
+    /// Of a prompt, what is held already: a prefix of others' that it has too.
+    pub(super) fn shared(&self, prompt: &HeldPrompt) -> usize {
+        let is_held = |part: &&Part| self.parts.find(part.end.0, |shared| shared.end == part.end).is_some();
+        prompt.parts.iter().take_while(is_held).map(|part| part.tokens).sum()
+    }
+
     pub(super) fn add(&mut self, prompt: &HeldPrompt) {
         self.tokens += prompt.rest_tokens;
         for part in &prompt.parts {
@@ -128,7 +134,13 @@ mod tests {
     fn equal_prompts_are_there_once_but_for_what_fills_no_block() {
         let prompt = held(&[1, 2, 3, 4, 5, 6, 7], 30);
         assert_eq!(together(std::slice::from_ref(&prompt)), 730);
-        assert_eq!(together(&[prompt.clone(), prompt.clone(), prompt]), 790);
+        assert_eq!(together(&[prompt.clone(), prompt.clone(), prompt.clone()]), 790);
+        let mut one = HeldTokens::default();
+        one.add(&prompt);
+        assert_eq!(
+            (one.shared(&prompt), one.shared(&held(&[1, 2, 9, 9], 0)), one.shared(&held(&[3], 0))),
+            (700, 200, 0)
+        );
     }
 
     #[test]

@@ -137,6 +137,8 @@ pub struct Choice<'a> {
     pub reports: &'a [Option<LoadReport>],
     /// What the request's adapter meets at each of them; empty where it is for none.
     pub outlooks: &'a [AdapterOutlook],
+    /// Of the prompt, tokens that requests in flight at each of them have too; empty unless the policy [asks](Policy::counts_shared).
+    pub shared_tokens: &'a [u32],
     /// Requests in flight at all of them.
     pub requests: u64,
     /// Those without a first token.
@@ -233,6 +235,11 @@ pub trait Policy: Send + Sync {
 
     /// Whether it goes by how much the tree knows each worker to hold.
     fn wants_tree_sizes(&self) -> bool {
+        false
+    }
+
+    /// Whether it goes by how much of a prompt requests in flight hold already.
+    fn counts_shared(&self) -> bool {
         false
     }
 

@@ -33,6 +33,7 @@ fn choice<'a>(candidates: &'a [Candidate], ring: &'a dyn Fn() -> &'a Ring) -> Ch
         candidates,
         reports: &[],
         outlooks: &[],
+        shared_tokens: &[],
         requests: sum(|load| load.requests),
         prefilling: sum(|load| load.prefilling),
         busy: candidates.iter().filter(|one| one.load.prefilling > 0).count() as u64,

@@ -148,23 +148,26 @@ fn answers_take_memory_too() {
 
 #[test]
 fn what_failed_was_no_load() {
-    let (fleet, decider) = (fleet(1), decider("prefix_aware").with_background_load(Some(0.01)));
+    let (fleet, decider) = (fleet(1), decider("prefix_aware").with_background_load(Some(0.5)));
     let (prompt, other) = (long("one"), long("other"));
-    let mut failed = decider.decide(&fleet, &view(&other), Among::Untried(&[]), NOW).unwrap();
-    decider.take_back(&mut failed.lease, &failed.worker, &other.hashes, failed.basis);
-    drop(failed);
+    // They would take all of its time.
+    for _ in 0..400 {
+        let mut failed = decider.decide(&fleet, &view(&other), Among::Untried(&[]), NOW).unwrap();
+        decider.take_back(&mut failed.lease, &failed.worker, &other.hashes, failed.basis);
+    }
     let spare = |at_s: f64| {
         let now = NOW + Duration::from_secs_f64(at_s);
         decider.decide_spare(&fleet, &background(&prompt), Among::Untried(&[]), now)
     };
     // Nothing was taken, so there is time; and nothing is owed for one that failed as well.
-    for at_s in [0.0, 0.1] {
-        let mut given = spare(at_s).unwrap();
+    for _ in 0..2 {
+        let mut given = spare(0.0).unwrap();
         decider.take_back(&mut given.lease, &given.worker, &prompt.hashes, given.basis);
     }
-    let given = spare(0.2).unwrap();
-    drop(given);
-    assert_eq!(spare(0.3).map(drop), Err(PickError::NoneSpare), "it was sent");
+    drop(spare(0.0).unwrap());
+    let own_s = spare_s(&decider, &fleet, &prompt);
+    assert_eq!(spare(1.9 * own_s).map(drop), Err(PickError::NoneSpare), "it was sent");
+    assert!(spare(2.1 * own_s).is_ok(), "half of the time is nobody's");
 }
 
 #[test]

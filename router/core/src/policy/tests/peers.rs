@@ -67,11 +67,17 @@ fn kv_aware_multiplies_prefill_work_by_requests() {
 
 #[test]
 fn dynamo_adds_blocks_to_compute_and_blocks_held() {
-    let candidates =
-        [holding(busy(0, 2, 320, 1_600), 168), busy(1, 0, 0, 0), holding(busy(2, 1, 0, 17), 4_000)];
-    // (320 + 800)/16 − 10 + 100; 800/16; nothing to compute, and 17 tokens are two blocks.
-    assert_eq!(costs(&Dynamo, &prompt(800), &candidates), [160.0, 50.0, 2.0]);
-    assert_eq!(Dynamo.index_use().source, IndexSource::Reported);
+    let mut candidates =
+        [holding(busy(0, 2, 320, 3_200), 168), busy(1, 0, 0, 0), holding(busy(2, 1, 0, 17), 4_000)];
+    // Two requests have the same 1,600 tokens.
+    (candidates[0].load.held_tokens, candidates[2].load.held_tokens) = (1_600, 17);
+    // (320 + 800)/16 − 10 + (1,600 + 800)/16; 800/16 twice; nothing to compute, and 17 tokens are two blocks.
+    assert_eq!(costs(&Dynamo, &prompt(800), &candidates), [210.0, 100.0, 52.0]);
+    let snapshot = fleet(3).snapshot();
+    let ring = &|| snapshot.ring();
+    let shared = Choice { shared_tokens: &[160, 0, 800], ..choice(&candidates, ring) };
+    assert_eq!(Dynamo.costs(&prompt(800), &shared), [200.0, 100.0, 2.0]);
+    assert_eq!((Dynamo.index_use().source, Dynamo.counts_shared()), (IndexSource::Reported, true));
 }
 
 #[test]
