@@ -12,22 +12,8 @@ import random
 import statistics
 import threading
 import time
-import urllib.request
 
-from strangers import words
-
-
-def stream(url, prompt, tokens, headers):
-    """Seconds to the first token and to the end."""
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json", **headers})
-    began = time.monotonic()
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        first = None
-        for line in reply:
-            if first is None and line.startswith(b"data: {"):
-                first = time.monotonic() - began
-        return first, time.monotonic() - began
+from strangers import stream, words
 
 
 def run(url, args, seed):
@@ -36,7 +22,7 @@ def run(url, args, seed):
 
     def send(results, *request):
         try:
-            results.append(stream(url, *request))
+            results.append(stream(url, "tiny", *request)[:2])
         except OSError as error:
             errors.append(str(error))
 

@@ -20,10 +20,10 @@ def words(rng, count):
     return " ".join(f"{rng.choice('bcdfgklmnprstvz')}{rng.choice('aeiou')}{rng.randrange(1000)}" for _ in range(count))
 
 
-def stream(url, model, prompt, tokens):
+def stream(url, model, prompt, tokens, headers={}):
     """Seconds to the first token and to the end, and who answered."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json", **headers})
     began = time.monotonic()
     with urllib.request.urlopen(request, timeout=120) as reply:
         first = None

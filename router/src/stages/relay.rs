@@ -298,7 +298,8 @@ impl RelayStream {
 
     /// What goes on to the client may say that the stream is over.
     fn note_end(&mut self, whole: &[u8]) {
-        if whole.trim_ascii_end().ends_with(DONE) {
+        let before = whole.trim_ascii_end().strip_suffix(DONE);
+        if before.is_some_and(|before| before.trim_ascii_end().ends_with(b"data:")) {
             self.is_over = true;
             self.limits.ends_within(AFTER_DONE);
         }
