@@ -105,6 +105,15 @@ impl<'a> Taken<'a> {
     }
 }
 
+/// Whether two workers that are named would be one engine twice: it would get twice its share. In each role it may be there once.
+#[must_use]
+pub fn is_same_engine(one: &WorkerSpec, other: &WorkerSpec) -> bool {
+    let (ranks, is_embedded) = ([one, other].map(rank_of), one.address.starts_with("embedded:"));
+    !is_embedded
+        && (one.role, &one.address) == (other.role, &other.address)
+        && (ranks[0] == ranks[1] || ranks.contains(&None))
+}
+
 fn rank_of(spec: &WorkerSpec) -> Option<u16> {
     spec.dp_rank.map(|rank| rank.number)
 }

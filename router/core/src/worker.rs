@@ -158,6 +158,8 @@ pub struct Worker {
     probes: AtomicU32,
     /// The last of them since which a piece of a reply has come.
     heard: AtomicU32,
+    /// Whether it has ended a stream by the word for that.
+    says_ends: AtomicBool,
     models: RwLock<Option<Arc<[String]>>>,
     names: Arc<ModelNames>,
 }
@@ -193,6 +195,7 @@ impl Worker {
             // So that what has never been heard is not of late.
             probes: AtomicU32::new(2),
             heard: AtomicU32::new(0),
+            says_ends: AtomicBool::new(false),
             models: RwLock::new(None),
             names,
         }
@@ -329,6 +332,19 @@ impl Worker {
     #[must_use]
     pub fn is_heard(&self) -> bool {
         self.is_heard_since(self.probes.load(Ordering::Relaxed).wrapping_sub(1))
+    }
+
+    /// It has said of a stream that it is over.
+    pub fn hear_end(&self) {
+        if !self.says_ends() {
+            self.says_ends.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it says of streams when they are over, so that one that ends without is not whole.
+    #[must_use]
+    pub fn says_ends(&self) -> bool {
+        self.says_ends.load(Ordering::Relaxed)
     }
 
     /// How often it was said to be down. What was asked before the last time says nothing of it now.

@@ -11,7 +11,7 @@ use super::error;
 use crate::answers::json_response;
 use crate::app::App;
 use crate::config::{parse_prefill_worker, parse_worker};
-use crate::desired::Desired;
+use crate::desired::{Desired, is_same_engine};
 use crate::fleet::FleetError;
 use crate::stages::relay::RelayBody;
 
@@ -161,6 +161,10 @@ pub(super) async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBod
         if let Some(spec) = specs.iter().find(|spec| known.iter().any(|known| clashes(spec, known))) {
             return Err(ChangeError::Known(spec.id.clone()));
         }
+        let at = |spec: &WorkerSpec| known.iter().find(|known| is_same_engine(known, spec));
+        if let Some(other) = specs.iter().find_map(at) {
+            return Err(ChangeError::There { id: other.id.clone(), address: other.address.clone() });
+        }
         let added = specs.iter().map(|spec| json!({ "id": spec.id.as_str(), "address": spec.address }));
         let added = one_or_ranks(&id, added.collect());
         desired.named.extend(specs);
@@ -198,6 +202,8 @@ enum ChangeError {
     Address(String),
     #[error("there is a worker named {0} already")]
     Known(WorkerId),
+    #[error("worker {id} is at {address} already")]
+    There { id: WorkerId, address: String },
     #[error(
         "worker {id} comes from {from}, which would bring it back; POST /workers/{id}/drain takes it out"
     )]
@@ -221,7 +227,9 @@ async fn change(
         Ok(Ok(answer)) => json_response(done, &answer),
         Ok(Err(reason)) => {
             let status = match reason {
-                ChangeError::Known(_) | ChangeError::Found { .. } => StatusCode::CONFLICT,
+                ChangeError::Known(_) | ChangeError::There { .. } | ChangeError::Found { .. } => {
+                    StatusCode::CONFLICT
+                }
                 ChangeError::Unknown { .. } => StatusCode::NOT_FOUND,
                 ChangeError::Address(_) | ChangeError::Fleet(_) => StatusCode::BAD_REQUEST,
             };

@@ -5,6 +5,7 @@ use router_core::{Role, WorkerId, WorkerSpec};
 
 use super::options::Options;
 use super::sources::{names_source, parse_source};
+use crate::desired::is_same_engine;
 use crate::discovery::source::SourceSpec;
 
 /// Where engines listen unless told otherwise.
@@ -63,6 +64,10 @@ impl Named {
         };
         if let Some(twice) = specs.iter().find(|spec| self.workers.iter().any(|other| other.id == spec.id)) {
             return Err(format!("two workers are named {}", twice.id));
+        }
+        let others = |spec: &WorkerSpec| self.workers.iter().find(|other| is_same_engine(spec, other));
+        if let Some((spec, other)) = specs.iter().find_map(|spec| Some((spec, others(spec)?))) {
+            return Err(format!("{} and {} are both at {}; name it once", other.id, spec.id, spec.address));
         }
         self.workers.extend(specs);
         Ok(())
@@ -306,6 +311,7 @@ mod tests {
             ("p2-dp0=http://p3:9", Role::Prefill, Some(7_000)),
             ("p2-dp1=http://p3:9", Role::Prefill, Some(7_000)),
         ];
+        assert!(fleet(&["d"], &["d"]).is_ok(), "an engine may do both");
         assert_eq!(told, Ok(expected.map(|(name, role, port)| (name.to_owned(), role, port)).to_vec()));
         for (list, prefill, wrong) in [
             (vec![], vec!["p"], "none to generate"),
@@ -317,6 +323,9 @@ mod tests {
             (vec!["d?dp=2", "w0-dp1=e"], vec!["p"], "two workers"),
             (vec!["d"], vec!["grpc://p?dp=2"], "over HTTP"),
             (vec!["k8s://d"], vec!["k8s://d"], "twice"),
+            (vec!["d", "a=http://d:8000/"], vec!["p"], "w0 and a are both at http://d:8000"),
+            (vec!["d", "d?dp=2"], vec!["p"], "both at"),
+            (vec!["d?dp=2", "x=d?dp=3"], vec!["p"], "both at"),
         ] {
             let errors = fleet(&list, &prefill).unwrap_err();
             assert!(errors.len() == 1 && errors[0].contains(wrong), "{errors:?}");

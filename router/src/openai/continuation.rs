@@ -19,5 +19,15 @@ pub enum Kind {
     Completions,
 }
 
+/// Whether one of these lines says that the answer is over.
+#[must_use]
+pub fn ends(lines: &[u8], kind: Kind) -> bool {
+    lines.split(|byte| *byte == b'\n').any(|line| match event::read(line.trim_ascii_end(), kind) {
+        Some(event::Said::Done) => true,
+        Some(event::Said::Piece(piece)) => piece.is_last,
+        _ => false,
+    })
+}
+
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,8 @@ use http::uri::PathAndQuery;
 use router_core::{Lease, Worker, WorkerSlot};
 use tokio::time::Instant;
 
-use super::dispatch::{Begun, Times, attempts, is_event_stream};
+use super::dispatch::{Begun, Times, attempts};
+use super::exchange::is_event_stream;
 use super::parse::Reading;
 use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries};
@@ -23,10 +24,10 @@ use crate::app::App;
 use crate::body_memory::BodyShare;
 use crate::config::Switch;
 use crate::error::RequestError;
-use crate::openai::continuation::Kind;
 use crate::openai::continuation::given::Given;
 use crate::openai::continuation::request::rest_of;
 use crate::openai::continuation::seam::Seam;
+use crate::openai::continuation::{Kind, ends};
 use crate::openai::members::Members;
 use crate::routes::Endpoint;
 use crate::transport::{TransportError, WorkerRequest};
@@ -116,6 +117,16 @@ impl Continuing {
     pub(super) fn can_go_on(&self, error: &TransportError) -> bool {
         let may = !matches!(error, TransportError::Total { .. } | TransportError::ShuttingDown);
         may && self.given.can_go_on()
+    }
+
+    /// Whether all of the answer's text has come.
+    pub(super) fn is_whole(&self) -> bool {
+        self.given.is_whole()
+    }
+
+    /// Whether the stream says of itself that there is more to come, with its last line, if that is left.
+    pub(super) fn is_unfinished(&self, last: &[u8]) -> bool {
+        self.given.can_go_on() && !ends(last, self.given.kind())
     }
 
     /// Finds another worker that goes on.

@@ -1,28 +1,25 @@
 //! Stage 5: run the route. One attempt after another, each on another worker while one is left, until a first byte has
 //! come. `retries.rs` says whether there is another one.
 //!
-//! A reply counts as begun with the first piece of its body, not with its head: engines send the head of a stream at
-//! once and may still die before the first token, and until then nothing has gone to the client.
+//! When a reply counts as begun is in [`exchange`](super::exchange).
 //!
 //! Next: [`relay`](super::relay).
 
-use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{self, HeaderName};
+use http::header::HeaderName;
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Response, StatusCode};
-use http_body_util::BodyExt;
+use http::{Response, StatusCode};
 use router_core::{Among, Decided, Decider, Lease, Leg, RequestView, Role, Worker};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::background::pick_when_spare;
 use super::continuing::Continuing;
+use super::exchange::{Answer, exchange, is_stream};
 use super::legs::{Splitter, without_foreign_kv};
 use super::parse::{Parsed, Reading};
 use super::pick::{Picked, new_workers_are_known, pick, take_turn};
@@ -30,7 +27,6 @@ use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries};
 use crate::app::App;
 use crate::error::RequestError;
-use crate::fleet::Upstream;
 use crate::payload::Payload;
 use crate::retry_after::retry_after;
 use crate::time_limits::TimeLimits;
@@ -303,48 +299,6 @@ async fn offer_others(
     gateway.offer(others);
 }
 
-/// A worker's answer, with the first piece of its body.
-pub(super) type Answer = (Response<UpstreamBody>, Option<Bytes>);
-
-/// Sends a request, and waits until the reply has begun in earnest.
-pub(super) async fn exchange(
-    upstream: Option<&Upstream>,
-    request: &WorkerRequest,
-    (limits, deadline): Times,
-) -> Result<Answer, TransportError> {
-    let exchange = async {
-        let upstream = upstream.ok_or(TransportError::Left)?;
-        let response = match &request.gateway {
-            Some(gateway) => gateway.send(request, upstream.transport.hand_over(request).await?).await?,
-            None => upstream.transport.send(request).await?,
-        };
-        first_piece(response).await
-    };
-    within(limits, deadline, request.underway.as_deref(), exchange).await
-}
-
-/// Runs an exchange within the limits of time, under one timer. One that was not underway when the first byte was due has been processed
-/// nowhere.
-async fn within<T>(
-    limits: TimeLimits,
-    deadline: Instant,
-    underway: Option<&AtomicBool>,
-    exchange: impl Future<Output = Result<T, TransportError>>,
-) -> Result<T, TransportError> {
-    let first_byte = limits.first_byte.map(|limit| (Instant::now() + limit, limit));
-    let first_byte = first_byte.filter(|(end, _)| *end < deadline);
-    let end = first_byte.map_or(deadline, |(end, _)| end);
-    timeout_at(end, exchange).await.unwrap_or_else(|_| {
-        Err(match first_byte {
-            Some((_, limit)) if underway.is_some_and(|underway| !underway.load(Ordering::Relaxed)) => {
-                TransportError::NotSent { limit }
-            }
-            Some((_, limit)) => TransportError::FirstByte { limit },
-            None => TransportError::Total { limit: limits.total },
-        })
-    })
-}
-
 /// A worker answered. Whether that is an answer for the client is another question.
 pub(super) fn answered(
     app: &App,
@@ -399,17 +353,6 @@ pub(super) fn answered(
     Err(Box::new(Failed { worker, cause, in_flight: 0, retry_after, told }))
 }
 
-/// Whether a reply is a stream of server-sent events.
-pub(super) fn is_stream(headers: &HeaderMap) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
-}
-
-/// Whether it is such a stream as it is: what is compressed cannot be read, and nothing of ours can be put between its bytes.
-pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
-    let codings = headers.get_all(header::CONTENT_ENCODING);
-    is_stream(headers) && codings.iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"))
-}
-
 /// No answer came.
 pub(super) fn lost(
     app: &App,
@@ -444,39 +387,10 @@ pub(super) fn lost(
     Failed { worker, cause, in_flight, retry_after: None, told }
 }
 
-/// Waits until the reply has begun in earnest.
-async fn first_piece(response: Response<UpstreamBody>) -> Result<Answer, TransportError> {
-    let (head, mut body) = response.into_parts();
-    let mut first = None;
-    while first.is_none() {
-        let Some(frame) = body.frame().await else { break };
-        first = frame?.into_data().ok().filter(|data| !data.is_empty());
-    }
-    Ok((Response::from_parts(head, body), first))
-}
-
 /// The client's request as workers get it: same method, path, headers and bytes. What belongs to the connection is left
 /// out by the transports.
 fn outgoing(head: Parts, body: Payload) -> WorkerRequest {
     let Parts { method, uri, headers, mut extensions, .. } = head;
     let path = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
     WorkerRequest { method, path, headers, body, underway: None, gateway: extensions.remove() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_first_byte_that_is_late_is_no_answer_only_if_the_request_had_set_out() {
-        let limit = Duration::from_millis(1);
-        let limits = TimeLimits { first_byte: Some(limit), total: limit * 100_000, idle: limit };
-        let deadline = Instant::now() + limits.total;
-        let (before, after) = (AtomicBool::new(false), AtomicBool::new(true));
-        let never = std::future::pending::<Result<(), TransportError>>;
-        let late = within(limits, deadline, Some(&before), never()).await;
-        assert!(matches!(late, Err(TransportError::NotSent { .. })), "another worker may be asked");
-        let late = within(limits, deadline, Some(&after), never()).await;
-        assert!(matches!(late, Err(TransportError::FirstByte { .. })));
-    }
 }

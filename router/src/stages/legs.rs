@@ -14,7 +14,8 @@ use http_body_util::BodyExt;
 use router_core::{Among, Decided, Lease, Leg, RequestView, Worker};
 use tokio::time::{Instant, timeout_at};
 
-use super::dispatch::{Answer, Begun, Stopped, Times, answered, attempt, exchange, lost, pick_in_turn};
+use super::dispatch::{Begun, Stopped, Times, answered, attempt, lost, pick_in_turn};
+use super::exchange::{Answer, exchange};
 use super::parse::Reading;
 use super::pick::{Picked, pick};
 use super::record::Recorder;

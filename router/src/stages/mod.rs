@@ -8,6 +8,7 @@ pub mod admit;
 pub mod background;
 mod continuing;
 pub mod dispatch;
+mod exchange;
 mod legs;
 pub mod parse;
 pub mod pick;

@@ -17,7 +17,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use super::continuing::{self, Broke, Continuing, Record};
-use super::dispatch::{Begun, Dispatched, is_event_stream};
+use super::dispatch::{Begun, Dispatched};
+use super::exchange::is_event_stream;
 use super::record::{Outcome, Recorder};
 use crate::app::App;
 use crate::config::Switch;
@@ -86,8 +87,10 @@ enum State {
     Ended,
 }
 
-/// The last event of a stream of OpenAI's.
+/// What the last event of a stream of OpenAI's says.
 const DONE: &[u8] = b"[DONE]";
+/// The event.
+const DONE_EVENT: &[u8] = b"data: [DONE]\n\n";
 /// How long after it a worker may take to end its answer: engines do in the same moment.
 const AFTER_DONE: Duration = Duration::from_secs(1);
 
@@ -229,6 +232,9 @@ impl RelayStream {
                 }
                 Poll::Ready(None) => {
                     let rest = self.rest();
+                    if self.is_unfinished(&rest) {
+                        return Poll::Ready(self.broke(TransportError::Unfinished));
+                    }
                     self.finish();
                     return Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))));
                 }
@@ -255,9 +261,14 @@ impl RelayStream {
                 if self.failed.is_some() {
                     return (!whole.is_empty()).then(|| Ok(Frame::data(whole)));
                 }
-                let rest = if is_last { self.rest() } else { Bytes::new() };
-                if !rest.is_empty() {
-                    whole = [whole, rest].concat().into();
+                if is_last {
+                    let rest = self.rest();
+                    if self.is_unfinished(&rest) {
+                        return (!whole.is_empty()).then(|| Ok(Frame::data(whole)));
+                    }
+                    if !rest.is_empty() {
+                        whole = [whole, rest].concat().into();
+                    }
                 }
                 if whole.is_empty() && !is_last {
                     return None;
@@ -309,7 +320,20 @@ impl RelayStream {
         self.events.as_mut().map(WholeEvents::rest).unwrap_or_default()
     }
 
+    /// Whether a stream that ends with `rest` is not whole, though its worker ended it as if it were: a proxy before an engine that died does.
+    fn is_unfinished(&self, rest: &[u8]) -> bool {
+        let worker = self.record.as_ref().and_then(|record| record.recorder.worker());
+        !self.is_over
+            && self.continuing.as_ref().is_some_and(|continuing| continuing.is_unfinished(rest))
+            && worker.is_some_and(|worker| worker.says_ends())
+    }
+
     fn finish(&mut self) {
+        if self.is_over
+            && let Some(worker) = self.record.as_ref().and_then(|record| record.recorder.worker())
+        {
+            worker.hear_end();
+        }
         self.state = State::Ended;
         self.end(Outcome::Complete);
     }
@@ -325,6 +349,14 @@ impl RelayStream {
         if self.is_over {
             self.finish();
             return None;
+        }
+        if self.continuing.as_ref().is_some_and(|continuing| continuing.is_whole()) {
+            // Only the word for that is missing.
+            if let Some(Record { recorder, .. }) = &mut self.record {
+                recorder.broke(&error);
+            }
+            self.finish();
+            return Some(Ok(Frame::data(Bytes::from_static(DONE_EVENT))));
         }
         let can_go_on = |continuing: &mut Box<Continuing>| continuing.can_go_on(&error);
         let Some(continuing) = self.continuing.take_if(can_go_on) else {

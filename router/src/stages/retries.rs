@@ -78,7 +78,8 @@ impl Cause {
             TransportError::Left => Self::Unreachable,
             TransportError::PassedOver => Self::Failing,
             TransportError::Broken(Broken::Io(_) | Broken::Closed | Broken::Http2(_))
-            | TransportError::EngineFailed => Self::Died,
+            | TransportError::EngineFailed
+            | TransportError::Unfinished => Self::Died,
             _ if error.is_unreachable() => Self::Unreachable,
             _ => Self::Reset,
         }
@@ -358,6 +359,7 @@ mod tests {
             (TransportError::Unsent(Broken::Closed), Cause::Reset),
             (TransportError::Broken(Broken::Closed), Cause::Died),
             (TransportError::EngineFailed, Cause::Died),
+            (TransportError::Unfinished, Cause::Died),
             (TransportError::Broken(Broken::Malformed("is none")), Cause::Reset),
         ] {
             assert_eq!(Cause::of_error(&error), cause, "{error}");

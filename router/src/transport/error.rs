@@ -101,6 +101,9 @@ pub enum TransportError {
     /// In the middle of a stream of events came one that says so.
     #[error("the engine says in its stream that it has failed")]
     EngineFailed,
+    /// A stream ended as one that is whole does, and is not: it says nothing, or not that it is over.
+    #[error("its stream ended before it was whole")]
+    Unfinished,
     /// Asked for the rest of a stream that had broken off, a worker answered something else.
     #[error("it broke off, and who was asked for the rest answered {status}")]
     NotGoneOn {

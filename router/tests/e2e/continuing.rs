@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -245,14 +246,12 @@ async fn what_cannot_be_gone_on_with_ends_with_an_error() {
     let rest = || whole(&[opening("b"), content("b", " sky"), stop("b")]);
     let refuses = || vec![Act::Write(json_reply(400, r#"{"error":{"message":"what?"}}"#))];
     let thinks = breaks(&[opening("a"), delta("a", &json!({"reasoning_content": "hm"}))]);
-    let all_given = breaks(&[opening("a"), content("a", "The"), stop("a")]);
     for (why, body, first, rest, argument) in [
         ("it was not to be", json!({}), beginning(), rest(), "--continue-streams=off"),
         ("nobody knows how the engine draws", json!({"seed": 1}), beginning(), rest(), ""),
         ("the engine may not know how", json!({"model": "m"}), beginning(), rest(), ""),
         ("the other one refuses", json!({}), beginning(), refuses(), ""),
         ("half a thought", json!({}), thinks, rest(), ""),
-        ("there is no text left", json!({}), all_given, rest(), ""),
     ] {
         let models: &'static [&'static str] = if body["model"] == "m" { &["m"] } else { &[MODEL] };
         let mocks = pair(models, first, rest).await;
@@ -266,6 +265,62 @@ async fn what_cannot_be_gone_on_with_ends_with_an_error() {
         assert!(!reply.whole && !reply.text().contains("[DONE]"), "{why}: {reply:?}");
         assert_eq!(router.metric("router_streams_continued_total").await, 0.0, "{why}");
         assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 1.0, "{why}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_breaks_off_behind_its_last_word_is_whole() {
+    let all_given = breaks(&[opening("a"), content("a", "The sky"), stop("a")]);
+    let mocks = pair(&[MODEL], all_given, whole(&[opening("b"), content("b", "!"), stop("b")])).await;
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    let reply = router.post(CHAT, &question(&json!({}))).await;
+    let (events, is_whole) = told(&reply);
+    assert!(is_whole && text_of(&events) == "The sky", "{reply:?}");
+    assert_eq!(seen(&mocks).len(), 1, "nobody else was asked");
+    assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 0.0);
+    let broken: Vec<_> = (0..2)
+        .map(|at| format!("router_worker_attempts_total{{outcome=\"broken\",worker=\"w{at}\"}}"))
+        .collect();
+    assert_eq!(router.metric(&broken[0]).await + router.metric(&broken[1]).await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_ends_without_saying_so_is_not_whole_where_its_worker_says_so_of_others() {
+    // As behind a proxy that ends a body well whatever becomes of its origin; with the beginning of an event, or between two.
+    let half = Bytes::from_static(b"data: {\"choices\":[{\"ind");
+    for rest in [Bytes::new(), half] {
+        let begins = move |seen: &Seen| {
+            let body: Value = serde_json::from_slice(&seen.body).unwrap();
+            if body["messages"][0]["content"] != "cut" {
+                return whole(&[opening("a"), content("a", "all"), stop("a")]);
+            }
+            if body["messages"][1]["content"] == "The" {
+                return whole(&[opening("b"), content("b", " sky"), stop("b")]);
+            }
+            let mut acts = vec![Act::Write(events(&[opening("a"), content("a", "The")]))];
+            if !rest.is_empty() {
+                acts.push(Act::Write(chunk(std::str::from_utf8(&rest).unwrap())));
+            }
+            acts.push(Act::Write(last_chunk()));
+            acts
+        };
+        let mocks =
+            [MockWorker::start(&[MODEL], begins.clone()).await, MockWorker::start(&[MODEL], begins).await];
+        let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]]), "--policy=round_robin"]).await;
+        let ask = |text: &str| {
+            let messages = json!([{"role": "user", "content": text}]);
+            let body = question(&json!({ "messages": messages }));
+            let router = &router;
+            async move { router.post(CHAT, &body).await }
+        };
+        let unknown = ask("cut").await;
+        assert!(unknown.whole && !unknown.text().contains("error"), "some may never say it: {unknown:?}");
+        for _ in 0..2 {
+            assert!(told(&ask("all").await).1);
+        }
+        let (events, is_whole) = told(&ask("cut").await);
+        assert!(is_whole && text_of(&events) == "The sky", "{events:?}");
+        assert_eq!(router.metric("router_streams_continued_total").await, 1.0);
     }
 }
 

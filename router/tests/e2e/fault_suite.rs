@@ -443,11 +443,22 @@ async fn clients_leave_streams() {
     clients_leave(first_event(), b"data: ").await;
 }
 
+/// The beginning of a document of `length` bytes.
+fn first_of_document(length: usize) -> Vec<Act> {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{{\"some\":"
+    );
+    vec![Act::Write(head.into_bytes())]
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_leave_replies_that_are_no_streams() {
-    let head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"some\":"
-        .to_vec();
-    clients_leave(vec![Act::Write(head)], b"{\"some\":").await;
+async fn clients_leave_documents_that_come_as_they_are() {
+    clients_leave(first_of_document(500_000), b"{\"some\":").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_leave_documents_that_are_not_whole_yet() {
+    clients_leave(first_of_document(500), b"").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -37,6 +37,54 @@ async fn retries_elsewhere_what_failed_before_its_first_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn half_a_document_and_a_stream_of_nothing_are_no_answers() {
+    let whole = json_reply(200, r#"{"choices":[{"text":"half of it"}]}"#);
+    let half = whole[..whole.len() - 9].to_vec();
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let in_chunks = [head.as_bytes(), &chunk(r#"{"choices":"#), &chunk("[")].concat();
+    let no_stream = [sse_head(), last_chunk()].concat();
+    for (what, reply) in [("half", half), ("in chunks", in_chunks), ("no stream", no_stream)] {
+        let answers = |reply: &[u8]| {
+            let acts = vec![Act::Write(reply.to_vec()), Act::Close];
+            MockWorker::start(&["m"], move |_| acts.clone())
+        };
+        saves_every_request(what, answers(&reply).await).await;
+        let alone = answers(&reply).await;
+        let router = Router::start(&[&workers(&[&alone])]).await;
+        let reply = router.post("/v1/chat/completions", &chat("x")).await;
+        assert_eq!((reply.status, reply.error().1.as_str()), (502, "worker_failed"), "{what}: {reply:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_stands_still_is_asked_for_elsewhere() {
+    let half = || {
+        let half = json_reply(200, OK)[..75].to_vec();
+        vec![Act::Write(half), Act::Wait(Arc::new(Notify::new()))]
+    };
+    let bad = MockWorker::start(&["m"], move |_| half()).await;
+    let good = MockWorker::answering(&["m"], json_reply(200, OK)).await;
+    let list = workers(&[&bad, &good]);
+    let router = Router::start(&[&list, "--policy=round_robin", "--idle-timeout=100ms"]).await;
+    for _ in 0..2 {
+        let reply = router.post("/v1/chat/completions", &chat("x")).await;
+        assert_eq!((reply.status, reply.text().as_str()), (200, OK));
+    }
+    assert!(!bad.seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_too_long_to_be_kept_goes_on_as_it_comes() {
+    let long = "x".repeat(400_000);
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let reply = [head.as_bytes(), &chunk(&long), &chunk(&long), &last_chunk()].concat();
+    let worker = MockWorker::answering(&["m"], reply).await;
+    let router = Router::start(&[&workers(&[&worker])]).await;
+    let reply = router.post("/v1/chat/completions", &chat("x")).await;
+    assert!(reply.whole && reply.body.len() == 800_000, "{}", reply.body.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dead_worker_costs_nobody_an_answer() {
     let bad = MockWorker::answering(&["m"], json_reply(200, OK)).await;
     let good = MockWorker::answering(&["m"], json_reply(200, OK)).await;

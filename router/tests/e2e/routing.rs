@@ -110,6 +110,8 @@ async fn workers_come_and_go_while_it_runs() {
     let new = format!("{{\"url\": \"http://{}\", \"id\": \"late\"}}", mocks[1].address);
     assert_eq!(router.admin("POST", "/workers", &new).await.status, 201);
     assert_eq!(router.admin("POST", "/workers", &new).await.status, 409);
+    let twice = router.admin("POST", "/workers", &new.replace("late", "later")).await;
+    assert!(twice.status == 409 && twice.error().0.contains("late is at http://"), "{twice:?}");
     until("it is up", || async { router.metric("router_worker_up{worker=\"late\"}").await == 1.0 }).await;
     let used: Vec<_> = [worker_of(&router, &chat("a")).await, worker_of(&router, &chat("b")).await].into();
     assert!(used.contains(&"late".to_owned()));

@@ -90,6 +90,12 @@ impl Given {
         self.state == State::Going
     }
 
+    /// Whether all of its text has come.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.state == State::Ended
+    }
+
     /// The text, as it stands in JSON between quotes.
     #[must_use]
     pub fn text(&self) -> &str {

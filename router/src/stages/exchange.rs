@@ -1,0 +1,161 @@
+//! One exchange with a worker: the request goes out, and so much of the answer is waited for as it takes to know that it is one. Until then nothing has
+//! gone to the client, and another worker can be asked.
+//!
+//! Of a stream that is the first piece, since engines send a stream's head at once and may still die before the first token. What comes
+//! whole is waited for whole, unless it is long: half of a JSON document is of no use to anybody.
+//!
+//! Used by [`dispatch`](super::dispatch) and [`legs`](super::legs).
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, Response, header};
+use http_body::Body;
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout_at};
+
+use super::dispatch::Times;
+use crate::fleet::Upstream;
+use crate::time_limits::TimeLimits;
+use crate::transport::{TransportError, UpstreamBody, WorkerRequest};
+
+/// A longer document goes on while it comes: the router keeps no more than this of an answer.
+const MOST_KEPT_BYTES: usize = 256 << 10;
+
+/// A worker's answer, with the first piece of its body.
+pub(super) type Answer = (Response<UpstreamBody>, Option<Bytes>);
+
+/// Sends a request, and waits until the answer has begun in earnest.
+///
+/// # Errors
+/// When none has begun in time, or what came was none.
+pub(super) async fn exchange(
+    upstream: Option<&Upstream>,
+    request: &WorkerRequest,
+    (limits, deadline): Times,
+) -> Result<Answer, TransportError> {
+    let exchange = async {
+        let upstream = upstream.ok_or(TransportError::Left)?;
+        let response = match &request.gateway {
+            Some(gateway) => gateway.send(request, upstream.transport.hand_over(request).await?).await?,
+            None => upstream.transport.send(request).await?,
+        };
+        first_piece(response).await
+    };
+    let answer = within(limits, deadline, request.underway.as_deref(), exchange).await?;
+    if request.gateway.is_some() {
+        // Who sends in the router's place has passed it on.
+        return Ok(answer);
+    }
+    if request.method == Method::POST && is_stream_of_nothing(&answer) {
+        return Err(TransportError::Unfinished);
+    }
+    if comes_whole(&answer) {
+        // Boxed, since most come in one piece, and a request's future should be small.
+        return Box::pin(whole(answer, (limits, deadline))).await;
+    }
+    Ok(answer)
+}
+
+/// Runs an exchange within the limits of time, under one timer. One that was not underway when the first byte was due has been processed
+/// nowhere.
+async fn within<T>(
+    limits: TimeLimits,
+    deadline: Instant,
+    underway: Option<&AtomicBool>,
+    exchange: impl Future<Output = Result<T, TransportError>>,
+) -> Result<T, TransportError> {
+    let first_byte = limits.first_byte.map(|limit| (Instant::now() + limit, limit));
+    let first_byte = first_byte.filter(|(end, _)| *end < deadline);
+    let end = first_byte.map_or(deadline, |(end, _)| end);
+    timeout_at(end, exchange).await.unwrap_or_else(|_| {
+        Err(match first_byte {
+            Some((_, limit)) if underway.is_some_and(|underway| !underway.load(Ordering::Relaxed)) => {
+                TransportError::NotSent { limit }
+            }
+            Some((_, limit)) => TransportError::FirstByte { limit },
+            None => TransportError::Total { limit: limits.total },
+        })
+    })
+}
+
+async fn first_piece(response: Response<UpstreamBody>) -> Result<Answer, TransportError> {
+    let (head, mut body) = response.into_parts();
+    let mut first = None;
+    while first.is_none() {
+        let Some(frame) = body.frame().await else { break };
+        first = frame?.into_data().ok().filter(|data| !data.is_empty());
+    }
+    Ok((Response::from_parts(head, body), first))
+}
+
+/// Whether an answer is a stream, as its head goes, that has ended before its first event.
+fn is_stream_of_nothing((response, first): &Answer) -> bool {
+    first.is_none() && response.status().is_success() && is_stream(response.headers())
+}
+
+/// Whether there is more to come of a document that is kept until all of it is there.
+fn comes_whole((response, first): &Answer) -> bool {
+    let has_type = |kind: &[u8]| {
+        response.headers().get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(kind))
+    };
+    let length = response.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    first.is_some()
+        && !response.body().is_end_stream()
+        && has_type(b"application/json")
+        && length.is_none_or(|length| length <= MOST_KEPT_BYTES)
+}
+
+/// The same answer with all of its body in one piece, if that is not too long.
+async fn whole((response, first): Answer, (limits, deadline): Times) -> Result<Answer, TransportError> {
+    let (head, mut body) = response.into_parts();
+    let mut kept = BytesMut::from(first.unwrap_or_default());
+    while kept.len() < MOST_KEPT_BYTES && !body.is_end_stream() {
+        let idle_end = Instant::now() + limits.idle;
+        let Ok(frame) = timeout_at(idle_end.min(deadline), body.frame()).await else {
+            return Err(match idle_end < deadline {
+                true => TransportError::Idle { limit: limits.idle },
+                false => TransportError::Total { limit: limits.total },
+            });
+        };
+        match frame {
+            // Trailers of a document say nothing to anybody.
+            Some(frame) => kept.extend_from_slice(&frame?.into_data().unwrap_or_default()),
+            None => break,
+        }
+    }
+    Ok((Response::from_parts(head, body), Some(kept.freeze())))
+}
+
+/// Whether a reply is a stream of server-sent events.
+pub(super) fn is_stream(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// Whether it is such a stream as it is: what is compressed cannot be read, and nothing of ours can be put between its bytes.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(header::CONTENT_ENCODING);
+    is_stream(headers) && codings.iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_first_byte_that_is_late_is_no_answer_only_if_the_request_had_set_out() {
+        let limit = Duration::from_millis(1);
+        let limits = TimeLimits { first_byte: Some(limit), total: limit * 100_000, idle: limit };
+        let deadline = Instant::now() + limits.total;
+        let (before, after) = (AtomicBool::new(false), AtomicBool::new(true));
+        let never = std::future::pending::<Result<(), TransportError>>;
+        let late = within(limits, deadline, Some(&before), never()).await;
+        assert!(matches!(late, Err(TransportError::NotSent { .. })), "another worker may be asked");
+        let late = within(limits, deadline, Some(&after), never()).await;
+        assert!(matches!(late, Err(TransportError::FirstByte { .. })));
+    }
+}
