@@ -7,7 +7,7 @@ use router_core::{DpRank, ToldBy, WorkerSpec};
 use serde_json::value::RawValue;
 
 use crate::openai::members::Members;
-use crate::openai::usage::{ReplyTail, ReportedUsage};
+use crate::openai::usage::{ReplyTail, ReportedUsage, Words};
 use crate::payload::Payload;
 use crate::transport::RANK_FIELDS;
 
@@ -117,7 +117,7 @@ impl Prefilled {
         let transfer = serde_json::from_slice::<Reply>(reply).ok().and_then(|reply| reply.kv_transfer_params);
         let mut tail = ReplyTail::default();
         tail.push(reply);
-        Self { transfer: transfer.filter(|params| params.get() != "null"), usage: tail.usage() }
+        Self { transfer: transfer.filter(|params| params.get() != "null"), usage: tail.usage(Words::Usage) }
     }
 }
 

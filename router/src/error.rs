@@ -7,12 +7,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use router_core::{PickError, WorkerId};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::body_memory::BodyMemoryFull;
 use crate::keys::Unauthorized;
 use crate::openai::scan::{BodyError, SyntaxError};
 use crate::precedence::BadPriority;
+use crate::routes::Endpoint;
 use crate::stages::relay::RelayBody;
 use crate::transport::TransportError;
 
@@ -271,11 +272,21 @@ impl RequestError {
     /// The answer to the client, in OpenAI's shape.
     #[must_use]
     pub fn response(&self) -> Response<RelayBody> {
+        self.response_at(Endpoint::Unknown)
+    }
+
+    /// The same, as clients of `endpoint` read it.
+    #[must_use]
+    pub fn response_at(&self, endpoint: Endpoint) -> Response<RelayBody> {
         let (kind, code) = self.kind();
         let is_about_model =
             matches!(self, Self::Pick(PickError::UnknownModel { .. }) | Self::ModelNotNamed { .. });
         let param = is_about_model.then_some("model");
-        let mut response = Response::new(RelayBody::full(error_body(&self.to_string(), kind, param, code)));
+        let mut body = error_value(&self.to_string(), kind, param, code);
+        if endpoint == Endpoint::Messages {
+            body["type"] = "error".into();
+        }
+        let mut response = Response::new(RelayBody::full(body.to_string()));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -306,7 +317,30 @@ impl RequestError {
 /// An error body in OpenAI's shape.
 #[must_use]
 pub fn error_body(message: &str, kind: &str, param: Option<&str>, code: Option<&str>) -> Bytes {
-    json!({ "error": { "message": message, "type": kind, "param": param, "code": code } }).to_string().into()
+    error_value(message, kind, param, code).to_string().into()
+}
+
+fn error_value(message: &str, kind: &str, param: Option<&str>, code: Option<&str>) -> Value {
+    json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+}
+
+/// The last event of a stream of `endpoint` that breaks off. Where events have names it has one too, and says its type in the data as
+/// they do; the error itself is in OpenAI's shape everywhere.
+#[must_use]
+pub fn error_event(endpoint: Endpoint, message: &str, code: &str) -> Bytes {
+    let mut data = error_value(message, "server_error", None, Some(code));
+    let name = match endpoint {
+        Endpoint::Messages => "event: error\n",
+        Endpoint::Responses => {
+            (data["code"], data["message"], data["param"]) = (code.into(), message.into(), Value::Null);
+            "event: error\n"
+        }
+        _ => "",
+    };
+    if !name.is_empty() {
+        data["type"] = "error".into();
+    }
+    format!("{name}data: {data}\n\n").into()
 }
 
 #[cfg(test)]
@@ -347,6 +381,27 @@ mod tests {
             (StatusCode::TOO_MANY_REQUESTS, &HeaderValue::from_static("1"))
         );
         assert_eq!(full.headers()[header::CONNECTION], "close");
+    }
+
+    #[test]
+    fn errors_are_told_as_clients_of_an_endpoint_read_them() {
+        let read = |event: &Bytes| {
+            let text = std::str::from_utf8(event).unwrap().strip_suffix("\n\n").unwrap().to_owned();
+            let (name, data) = text.split_once("data: ").unwrap();
+            (name.to_owned(), serde_json::from_str::<Value>(data).unwrap())
+        };
+        let error = json!({ "message": "m", "type": "server_error", "param": null, "code": "c" });
+        for (endpoint, name, data) in [
+            (Endpoint::Chat, "", json!({ "error": error })),
+            (Endpoint::Messages, "event: error\n", json!({ "type": "error", "error": error })),
+            (
+                Endpoint::Responses,
+                "event: error\n",
+                json!({ "type": "error", "code": "c", "message": "m", "param": null, "error": error }),
+            ),
+        ] {
+            assert_eq!(read(&error_event(endpoint, "m", "c")), (name.to_owned(), data));
+        }
     }
 
     #[test]

@@ -409,7 +409,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_refuses_takes_all_ranks_of_its_address_out_and_nobody_else() {
-        let (fleet, decider) = fleet_of("--workers=a=127.0.0.1:9?dp=3,b=127.0.0.1:8?dp=1,c=127.0.0.1:9");
+        let (fleet, decider) = fleet_of("--workers=a=127.0.0.1:9?dp=3,b=127.0.0.1:8?dp=1,c=127.0.0.1:7");
         let snapshot = Arc::clone(&fleet.roster().snapshot);
         let up =
             || snapshot.workers().iter().filter(|worker| worker.is_up()).map(|worker| worker.id().as_str());

@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use router_core::{Priority, WorkerId, WorkerSpec};
 
@@ -19,11 +19,14 @@ pub use file::KeyFile;
 use crate::precedence::parse_priority;
 use crate::routes::Endpoint;
 
+/// In which Anthropic's clients send their key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
 /// Why a request may not come in. Never says the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unauthorized {
-    /// It has no `authorization` header, or several.
-    #[error("no API key; send one as \"Authorization: Bearer KEY\"")]
+    /// It has no `authorization` header and no `x-api-key`, or several.
+    #[error("no API key; send one as \"Authorization: Bearer KEY\" or \"x-api-key: KEY\"")]
     Missing,
     /// The header has another form.
     #[error("the authorization header is not of the form \"Bearer KEY\"")]
@@ -59,6 +62,7 @@ impl Keys {
         }
         let grant = clients.check(headers)?;
         headers.remove(header::AUTHORIZATION);
+        headers.remove(X_API_KEY);
         Ok(Some(grant))
     }
 
@@ -80,11 +84,19 @@ impl Keys {
 
 impl KeyFile {
     fn check(&self, headers: &HeaderMap) -> Result<Grant, Unauthorized> {
-        let mut given = headers.get_all(header::AUTHORIZATION).iter();
-        let (Some(given), None) = (given.next(), given.next()) else { return Err(Unauthorized::Missing) };
-        let key = bearer(given.as_bytes()).ok_or(Unauthorized::Malformed)?;
+        let key = match (only(headers, &header::AUTHORIZATION)?, only(headers, &X_API_KEY)?) {
+            (Some(given), _) => bearer(given).ok_or(Unauthorized::Malformed)?,
+            (None, given) => given.ok_or(Unauthorized::Missing)?,
+        };
         self.keys().grant(key).ok_or(Unauthorized::Unknown)
     }
+}
+
+/// The value of a header that is there once at most.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Unauthorized> {
+    let mut given = headers.get_all(name).iter();
+    let first = given.next().map(HeaderValue::as_bytes);
+    if given.next().is_some() { Err(Unauthorized::Missing) } else { Ok(first) }
 }
 
 /// The key of `Bearer KEY`; the scheme's case does not matter.

@@ -13,6 +13,12 @@ pub enum Endpoint {
     Chat,
     /// `POST /v1/completions`.
     Completions,
+    /// `POST /v1/messages`, Anthropic's API.
+    Messages,
+    /// `POST /v1/responses`.
+    Responses,
+    /// `POST /generate`, SGLang's own.
+    Generate,
     /// Any other POST under `/v1/`, and what engines compute at paths of their own, such as `/rerank`: relayed as it came.
     Relayed,
     /// What changes an engine: one that is picked like any other would be changed, and the rest not.
@@ -33,9 +39,12 @@ pub enum Endpoint {
 
 impl Endpoint {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Chat,
         Self::Completions,
+        Self::Messages,
+        Self::Responses,
+        Self::Generate,
         Self::Relayed,
         Self::Administration,
         Self::Models,
@@ -52,6 +61,9 @@ impl Endpoint {
         match self {
             Self::Chat => "chat",
             Self::Completions => "completions",
+            Self::Messages => "messages",
+            Self::Responses => "responses",
+            Self::Generate => "generate",
             Self::Relayed => "relayed",
             Self::Administration => "administration",
             Self::Models => "models",
@@ -67,9 +79,16 @@ impl Endpoint {
     #[must_use]
     pub fn method(self) -> &'static str {
         match self {
-            Self::Chat | Self::Completions | Self::Relayed | Self::Administration | Self::Unknown => "POST",
+            Self::Relayed | Self::Administration | Self::Unknown => "POST",
+            endpoint if endpoint.is_generation() => "POST",
             _ => "GET",
         }
+    }
+
+    /// Whether an engine generates text for it, as far as the path tells.
+    #[must_use]
+    pub fn is_generation(self) -> bool {
+        matches!(self, Self::Chat | Self::Completions | Self::Messages | Self::Responses | Self::Generate)
     }
 
     /// Whether a request goes to a worker, and then how far its body must be understood.
@@ -77,7 +96,9 @@ impl Endpoint {
     pub fn understanding(self) -> Option<Understanding> {
         match self {
             Self::Chat | Self::Completions => Some(Understanding::Required),
-            Self::Relayed => Some(Understanding::BestEffort),
+            Self::Messages | Self::Responses | Self::Generate | Self::Relayed => {
+                Some(Understanding::BestEffort)
+            }
             _ => None,
         }
     }
@@ -85,8 +106,7 @@ impl Endpoint {
 
 /// What vLLM and SGLang compute at paths outside of `/v1/`. Not what changes them (`/flush_cache`, `/sleep`, …), nor what one of them would
 /// have to remember (`/open_session`).
-const ENGINES_OWN: [&str; 15] = [
-    "/generate",
+const ENGINES_OWN: [&str; 14] = [
     "/inference/v1/generate",
     "/tokenize",
     "/detokenize",
@@ -167,6 +187,9 @@ impl Default for Routes {
             ("/v1/", Endpoint::Relayed),
             ("/v1/chat/completions", Endpoint::Chat),
             ("/v1/completions", Endpoint::Completions),
+            ("/v1/messages", Endpoint::Messages),
+            ("/v1/responses", Endpoint::Responses),
+            ("/generate", Endpoint::Generate),
             ("/v1/models", Endpoint::Models),
             ("/v1/models/", Endpoint::Models),
             ("/v1/load_lora_adapter", Endpoint::Administration),
@@ -265,7 +288,12 @@ mod tests {
             ("/v1/embeddings", Endpoint::Relayed),
             ("/v1/models", Endpoint::Models),
             ("/v1/models/a/b", Endpoint::Models),
-            ("/generate", Endpoint::Relayed),
+            ("/v1/messages", Endpoint::Messages),
+            ("/v1/messages/count_tokens", Endpoint::Relayed),
+            ("/v1/responses", Endpoint::Responses),
+            ("/v1/responses/a/cancel", Endpoint::Relayed),
+            ("/generate", Endpoint::Generate),
+            ("/v1/generate", Endpoint::Relayed),
             ("/tokenize", Endpoint::Relayed),
             ("/detokenize", Endpoint::Relayed),
             ("/v1/%63hat/completions", Endpoint::Unknown),

@@ -358,13 +358,18 @@ impl Reports {
     /// cached, if that can be known: engines leave it out when it is 0, so that it is 0 wherever it was told before, and
     /// unknown where it never was.
     pub fn cached_tokens(&self, endpoint: u32, cached_tokens: Option<u32>) -> Option<u32> {
-        let bit = 1u32.checked_shl(endpoint).unwrap_or(0);
+        let bit = bit(endpoint);
         if cached_tokens.is_some() {
             self.tell_cached.fetch_or(bit, Ordering::Relaxed);
             return cached_tokens;
         }
         (self.tell_cached.load(Ordering::Relaxed) & bit != 0).then_some(0)
     }
+}
+
+/// Of a set of endpoints, the one of that number; none, if there are too many.
+pub(crate) fn bit(endpoint: u32) -> u32 {
+    1u32.checked_shl(endpoint).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::health::Health;
 use crate::ledger::{LoadReading, WorkerLoad};
 use crate::load_table::RowHandle;
 use crate::models::{ModelNames, PoolNumber};
-use crate::reports::{EngineLoad, Reports};
+use crate::reports::{EngineLoad, Reports, bit};
 use crate::retry_budget::Rescue;
 
 /// The name of a worker, as operators and clients see it. Cheap to clone.
@@ -158,8 +158,8 @@ pub struct Worker {
     probes: AtomicU32,
     /// The last of them since which a piece of a reply has come.
     heard: AtomicU32,
-    /// Whether it has ended a stream by the word for that.
-    says_ends: AtomicBool,
+    /// Endpoints, a bit each, of which it has ended a stream by the word for that.
+    says_ends: AtomicU32,
     models: RwLock<Option<Arc<[String]>>>,
     names: Arc<ModelNames>,
 }
@@ -195,7 +195,7 @@ impl Worker {
             // So that what has never been heard is not of late.
             probes: AtomicU32::new(2),
             heard: AtomicU32::new(0),
-            says_ends: AtomicBool::new(false),
+            says_ends: AtomicU32::new(0),
             models: RwLock::new(None),
             names,
         }
@@ -334,17 +334,17 @@ impl Worker {
         self.is_heard_since(self.probes.load(Ordering::Relaxed).wrapping_sub(1))
     }
 
-    /// It has said of a stream that it is over.
-    pub fn hear_end(&self) {
-        if !self.says_ends() {
-            self.says_ends.store(true, Ordering::Relaxed);
+    /// It has said of a stream that it is over, of the endpoint of that number.
+    pub fn hear_end(&self, endpoint: u32) {
+        if !self.says_ends(endpoint) {
+            self.says_ends.fetch_or(bit(endpoint), Ordering::Relaxed);
         }
     }
 
-    /// Whether it says of streams when they are over, so that one that ends without is not whole.
+    /// Whether it says of that endpoint's streams when they are over, so that one that ends without is not whole.
     #[must_use]
-    pub fn says_ends(&self) -> bool {
-        self.says_ends.load(Ordering::Relaxed)
+    pub fn says_ends(&self, endpoint: u32) -> bool {
+        self.says_ends.load(Ordering::Relaxed) & bit(endpoint) != 0
     }
 
     /// How often it was said to be down. What was asked before the last time says nothing of it now.

@@ -17,7 +17,7 @@ use super::relay::{RelayBody, relay};
 use crate::answers;
 use crate::app::App;
 use crate::error::RequestError;
-use crate::routes::Routes;
+use crate::routes::{Endpoint, Routes};
 
 /// One request, from its head to the head of its answer.
 pub async fn serve<B: RequestBody>(app: &Arc<App>, mut request: Request<B>) -> Response<RelayBody> {
@@ -42,7 +42,7 @@ async fn answer<B: RequestBody>(
         Err(error) => {
             let error = RequestError::from(error);
             recorder.fail(&error);
-            return error.response();
+            return error.response_at(endpoint);
         }
     }
     let outcome = match understanding {
@@ -70,7 +70,7 @@ async fn answer<B: RequestBody>(
         }
         Err(error) => {
             recorder.fail(&error);
-            error.response()
+            error.response_at(endpoint)
         }
     }
 }
@@ -96,9 +96,9 @@ fn random_id() -> HeaderValue {
     HeaderValue::from_bytes(digits.as_flattened()).expect("digits are a value")
 }
 
-fn wrong_method<B>(endpoint: crate::routes::Endpoint, request: &Request<B>) -> RequestError {
+fn wrong_method<B>(endpoint: Endpoint, request: &Request<B>) -> RequestError {
     let path = request.uri().path().to_owned();
-    if endpoint == crate::routes::Endpoint::Unknown {
+    if endpoint == Endpoint::Unknown {
         return RequestError::NotFound { path };
     }
     RequestError::MethodNotAllowed { path, method: request.method().to_string(), allowed: endpoint.method() }

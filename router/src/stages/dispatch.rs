@@ -19,9 +19,9 @@ use tokio::time::Instant;
 
 use super::background::pick_when_spare;
 use super::continuing::Continuing;
-use super::exchange::{Answer, exchange, is_stream};
+use super::exchange::{Answer, exchange, is_before_answer, is_stream};
 use super::legs::{Splitter, without_foreign_kv};
-use super::parse::{Parsed, Reading};
+use super::parse::{Extent, Parsed, Reading};
 use super::pick::{Picked, new_workers_are_known, pick, take_turn};
 use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries};
@@ -29,6 +29,7 @@ use crate::app::App;
 use crate::error::RequestError;
 use crate::payload::Payload;
 use crate::retry_after::retry_after;
+use crate::routes::Endpoint;
 use crate::time_limits::TimeLimits;
 use crate::transport::{Gateway, TransportError, UpstreamBody, WorkerRequest};
 
@@ -107,8 +108,9 @@ pub async fn dispatch(
     let mut request = outgoing(head, body);
     let deadline = Instant::now() + limits.total;
     let now = app.now();
-    // What computes no prompt does not wait for one.
-    let may_wait_since = (app.settings.late_binding && recorder.is_generation()).then_some(now);
+    // What computes no prompt does not wait for one, and of what could not be read nobody knows how long it is.
+    let may_wait = recorder.is_generation() && reading.extent == Extent::Whole;
+    let may_wait_since = (app.settings.late_binding && may_wait).then_some(now);
     if app.decider.waits_for_spare(&reading.view()) {
         app.backlogs.check(&share)?;
         recorder.is_in_background();
@@ -126,7 +128,9 @@ pub async fn dispatch(
 /// Engines that order what they have been sent are told how important a request is, if they are to be told.
 async fn tell_priority(app: &App, request: &mut WorkerRequest, reading: &Reading, recorder: &Recorder) {
     // What a gateway sends is not changed here. Whatever coding a header names, these bodies are JSON as they are.
+    // Anthropic's API has no such member.
     if recorder.is_generation()
+        && recorder.endpoint() != Endpoint::Messages
         && request.gateway.is_none()
         && let Some(body) =
             app.settings.engine_priority.body(&request.body, reading.precedence.priority).await
@@ -304,12 +308,14 @@ pub(super) fn answered(
     app: &App,
     reading: &Reading,
     (decided, leg): (Decided, Leg),
-    (response, first): Answer,
+    answer: Answer,
     recorder: &mut Recorder,
 ) -> Result<Begun, Box<Failed>> {
     let Decided { worker, mut lease, mut trial, hit_tokens, basis } = decided;
+    let has_begun = is_stream(answer.0.headers()) && !is_before_answer(&answer);
+    let shows_first_token = has_begun || leg == Leg::Prefill;
+    let (response, first) = answer;
     let status = response.status();
-    let shows_first_token = is_stream(response.headers()) || leg == Leg::Prefill;
     match status.is_success() {
         true if shows_first_token && leg != Leg::Decode => app.decider.first_token(&mut lease, app.now()),
         true if recorder.is_generation() && leg != Leg::Decode => {

@@ -1,8 +1,8 @@
 //! One exchange with a worker: the request goes out, and so much of the answer is waited for as it takes to know that it is one. Until then nothing has
 //! gone to the client, and another worker can be asked.
 //!
-//! Of a stream that is the first piece, since engines send a stream's head at once and may still die before the first token. What comes
-//! whole is waited for whole, unless it is long: half of a JSON document is of no use to anybody.
+//! Of a stream that is the first event of its answer, since engines send a stream's head at once, and some events behind it, and may still die before the
+//! first token. What comes whole is waited for whole, unless it is long: half of a JSON document is of no use to anybody.
 //!
 //! Used by [`dispatch`](super::dispatch) and [`legs`](super::legs).
 
@@ -17,10 +17,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::dispatch::Times;
 use crate::fleet::Upstream;
+use crate::openai::bounds;
 use crate::time_limits::TimeLimits;
 use crate::transport::{TransportError, UpstreamBody, WorkerRequest};
 
-/// A longer document goes on while it comes: the router keeps no more than this of an answer.
+/// A longer document goes on while it comes, and so does a stream with a longer opening: the router keeps no more than this of an answer.
 const MOST_KEPT_BYTES: usize = 256 << 10;
 
 /// A worker's answer, with the first piece of its body.
@@ -41,18 +42,20 @@ pub(super) async fn exchange(
             Some(gateway) => gateway.send(request, upstream.transport.hand_over(request).await?).await?,
             None => upstream.transport.send(request).await?,
         };
-        first_piece(response).await
+        let answer = first_piece(response).await?;
+        // Who sends in the router's place has passed it on.
+        if request.gateway.is_none() && is_before_answer(&answer) {
+            // Boxed, since it is rare, and a request's future should be small.
+            return Box::pin(first_event(answer, &request.method)).await;
+        }
+        Ok(answer)
     };
     let answer = within(limits, deadline, request.underway.as_deref(), exchange).await?;
     if request.gateway.is_some() {
-        // Who sends in the router's place has passed it on.
         return Ok(answer);
     }
-    if request.method == Method::POST && is_stream_of_nothing(&answer) {
-        return Err(TransportError::Unfinished);
-    }
     if comes_whole(&answer) {
-        // Boxed, since most come in one piece, and a request's future should be small.
+        // The same: most come in one piece.
         return Box::pin(whole(answer, (limits, deadline))).await;
     }
     Ok(answer)
@@ -90,9 +93,26 @@ async fn first_piece(response: Response<UpstreamBody>) -> Result<Answer, Transpo
     Ok((Response::from_parts(head, body), first))
 }
 
-/// Whether an answer is a stream, as its head goes, that has ended before its first event.
-fn is_stream_of_nothing((response, first): &Answer) -> bool {
-    first.is_none() && response.status().is_success() && is_stream(response.headers())
+/// Whether an answer is a stream, as its head goes, and nothing of what it is to say has come.
+pub(super) fn is_before_answer((response, first): &Answer) -> bool {
+    let has_come = |first: &Bytes| !is_event_stream(response.headers()) || bounds::has_answer(first);
+    response.status().is_success() && is_stream(response.headers()) && !first.as_ref().is_some_and(has_come)
+}
+
+/// A stream's beginning up to its first event that is more than an opening.
+async fn first_event((response, first): Answer, method: &Method) -> Result<Answer, TransportError> {
+    let (head, mut body) = response.into_parts();
+    let mut kept = BytesMut::from(first.unwrap_or_default());
+    while !bounds::has_answer(&kept) && kept.len() < MOST_KEPT_BYTES {
+        match body.frame().await {
+            Some(frame) => kept.extend_from_slice(&frame?.into_data().unwrap_or_default()),
+            // A stream that ends so is no answer to anything that was asked for.
+            None if method == Method::POST => return Err(TransportError::Unfinished),
+            None => break,
+        }
+    }
+    let first = Some(kept.freeze()).filter(|first| !first.is_empty());
+    Ok((Response::from_parts(head, body), first))
 }
 
 /// Whether there is more to come of a document that is kept until all of it is there.

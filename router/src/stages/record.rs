@@ -18,7 +18,7 @@ use crate::app::App;
 use crate::error::{Blame, RequestError};
 use crate::kv_events::{Followed, Follower, SESSION_ID};
 use crate::metrics::AttemptOutcome;
-use crate::openai::usage::{ReplyTail, ReportedUsage};
+use crate::openai::usage::{ReplyTail, ReportedUsage, Words};
 use crate::recording::Passed;
 use crate::routes::Endpoint;
 use crate::transport::{TransportError, WorkerRequest};
@@ -107,7 +107,7 @@ impl Recorder {
     /// Whether an engine generates text for it, as far as the path tells.
     #[must_use]
     pub fn is_generation(&self) -> bool {
-        matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions)
+        self.endpoint.is_generation()
     }
 
     /// What it asks for.
@@ -241,7 +241,7 @@ impl Recorder {
         if self.recorded {
             return;
         }
-        let reported = self.tail.usage();
+        let reported = self.tail.usage(self.words());
         self.enter_in_trace(reported.as_ref(), reading);
         let mut usage = reported.unwrap_or_default();
         let app = Arc::clone(&self.app);
@@ -351,13 +351,25 @@ impl Recorder {
         self.app.metrics.corrected_blocks.inc_by(corrected as u64);
     }
 
+    /// Whether each piece of its answer is a token, or may be taken for one.
+    fn says_each_token(&self, reading: &Reading) -> bool {
+        matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions)
+            && reading.extent == Extent::Whole
+            && reading.answer == Answer::Streamed
+    }
+
+    /// In whose words its answer tells the usage.
+    fn words(&self) -> Words {
+        if self.endpoint == Endpoint::Generate { Words::MetaInfo } else { Words::Usage }
+    }
+
     /// How long an answer was says how much of a worker's memory the next ones will take. Of a stream that does not say it, each piece
     /// is taken for a token.
     fn learn_answer(&self, usage: Option<&ReportedUsage>, reading: &Reading) {
         let Some(worker) = self.worker.as_ref().filter(|_| self.is_generation()) else { return };
         let tokens = match usage {
             Some(usage) => usage.completion_tokens as usize,
-            None if reading.extent == Extent::Whole && reading.answer == Answer::Streamed => self.pieces,
+            None if self.says_each_token(reading) => self.pieces,
             None => return,
         };
         self.app.decider.answered(worker, tokens);

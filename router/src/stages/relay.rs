@@ -22,9 +22,11 @@ use super::exchange::is_event_stream;
 use super::record::{Outcome, Recorder};
 use crate::app::App;
 use crate::config::Switch;
-use crate::error::{SHUTTING_DOWN, error_body};
+use crate::error::{SHUTTING_DOWN, error_event};
 use crate::hop_by_hop;
+use crate::openai::bounds;
 use crate::openai::events::WholeEvents;
+use crate::routes::Endpoint;
 use crate::transport::{TransportError, UpstreamBody};
 
 /// Reply header: the id of the worker that answered.
@@ -87,9 +89,7 @@ enum State {
     Ended,
 }
 
-/// What the last event of a stream of OpenAI's says.
-const DONE: &[u8] = b"[DONE]";
-/// The event.
+/// The last event of a stream of chat's or completions'.
 const DONE_EVENT: &[u8] = b"data: [DONE]\n\n";
 /// How long after it a worker may take to end its answer: engines do in the same moment.
 const AFTER_DONE: Duration = Duration::from_secs(1);
@@ -309,8 +309,7 @@ impl RelayStream {
 
     /// What goes on to the client may say that the stream is over.
     fn note_end(&mut self, whole: &[u8]) {
-        let before = whole.trim_ascii_end().strip_suffix(DONE);
-        if before.is_some_and(|before| before.trim_ascii_end().ends_with(b"data:")) {
+        if bounds::is_last(whole) {
             self.is_over = true;
             self.limits.ends_within(AFTER_DONE);
         }
@@ -322,17 +321,24 @@ impl RelayStream {
 
     /// Whether a stream that ends with `rest` is not whole, though its worker ended it as if it were: a proxy before an engine that died does.
     fn is_unfinished(&self, rest: &[u8]) -> bool {
-        let worker = self.record.as_ref().and_then(|record| record.recorder.worker());
+        let Some(Record { recorder, .. }) = &self.record else { return false };
+        let endpoint = recorder.endpoint();
+        let lacks_its_end = match &self.continuing {
+            Some(continuing) => continuing.is_unfinished(rest),
+            None => matches!(endpoint, Endpoint::Messages | Endpoint::Responses) && !bounds::is_last(rest),
+        };
         !self.is_over
-            && self.continuing.as_ref().is_some_and(|continuing| continuing.is_unfinished(rest))
-            && worker.is_some_and(|worker| worker.says_ends())
+            && self.events.is_some()
+            && lacks_its_end
+            && recorder.worker().is_some_and(|worker| worker.says_ends(endpoint as u32))
     }
 
     fn finish(&mut self) {
         if self.is_over
-            && let Some(worker) = self.record.as_ref().and_then(|record| record.recorder.worker())
+            && let Some(Record { recorder, .. }) = &self.record
+            && let Some(worker) = recorder.worker()
         {
-            worker.hear_end();
+            worker.hear_end(recorder.endpoint() as u32);
         }
         self.state = State::Ended;
         self.end(Outcome::Complete);
@@ -410,10 +416,9 @@ impl RelayStream {
                 (format!("the worker's stream broke: {}", error.for_clients()), code)
             }
         };
-        let body = error_body(&message, "server_error", None, Some(code));
-        let event = [b"data: ", &body[..], b"\n\n"].concat();
+        let endpoint = self.record.as_ref().map_or(Endpoint::Unknown, |record| record.recorder.endpoint());
         self.state = State::Broken(error);
-        Ok(Frame::data(event.into()))
+        Ok(Frame::data(error_event(endpoint, &message, code)))
     }
 }
 

@@ -25,6 +25,7 @@ mod kubernetes;
 mod legacy;
 mod line;
 mod listener;
+mod other_apis;
 mod precedence;
 mod predictions;
 mod proxy;
