@@ -147,7 +147,7 @@ impl Api {
             "/kv_event_sources" => Ok(json_response(&self.kv_event_sources())),
             "/flush_cache" => {
                 let blocks = self.engine.flush_cache().await;
-                let blocks = blocks.ok_or_else(|| RequestError::Engine("it has stopped".to_owned()))?;
+                let blocks = blocks.ok_or(RequestError::EngineEnded)?;
                 Ok(json_response(&json!({ "flushed_blocks": blocks })))
             }
             // Alive, healthy and ready are the same here: without its engine a worker is none of them, and does not recover.

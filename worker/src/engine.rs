@@ -250,7 +250,7 @@ impl Engine {
         let (asked, generations) = submissions.into_iter().map(begin).unzip();
         if self.commands.send(Command::Submit(asked)).is_err() {
             self.shared.queued.fetch_sub(count, Ordering::Relaxed);
-            return Err(RequestError::Engine("it has stopped".to_owned()));
+            return Err(RequestError::EngineEnded);
         }
         Ok(generations)
     }

@@ -148,4 +148,7 @@ pub enum BackendError {
     /// The device or its driver failed.
     #[error("device failed: {0}")]
     Device(String),
+    /// The same, and no later step can be computed: the process must be started anew.
+    #[error("device lost: {0}")]
+    DeviceLost(String),
 }

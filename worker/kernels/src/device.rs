@@ -309,6 +309,9 @@ pub enum KernelError {
     /// The device or its driver failed.
     #[error("device failed: {0}")]
     Device(String),
+    /// The same, and nothing can be computed on it any more in this process.
+    #[error("device lost: {0}")]
+    DeviceLost(String),
 }
 
 #[cfg(test)]

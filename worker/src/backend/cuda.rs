@@ -147,7 +147,9 @@ impl Backend for CudaBackend {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn device(error: KernelError) -> BackendError {
-    BackendError::Device(error.to_string())
+    match error {
+        KernelError::DeviceLost(reason) => BackendError::DeviceLost(reason),
+        error => BackendError::Device(error.to_string()),
+    }
 }

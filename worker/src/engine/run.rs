@@ -32,6 +32,8 @@ pub(super) struct Run {
     pace: Pace,
     /// Where the thread stays, if it only keeps time and may have that.
     pub(super) core: Option<WakefulCore>,
+    /// Why no step can be computed any more.
+    lost: Option<String>,
     /// Generations that came in and are still counted among the queued.
     taken: usize,
 }
@@ -68,6 +70,7 @@ impl Run {
             kv_log,
             pace: Pace::default(),
             core: None,
+            lost: None,
             taken: 0,
         }
     }
@@ -79,27 +82,33 @@ impl Run {
             self.cancel_abandoned();
             let batch = self.scheduler.schedule();
             self.count_taken();
-            if !batch.sequences.is_empty() {
-                self.step(&batch);
-            }
+            let turn = if batch.sequences.is_empty() { Turn::GoOn } else { self.step(&batch) };
             self.publish();
+            if turn == Turn::Stop {
+                break;
+            }
         }
+        let reason = self.lost.take().unwrap_or_else(|| "the worker is shutting down".to_owned());
         let held = self.siblings.drain().flat_map(|(_, siblings)| siblings).map(|sibling| sibling.client);
         for client in self.clients.drain().map(|(_, client)| client).chain(held) {
             // Whoever has left does not need to hear it.
-            let _ = client.events.send(Event::Failed("the worker is shutting down".to_owned()));
+            let _ = client.events.send(Event::Failed(reason.clone()));
         }
     }
 
-    fn step(&mut self, batch: &Batch) {
+    fn step(&mut self, batch: &Batch) -> Turn {
         match self.forward(batch) {
             Ok(drawn) => {
                 let progress = self.scheduler.commit(batch, &drawn);
                 // Before those who have finished are forgotten: events name their requests.
                 self.publish_events();
                 self.deliver(batch, &progress, drawn);
+                Turn::GoOn
             }
-            Err(failure) => self.fail(batch, &failure),
+            Err(failure) => {
+                self.fail(batch, &failure);
+                if self.lost.is_some() { Turn::Stop } else { Turn::GoOn }
+            }
         }
     }
 
@@ -212,11 +221,16 @@ impl Run {
         });
         self.pace.stepped(batch, began.elapsed());
         step.map_err(|error| {
-            let only = match &error {
-                BackendError::InvalidSequence { id, .. } => Some(*id),
+            let reason = error.to_string();
+            let only = match error {
+                BackendError::InvalidSequence { id, .. } => Some(id),
                 BackendError::Device(_) => None,
+                BackendError::DeviceLost(_) => {
+                    self.lost = Some(reason.clone());
+                    None
+                }
             };
-            Failure { only, reason: error.to_string() }
+            Failure { only, reason }
         })
     }
 

@@ -76,6 +76,28 @@ fn heads_without_kernels_are_computed_on_the_cpu_or_refused() {
     assert!(said.contains("heads of 64, 128 or 256 numbers"), "{said}");
 }
 
+/// Such a failure takes the process's context along: what it is asked later would fail as well, for ever.
+#[test]
+fn a_worker_that_has_lost_its_gpu_is_not_healthy() {
+    let machine = machine().with_kernels(&kernels()).set("FAKE_FAILS", "silu_mul");
+    let model = with_heads_of_64(Architecture::Llama);
+    let arguments = ["--model", model.to_str().unwrap(), "--backend", "cuda", "--context-length", "256"];
+    let mut program = Program::start(&machine, &[&arguments[..], &["--kv-blocks", "32"]].concat());
+    assert_eq!(program.exchange("GET", "/health", "").0, 200);
+    let asked = json!({"prompt": "Once upon a time", "max_tokens": 2}).to_string();
+    let (status, body) = program.exchange("POST", "/v1/completions", &asked);
+    assert!(status == 500 && body.contains("device lost: cuStreamSynchronize failed with 719"), "{body}");
+    // It ends with the step.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while program.exchange("GET", "/health", "").0 != 503 {
+        assert!(std::time::Instant::now() < deadline, "it is still healthy");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(program.exchange("POST", "/v1/completions", &asked).0, 503);
+    program.stop();
+    std::fs::remove_dir_all(model).unwrap();
+}
+
 #[test]
 fn answers_of_cuda_are_those_of_the_cpu_token_for_token() {
     // On a machine with a GPU bench/gpu/run.sh has this test compare with what that computes.

@@ -219,5 +219,5 @@ async fn a_stopped_worker_says_so() {
     let worker = start(|_| {});
     worker.shutdown();
     let (status, answer) = post(&worker, CHAT, &chat("Hello!", &json!({}))).await;
-    assert_eq!((status, &answer["error"]["code"]), (500, &json!("engine_failed")));
+    assert_eq!((status, &answer["error"]["code"]), (503, &json!("engine_failed")));
 }

@@ -298,6 +298,7 @@ impl Drop for Preference {
 fn during(call: &'static str) -> impl FnOnce(CublasError) -> CudaError {
     move |CublasError(status)| CudaError::Call {
         call,
+        of: None,
         code: status as u32,
         message: Some(format!("{status:?}")),
     }

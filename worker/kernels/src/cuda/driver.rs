@@ -88,6 +88,7 @@ pub(super) fn open() -> Result<(), CudaError> {
 pub(super) fn during(call: &'static str) -> impl FnOnce(DriverError) -> CudaError {
     move |error| CudaError::Call {
         call,
+        of: None,
         code: error.0 as u32,
         message: error.error_string().ok().map(|text| text.to_string_lossy().into_owned()),
     }

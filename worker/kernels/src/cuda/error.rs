@@ -55,15 +55,31 @@ pub enum CudaError {
     #[error("{0} cannot be part of a graph, which is launches only; do it before recording")]
     Recorded(&'static str),
     /// A call that failed.
-    #[error("{call} failed with {code}{}", .message.as_ref().map(|message| format!(": {message}")).unwrap_or_default())]
+    #[error(
+        "{call}{} failed with {code}{}",
+        .of.as_ref().map(|of| format!(" of {of}")).unwrap_or_default(),
+        .message.as_ref().map(|message| format!(": {message}")).unwrap_or_default()
+    )]
     Call {
         /// The function.
         call: &'static str,
+        /// What it was called for, where that says more.
+        of: Option<String>,
         /// What it returned.
         code: u32,
         /// What the library says of that.
         message: Option<String>,
     },
+}
+
+impl CudaError {
+    /// Says what a call that failed was for.
+    pub(super) fn of(mut self, what: impl FnOnce() -> String) -> Self {
+        if let Self::Call { of, .. } = &mut self {
+            *of = Some(what());
+        }
+        self
+    }
 }
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -79,8 +95,14 @@ impl CudaError {
     }
 }
 
+/// Of the driver: what leaves a process without its context. Memory that cannot be corrected, a kernel that accessed what it may not, or hung.
+const LOST: [u32; 13] = [214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721];
+
 impl From<CudaError> for KernelError {
     fn from(error: CudaError) -> Self {
-        Self::Device(error.to_string())
+        match error {
+            CudaError::Call { code, .. } if LOST.contains(&code) => Self::DeviceLost(error.to_string()),
+            error => Self::Device(error.to_string()),
+        }
     }
 }

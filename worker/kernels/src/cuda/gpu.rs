@@ -110,7 +110,8 @@ impl Gpu {
         };
         let mut arguments = self.stream.launch_builder(&self.functions[launch.kernel]);
         // SAFETY: the driver copies the parameters before it returns; the caller vouches for what they say.
-        unsafe { arguments.arg(params).launch(shape) }.map_err(during("cuLaunchKernel"))?;
+        unsafe { arguments.arg(params).launch(shape) }
+            .map_err(|error| during("cuLaunchKernel")(error).of(|| format!("{launch:?}")))?;
         self.count_launch();
         Ok(())
     }
@@ -211,9 +212,13 @@ fn load_functions(
 ) -> Result<HashMap<&'static str, CudaFunction>, CudaError> {
     let mut functions = HashMap::new();
     for module in MODULES {
-        let loaded = context.load_module(module.image(capability)).map_err(during("cuModuleLoadData"))?;
+        let loaded = context
+            .load_module(module.image(capability))
+            .map_err(|error| during("cuModuleLoadData")(error).of(|| module.name.to_owned()))?;
         for &kernel in module.kernels {
-            let function = loaded.load_function(kernel).map_err(during("cuModuleGetFunction"))?;
+            let function = loaded
+                .load_function(kernel)
+                .map_err(|error| during("cuModuleGetFunction")(error).of(|| kernel.to_owned()))?;
             functions.insert(kernel, function);
         }
     }

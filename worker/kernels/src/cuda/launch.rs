@@ -49,7 +49,7 @@ const COMBINE_SHARED_BYTES: u32 = (32 + 4 * 128 + 128) * 4;
 /// A search's sums of each lane and over them, a list of 2048 keys, what was found, and two numbers for each of 16 warps.
 const SAMPLE_SHARED_BYTES: u32 = (256 * 32 + 256 + 2048 + 2 + 16) * 8 + 16 * 4 + 8;
 
-/// Kernels that need more shared memory than `plain_bytes`, and how much.
+/// Kernels that need `plain_bytes` of shared memory or more, and how much.
 pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'static str, u32)> {
     PREFILL
         .into_iter()
@@ -57,7 +57,7 @@ pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'s
         .chain(MIXED)
         .map(|(_, kernel, _, bytes)| (kernel, bytes))
         .chain([("moe_gemm", super::moe::MULTIPLY_SHARED_BYTES), ("sample", SAMPLE_SHARED_BYTES)])
-        .filter(move |(_, bytes)| *bytes > plain_bytes)
+        .filter(move |(_, bytes)| *bytes >= plain_bytes)
 }
 
 /// Head dimensions that there are kernels for.

@@ -6,6 +6,8 @@ use cudarc::nvrtc::Ptx;
 
 /// One file of `cu/`, compiled.
 pub(super) struct Module {
+    /// Its file in `cu/`.
+    pub(super) name: &'static str,
     sm_80: &'static [u8],
     sm_90a: &'static [u8],
     sm_100: &'static [u8],
@@ -19,6 +21,7 @@ macro_rules! modules {
     ($($name:literal: $($kernel:literal)*;)*) => {
         /// All files.
         pub(super) const MODULES: &[Module] = &[$(Module {
+            name: $name,
             sm_80: include_bytes!(concat!("../../cubins/", $name, ".sm_80.cubin")),
             sm_90a: include_bytes!(concat!("../../cubins/", $name, ".sm_90a.cubin")),
             sm_100: include_bytes!(concat!("../../cubins/", $name, ".sm_100.cubin")),

@@ -13,7 +13,7 @@ use super::error::CudaError;
 use super::params::{Address, DeviceValue};
 
 /// Room for uploads between two waits: the block tables of a thousand sequences of 16k. What is larger, as weights are, goes through
-/// the driver's.
+/// the driver's, and is waited for.
 const UPLOAD_BYTES: usize = 8 << 20;
 
 /// Uploads begin at multiples of it.
@@ -45,8 +45,9 @@ impl Staging {
     ) -> Result<(), CudaError> {
         let (bytes, failed) = (size_of_val(values), during("cuMemcpyHtoDAsync"));
         if bytes > UPLOAD_BYTES {
-            // SAFETY: the caller vouches for `to`; from pageable memory the driver copies before it returns.
-            return unsafe { result::memcpy_htod_async(to, values, stream.cu_stream()) }.map_err(failed);
+            // SAFETY: the caller vouches for `to`, and the values stay until the copy is done: no driver promises that it is when the call returns.
+            unsafe { result::memcpy_htod_async(to, values, stream.cu_stream()) }.map_err(failed)?;
+            return self.wait(stream);
         }
         if self.used_bytes + bytes > UPLOAD_BYTES {
             self.wait(stream)?;

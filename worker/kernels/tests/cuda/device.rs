@@ -141,7 +141,11 @@ fn uploads_keep_their_values_until_they_are_copied() {
     let upload = |number: usize, length: usize| {
         let values: Vec<u32> = (0..length as u32).map(|i| i * 7 + number as u32).collect();
         let memory = Memory::kept(&gpu, 4 * length).unwrap();
-        memory.write(&values).unwrap();
+        let mut sent = values.clone();
+        memory.write(&sent).unwrap();
+        // As memory is that somebody else has by now.
+        sent.fill(u32::MAX);
+        drop(sent);
         (memory, values)
     };
     let uploads: Vec<_> =

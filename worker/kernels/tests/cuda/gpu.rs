@@ -15,6 +15,7 @@ use worker_kernels::{
     AttentionShape, Device, Dtype, KernelError, Kernels, KvLayout, RopeShape, Span, WeightView,
 };
 
+use crate::device::has_gpu;
 use crate::fake::FakeMachine;
 use crate::layer::{Layer, SECOND, weight_bytes};
 use crate::machine::crate_directory;
@@ -227,8 +228,7 @@ fn a_steps_lists_are_uploaded_once_for_all_layers() {
 /// What a layer does is launches only, once its buffers and lists are there: a decode step may become a graph.
 #[test]
 fn a_layers_operations_are_recorded_and_computed_anew() {
-    if !inside() {
-        run_on(&machine_with_kernels(), "gpu::a_layers_operations_are_recorded_and_computed_anew");
+    if !has_gpu("gpu::a_layers_operations_are_recorded_and_computed_anew") {
         return;
     }
     let (mut part, spans) = (Part::new(), spans([0, 0], &[1, 2], &[3, 4]));
