@@ -86,6 +86,10 @@ pub struct SimulateArgs {
     /// Milliseconds between two reports of a worker's load, for every policy that goes by them [default: the policy's own]
     #[arg(long, value_name = "MS")]
     pub reports_every: Option<u64>,
+    /// Routers do not know how large workers' caches are, as before engines that do not say: what an index holds of a worker has no bound then, unless the
+    /// policy has one of its own
+    #[arg(long)]
+    pub unknown_capacity: bool,
     /// Of the sessions, so many percent are of strangers, who give their requests to the first half of the workers, in turn; results leave them out
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=90))]
     pub strangers: u8,
@@ -189,12 +193,20 @@ pub struct Routers {
     pub reports_every_ms: Option<u64>,
     /// Of a hundred sessions, those of strangers, of which these routers know nothing.
     pub strangers: u8,
+    /// Whether they know how large workers' caches are.
+    pub know_capacity: bool,
 }
 
 impl Routers {
     /// One, and nothing in front of it.
-    pub const ONE: Self =
-        Self { count: 1, told_after_ms: None, front: Front::Random, reports_every_ms: None, strangers: 0 };
+    pub const ONE: Self = Self {
+        count: 1,
+        told_after_ms: None,
+        front: Front::Random,
+        reports_every_ms: None,
+        strangers: 0,
+        know_capacity: true,
+    };
 
     /// What they add to the name of a trace.
     #[must_use]
@@ -210,7 +222,8 @@ impl Routers {
         let strangers =
             if self.strangers > 0 { format!("+strangers-{}", self.strangers) } else { String::new() };
         let reports = self.reports_every_ms.map_or(String::new(), |ms| format!("+reports-{ms}-ms"));
-        [routers, strangers, reports].concat()
+        let capacity = if self.know_capacity { "" } else { "+unknown-capacity" };
+        [routers.as_str(), &strangers, &reports, capacity].concat()
     }
 }
 

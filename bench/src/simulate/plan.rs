@@ -106,7 +106,8 @@ pub fn cells<'a>(args: &SimulateArgs, scenes: &'a [Scene]) -> anyhow::Result<Vec
         0 => (String::new(), None),
         count => (format!("+{count}-adapters-in-{}-places", args.adapter_places), Some(args.adapter_places)),
     };
-    let routers = Routers { count, told_after_ms, front, reports_every_ms, strangers: args.strangers };
+    let (strangers, know_capacity) = (args.strangers, !args.unknown_capacity);
+    let routers = Routers { count, told_after_ms, front, reports_every_ms, strangers, know_capacity };
     let of_args = args.suffix();
     let mut cells = Vec::new();
     for Scene { seed, workload, fleets } in scenes {

@@ -167,12 +167,13 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let replicas = routers.count.max(1);
         let count = workload.requests.len();
         let places = u32::try_from(replicas).unwrap_or(u32::MAX);
+        let known_blocks = routers.know_capacity.then_some(blocks);
         let router = |rank: u32| {
             let seed = seed.wrapping_add(rank.into());
             let drawn = (background.share(), seed);
-            let router = Router::new(contender.policy(), (engines.len(), apart), blocks, drawn);
+            let router = Router::new(contender.policy(), (engines.len(), apart), known_blocks, drawn);
             if routers.told_after_ms.is_some() {
-                router.is_told(RouterPlace { rank, count: places }, blocks);
+                router.is_told(RouterPlace { rank, count: places }, known_blocks);
             }
             if let Some(places) = setup.adapter_places {
                 router.knows_adapters(&workload.adapters, places);
@@ -181,7 +182,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
         };
         let mut all: Vec<_> = (0..places).map(router).collect();
         if routers.strangers > 0 {
-            all.push(Router::of_strangers(engines.len(), blocks, seed));
+            all.push(Router::of_strangers(engines.len(), seed));
         }
         let mut followers = vec![None; count];
         for (number, request) in (0..).zip(&workload.requests) {

@@ -190,9 +190,11 @@ async fn operators_add_drain_and_remove_all_ranks_of_an_address_or_one() {
     let undrained = router.admin("POST", "/workers/a-dp1/undrain", "").await;
     assert_eq!((undrained.status, &undrained.json()["id"]), (200, &json!("a-dp1")));
     assert_eq!(usable(&router).await, ["w0", "a-dp1"]);
-    let nameless = json!({"url": format!("http://{}?dp=1", engine.address)}).to_string();
-    assert_eq!(router.admin("POST", "/workers", &nameless).await.json()["ranks"][0]["id"], "w1-dp0");
-    assert_eq!(router.admin("POST", "/workers", &nameless).await.json()["id"], "w2");
+    let twice = json!({"url": format!("http://{}?dp=1", engine.address)}).to_string();
+    assert_eq!(router.admin("POST", "/workers", &twice).await.status, 409, "that rank is there");
+    let nameless = |port: u16| json!({"url": format!("http://127.0.0.1:{port}?dp=1")}).to_string();
+    assert_eq!(router.admin("POST", "/workers", &nameless(1)).await.json()["ranks"][0]["id"], "w1-dp0");
+    assert_eq!(router.admin("POST", "/workers", &nameless(2)).await.json()["id"], "w2");
     assert_eq!(router.admin("DELETE", "/workers/a", "").await.status, 200);
     let ids: Vec<_> = listed(&router).await.iter().map(|worker| worker["id"].clone()).collect();
     assert_eq!(ids, ["w0", "w1-dp0", "w2-dp0"]);

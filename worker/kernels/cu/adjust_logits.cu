@@ -25,9 +25,10 @@ struct AdjustParams {
     u32 count, vocab;
 };
 
+// What is no number stays none, so that it is not drawn.
 DEVICE float finite(float number) {
     const float most = bits_to_float(0x7f7fffffu);
-    return number == -infinity() ? number : maximum(-maximum(-number, -most), -most);
+    return number == -infinity() || number != number ? number : maximum(-maximum(-number, -most), -most);
 }
 
 KERNEL(adjust_logits, AdjustParams, 128, 8, 0) {

@@ -130,5 +130,6 @@ KERNEL(moe_gemm, MoeGemmParams, GEMM_THREADS, 2, GEMM_SHARED_BYTES) {
         copy_step(ring + (i + STAGES - 1) % STAGES * STAGE, p, s, (i + STAGES - 1) * TILE_INPUTS);
         multiply_step(sums, ring + i % STAGES * STAGE, warp_row, warp_output, lane);
     }
+    cp_async_wait<0>(); // of steps behind the last, which only fill with zeros
     write_sums(sums, p, tile, warp_row, first_output + warp_output, lane);
 }

@@ -19,15 +19,15 @@ pub(super) struct Router {
 }
 
 impl Router {
-    /// One with so many `workers`, of which the first do nothing but compute prompts, if `apart` says so.
+    /// One with so many `workers`, of which the first do nothing but compute prompts, if `apart` says so; each has so many `blocks`, if that is known.
     pub(super) fn new(
         policy: Box<dyn Policy>,
         (workers, apart): (usize, Apart),
-        blocks: usize,
+        blocks: Option<usize>,
         (background_load, seed): (Option<f64>, u64),
     ) -> Self {
         let worker_blocks = match policy.index_use().bound {
-            IndexBound::WorkerCapacity => blocks,
+            IndexBound::WorkerCapacity => blocks.unwrap_or(usize::MAX),
             IndexBound::Tokens(tokens) => tokens.div_ceil(BLOCK_TOKENS),
             IndexBound::None => usize::MAX,
         };
@@ -50,9 +50,9 @@ impl Router {
     }
 
     /// What strangers use: the first half of the workers in turn.
-    pub(super) fn of_strangers(workers: usize, blocks: usize, seed: u64) -> Self {
+    pub(super) fn of_strangers(workers: usize, seed: u64) -> Self {
         let in_turn = by_name("round_robin").expect("the router has it");
-        let router = Self::new(in_turn, (workers, Apart::NOBODY), blocks, (None, seed));
+        let router = Self::new(in_turn, (workers, Apart::NOBODY), None, (None, seed));
         for worker in &router.fleet.workers()[workers.div_ceil(2)..] {
             worker.mark_down();
         }
@@ -60,10 +60,10 @@ impl Router {
     }
 
     /// Others tell this one what they do. What they tell says nothing of the size of a worker's cache, which is known beforehand.
-    pub(super) fn is_told(&self, place: RouterPlace, blocks: usize) {
+    pub(super) fn is_told(&self, place: RouterPlace, blocks: Option<usize>) {
         self.decider.is_told(place);
         for worker in self.fleet.workers() {
-            worker.reports.set_kv_capacity(Some(blocks * BLOCK_TOKENS));
+            worker.reports.set_kv_capacity(blocks.map(|blocks| blocks * BLOCK_TOKENS));
         }
     }
 

@@ -235,10 +235,10 @@ fn logits_change_in_order_bias_penalties_withheld() {
 }
 
 #[test]
-fn extreme_changes_leave_numbers() {
-    let logits = [f32::MAX, f32::MIN, 0.0];
+fn extreme_changes_leave_numbers_and_make_none() {
+    let logits = [f32::MAX, f32::MIN, 0.0, f32::NAN];
     let device_logits = Buffer::of(&logits);
-    let changes: Vec<LogitChange> = (0..3)
+    let changes: Vec<LogitChange> = (0..4)
         .map(|token| LogitChange {
             row: 0,
             token,
@@ -253,12 +253,12 @@ fn extreme_changes_leave_numbers() {
         logits: device_logits.address(),
         changes: changes.address(),
         penalties: penalties.address(),
-        count: 3,
-        vocab: 3,
+        count: 4,
+        vocab: 4,
     };
-    run_launch(launch::adjust_logits(3).unwrap(), &params, Run::number(0)).unwrap();
+    run_launch(launch::adjust_logits(4).unwrap(), &params, Run::number(0)).unwrap();
     let adjusted = device_logits.read::<f32>();
-    assert!(adjusted.iter().all(|logit| logit.is_finite()), "{adjusted:?}");
+    assert!(adjusted[..3].iter().all(|logit| logit.is_finite()) && adjusted[3].is_nan(), "{adjusted:?}");
 }
 
 /// What serving calls: changes and draw of a step's rows, and the rows as they were for those who ask.
@@ -284,7 +284,12 @@ fn a_steps_tokens_are_drawn_with_one_wait() {
     let draws = Draws {
         draws: [0.0, 0.0, 1.0, 1.0].map(|temperature| Draw { temperature, top_p: 0.8, ..PLAIN }).to_vec(),
         penalties: vec![Penalties { repetition: 1.0, frequency: 0.0, presence: 0.0 }; 4],
-        changes: vec![change(0, best, 0.0, 1), change(1, 2999, 9.0, 0)],
+        changes: vec![
+            change(0, best, 0.0, 1),
+            change(1, 2999, 9.0, 0),
+            // It stays none.
+            change(3, vocab as u32 - 1, 1.0, 0),
+        ],
     };
     let before = waits();
     let told = kernels.read_rows(&buffer, &[2, 0]).unwrap();
