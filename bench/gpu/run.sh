@@ -60,7 +60,7 @@ check_carried() {
     if [ "$(printf '%s\n' "$needed" $newest_glibc | sort -V | tail -1)" != $newest_glibc ]; then
         refuse "what was built needs glibc $needed, and may find $newest_glibc only; build on an older system"
     fi
-    bytes=$({ git ls-files -zco --exclude-standard; printf '%s\0' "$carried"/*; } | du -cb --files0-from=- 2>/dev/null | tail -1 | cut -f1)
+    bytes=$({ git ls-files -zco --exclude-standard; printf '%s\0' "$carried"/*; } | { du -cb --files0-from=- 2>/dev/null || true; } | tail -1 | cut -f1)
     [ "$bytes" -le $most_bytes ] || refuse "$carried and the working tree have $bytes bytes; $most_bytes travel"
     echo "$carried: with the working tree $bytes bytes, for glibc $needed and later"
 }

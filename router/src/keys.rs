@@ -61,8 +61,10 @@ impl Keys {
             return Ok(None);
         }
         let grant = clients.check(headers)?;
-        headers.remove(header::AUTHORIZATION);
-        headers.remove(X_API_KEY);
+        // The other header, if it is there, is for the engine.
+        if headers.remove(header::AUTHORIZATION).is_none_or(|given| bearer(given.as_bytes()).is_none()) {
+            headers.remove(X_API_KEY);
+        }
         Ok(Some(grant))
     }
 
@@ -84,9 +86,11 @@ impl Keys {
 
 impl KeyFile {
     fn check(&self, headers: &HeaderMap) -> Result<Grant, Unauthorized> {
-        let key = match (only(headers, &header::AUTHORIZATION)?, only(headers, &X_API_KEY)?) {
-            (Some(given), _) => bearer(given).ok_or(Unauthorized::Malformed)?,
-            (None, given) => given.ok_or(Unauthorized::Missing)?,
+        let given = only(headers, &header::AUTHORIZATION)?;
+        let key = match given.and_then(bearer) {
+            Some(key) => key,
+            None if given.is_some() => only(headers, &X_API_KEY)?.ok_or(Unauthorized::Malformed)?,
+            None => only(headers, &X_API_KEY)?.ok_or(Unauthorized::Missing)?,
         };
         self.keys().grant(key).ok_or(Unauthorized::Unknown)
     }

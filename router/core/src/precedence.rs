@@ -218,6 +218,13 @@ mod tests {
     }
 
     #[test]
+    fn what_has_begun_is_in_the_background_no_more_and_otherwise_what_it_was() {
+        for (priority, begun) in [(-10, 0), (-1, 0), (0, 0), (1, 1), (10, 10)] {
+            assert_eq!(of(priority, 7).of_one_that_has_begun(), of(begun, 7));
+        }
+    }
+
+    #[test]
     fn tenants_take_turns_however_many_wait_of_each() {
         let mut turns: Turns<Vec<u32>> = Turns::default();
         turns.enter(of(0, 1)).extend(0..100);

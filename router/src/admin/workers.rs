@@ -161,7 +161,8 @@ pub(super) async fn add_worker(app: &Arc<App>, body: &[u8]) -> Response<RelayBod
         if let Some(spec) = specs.iter().find(|spec| known.iter().any(|known| clashes(spec, known))) {
             return Err(ChangeError::Known(spec.id.clone()));
         }
-        let at = |spec: &WorkerSpec| known.iter().find(|known| is_same_engine(known, spec));
+        // What a source has found is taken over.
+        let at = |spec: &WorkerSpec| desired.named.iter().find(|named| is_same_engine(named, spec));
         if let Some(other) = specs.iter().find_map(at) {
             return Err(ChangeError::There { id: other.id.clone(), address: other.address.clone() });
         }

@@ -4,11 +4,14 @@
 //! seen then, and nothing is lost if another worker begins anew. And they say when there is no more to come, each API by another event. Nothing else is known
 //! here of what events say. Used by the stages.
 
+use memchr::memrchr2;
+
 /// Events that tell of the request and not of the answer: OpenAI's responses, and Anthropic's messages.
 const OPENINGS: [&[u8]; 5] =
     [b"response.created", b"response.queued", b"response.in_progress", b"message_start", b"ping"];
 /// Events behind which nothing comes, of the same two.
-const LAST: [&[u8]; 4] = [b"message_stop", b"response.completed", b"response.incomplete", b"response.failed"];
+const LAST: [&[u8]; 5] =
+    [b"message_stop", b"response.completed", b"response.incomplete", b"response.failed", b"error"];
 /// What the last event of all others says.
 const DONE: &[u8] = b"[DONE]";
 /// The names of fields, of which only one tells something (HTML Living Standard, 9.2.6).
@@ -46,12 +49,16 @@ pub fn has_answer(beginning: &[u8]) -> bool {
 /// Whether the last of some whole events says that nothing follows.
 #[must_use]
 pub fn is_last(events: &[u8]) -> bool {
-    let events = events.trim_ascii_end();
+    let mut events = events.trim_ascii_end();
+    while let Some(comment) = memrchr2(b'\n', b'\r', events).filter(|end| events[end + 1..].starts_with(b":"))
+    {
+        events = events[..comment].trim_ascii_end();
+    }
     if let Some(before) = events.strip_suffix(DONE) {
         return before.trim_ascii_end().ends_with(DATA);
     }
-    // Where events have names all have one.
-    events.starts_with(EVENT) && {
+    // Where events have names all have one; nearly all streams have none.
+    !events.starts_with(DATA) && {
         let lines = events.rsplit(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
         let mut last = lines.take_while(|line| !line.is_empty());
         last.any(|line| line.strip_prefix(EVENT).is_some_and(|name| LAST.contains(&name.trim_ascii())))
@@ -100,6 +107,9 @@ mod tests {
             "data: {\"a\":1}\n\ndata: [DONE]\n\n",
             "event: ping\ndata: {}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
             "event: response.completed\r\ndata: {}\r\n\r\n",
+            "event: error\ndata: {}\n\n",
+            ": ping\n\nevent: message_stop\ndata: {}\n\n: ping\n\n",
+            "data: [DONE]\n\n: x\n\n",
         ] {
             assert!(is_last(last.as_bytes()), "{last}");
         }

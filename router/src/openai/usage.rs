@@ -55,11 +55,11 @@ impl ReplyTail {
         let (key, last_key) = (KEYS[words as usize], &LAST_KEYS[words as usize]);
         // More than is promised may be left of what came before; how much depends on where the pieces were cut.
         let tail = &self.tail[self.tail.len().saturating_sub(TAIL_BYTES)..];
-        let mut before = tail.len();
+        let (mut before, mut generated) = (tail.len(), None);
         while let Some(at) = last_key.rfind(&tail[..before]) {
             let from = &tail[at + key.len()..];
             let usage = match words {
-                Words::Usage => read_usage(from),
+                Words::Usage => read_usage(from, &mut generated),
                 // Of several prompts each tells its own, and nobody that of all.
                 Words::MetaInfo => return read_meta_info(from),
             };
@@ -93,16 +93,19 @@ struct Details {
     cached_tokens: Option<u32>,
 }
 
-fn read_usage(from: &[u8]) -> Option<ReportedUsage> {
+/// What is told last counts: the end of a message may tell what was `generated` alone, and its beginning the prompt.
+fn read_usage(from: &[u8], generated: &mut Option<u32>) -> Option<ReportedUsage> {
     let usage: WireUsage<'_> = serde_json::Deserializer::from_slice(from).into_iter().next()?.ok()?;
     let details = usage.prompt_tokens_details.or(usage.input_tokens_details);
     let details = details.and_then(|raw| serde_json::from_str::<Details>(raw.get()).ok());
     let beside = [usage.cache_read_input_tokens, usage.cache_creation_input_tokens].into_iter().flatten();
-    Some(ReportedUsage {
-        prompt_tokens: usage
-            .prompt_tokens
-            .or_else(|| Some(beside.fold(usage.input_tokens?, u32::saturating_add)))?,
-        completion_tokens: usage.completion_tokens.or(usage.output_tokens).unwrap_or(0),
+    *generated = generated.or(usage.completion_tokens).or(usage.output_tokens);
+    let prompt_tokens =
+        usage.prompt_tokens.or_else(|| Some(beside.fold(usage.input_tokens?, u32::saturating_add)))?;
+    // Nothing at all is what some say who have not counted.
+    (prompt_tokens > 0 || generated.is_some_and(|tokens| tokens > 0)).then_some(ReportedUsage {
+        prompt_tokens,
+        completion_tokens: generated.unwrap_or(0),
         cached_tokens: details.and_then(|details| details.cached_tokens).or(usage.cache_read_input_tokens),
     })
 }
@@ -175,6 +178,13 @@ data: {"type":"message_stop"}
             "output_tokens":3,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":15},"user":null}}"#;
         let expected = ReportedUsage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: Some(6) };
         assert_eq!(usage_of(messages, 7), Some(expected));
+        let apart = r#"data: {"message":{"usage":{"input_tokens":6,"cache_read_input_tokens":6,"output_tokens":1}}}
+
+data: {"type":"message_delta","usage":{"output_tokens":3}}
+
+"#;
+        assert_eq!(usage_of(apart, 7), Some(expected));
+        assert_eq!(usage_of(r#"{"usage":{"input_tokens":0,"output_tokens":0}}"#, 7), None);
         assert_eq!(usage_of(responses, 7), Some(expected));
     }
 

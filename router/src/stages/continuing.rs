@@ -25,7 +25,7 @@ use crate::body_memory::BodyShare;
 use crate::config::Switch;
 use crate::error::RequestError;
 use crate::openai::continuation::given::Given;
-use crate::openai::continuation::request::rest_of;
+use crate::openai::continuation::request::{asks_for_one, rest_of};
 use crate::openai::continuation::seam::Seam;
 use crate::openai::continuation::{Kind, ends};
 use crate::openai::members::Members;
@@ -68,8 +68,8 @@ pub(super) struct Record {
 pub(super) struct Outcome {
     /// As it was given.
     pub record: Record,
-    /// The answer that goes on, and what knows how it follows on; or why there is none.
-    pub result: Result<(Begun, Box<Continuing>), TransportError>,
+    /// The answer that goes on, and what knows how it follows on, unless all of it was there; or why there is none.
+    pub result: Result<Option<(Begun, Box<Continuing>)>, TransportError>,
 }
 
 impl Continuing {
@@ -113,15 +113,10 @@ impl Continuing {
         self.seam.is_some()
     }
 
-    /// Whether another worker can be asked for the rest, as far as the answer goes, and may be after `error`.
+    /// Whether another worker can be asked for the rest, or nothing may be left, as far as the answer goes; after `error`.
     pub(super) fn can_go_on(&self, error: &TransportError) -> bool {
         let may = !matches!(error, TransportError::Total { .. } | TransportError::ShuttingDown);
-        may && self.given.can_go_on()
-    }
-
-    /// Whether all of the answer's text has come.
-    pub(super) fn is_whole(&self) -> bool {
-        self.given.is_whole()
+        may && (self.given.can_go_on() || self.given.is_whole())
     }
 
     /// Whether the stream says of itself that there is more to come, with its last line, if that is left.
@@ -140,15 +135,24 @@ impl Continuing {
             })
             .await
         };
-        Outcome { record, result: result.map(|begun| (begun, self)) }
+        Outcome { record, result: result.map(|begun| begun.map(|begun| (begun, self))) }
     }
 
-    async fn ask_for_the_rest(&mut self, broke: Broke, record: &mut Record) -> Result<Begun, TransportError> {
+    /// `None` if there is no rest: only the word for that was missing.
+    async fn ask_for_the_rest(
+        &mut self,
+        broke: Broke,
+        record: &mut Record,
+    ) -> Result<Option<Begun>, TransportError> {
         let Self { app, request, retries, times, given, seam, .. } = self;
         let Record { recorder, reading } = record;
         let Broke { lease, error } = broke;
         let Some(worker) = recorder.worker().map(Arc::clone) else { return Err(error) };
         let Some(members) = Members::of(&request.body).await else { return Err(error) };
+        if given.is_whole() && asks_for_one(&members) {
+            recorder.broke(&error);
+            return Ok(None);
+        }
         let Some(body) = rest_of(given, &members) else { return Err(error) };
         let follows = Seam::after(given);
         if given.kind() == Kind::Chat && !given.text().is_empty() {
@@ -181,7 +185,7 @@ impl Continuing {
             Ok(begun) if goes_on(&begun) => {
                 recorder.went_on();
                 *seam = Some(follows);
-                Ok(begun)
+                Ok(Some(begun))
             }
             Ok(begun) => {
                 recorder.declined();

@@ -1,5 +1,5 @@
-//! Stage 5: run the route. One attempt after another, each on another worker while one is left, until a first byte has
-//! come. `retries.rs` says whether there is another one.
+//! Stage 5: run the route. One attempt after another, each on another worker while one is left, until an answer has
+//! begun. `retries.rs` says whether there is another one.
 //!
 //! When a reply counts as begun is in [`exchange`](super::exchange).
 //!
@@ -127,8 +127,7 @@ pub async fn dispatch(
 
 /// Engines that order what they have been sent are told how important a request is, if they are to be told.
 async fn tell_priority(app: &App, request: &mut WorkerRequest, reading: &Reading, recorder: &Recorder) {
-    // What a gateway sends is not changed here. Whatever coding a header names, these bodies are JSON as they are.
-    // Anthropic's API has no such member.
+    // What a gateway sends is not changed here, nor what is no JSON as it stands. Anthropic's API has no such member.
     if recorder.is_generation()
         && recorder.endpoint() != Endpoint::Messages
         && request.gateway.is_none()
@@ -312,13 +311,14 @@ pub(super) fn answered(
     recorder: &mut Recorder,
 ) -> Result<Begun, Box<Failed>> {
     let Decided { worker, mut lease, mut trial, hit_tokens, basis } = decided;
-    let has_begun = is_stream(answer.0.headers()) && !is_before_answer(&answer);
-    let shows_first_token = has_begun || leg == Leg::Prefill;
+    let is_stream = is_stream(answer.0.headers());
+    // At a gateway a stream may be no further than its opening.
+    let shows_first_token = is_stream && !is_before_answer(&answer) || leg == Leg::Prefill;
     let (response, first) = answer;
     let status = response.status();
     match status.is_success() {
         true if shows_first_token && leg != Leg::Decode => app.decider.first_token(&mut lease, app.now()),
-        true if recorder.is_generation() && leg != Leg::Decode => {
+        true if recorder.computes_at_once() && !is_stream && leg != Leg::Decode => {
             app.decider.whole_answer(&mut lease, app.now());
         }
         // An error comes without a token, what is relayed need not compute any, and what another worker computed is there at once: none of

@@ -16,6 +16,7 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::dispatch::Times;
+use super::retries::Cause;
 use crate::fleet::Upstream;
 use crate::openai::bounds;
 use crate::time_limits::TimeLimits;
@@ -117,14 +118,15 @@ async fn first_event((response, first): Answer, method: &Method) -> Result<Answe
 
 /// Whether there is more to come of a document that is kept until all of it is there.
 fn comes_whole((response, first): &Answer) -> bool {
-    let has_type = |kind: &[u8]| {
-        response.headers().get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(kind))
-    };
+    let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
     let length = response.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     first.is_some()
         && !response.body().is_end_stream()
-        && has_type(b"application/json")
+        && kind.eq_ignore_ascii_case("application/json")
+        // Of a failure its status says enough.
+        && Cause::of_status(response.status()).is_none()
         && length.is_none_or(|length| length <= MOST_KEPT_BYTES)
 }
 

@@ -110,6 +110,12 @@ impl Recorder {
         self.endpoint.is_generation()
     }
 
+    /// Whether an answer in one piece has been computed when it comes. A response may be only queued then (`background`).
+    #[must_use]
+    pub fn computes_at_once(&self) -> bool {
+        self.is_generation() && self.endpoint != Endpoint::Responses
+    }
+
     /// What it asks for.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
@@ -253,7 +259,7 @@ impl Recorder {
             self.compare(&usage, reading);
         }
         metrics.usage(&usage, self.hit_tokens);
-        if reading.token_ids.is_none() {
+        if reading.token_ids.is_none() && self.tells_of_its_body(&usage) {
             app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
         }
         match outcome {
@@ -316,7 +322,9 @@ impl Recorder {
     /// What was generated goes into the trace, if one is written. Who left, or was refused, is not in it.
     fn enter_in_trace(&self, usage: Option<&ReportedUsage>, reading: &Reading) {
         let Some(recording) = &self.app.recording else { return };
-        if !self.is_generation() || !self.status.is_some_and(|status| status.is_success()) {
+        // How long an answer of another API was only its usage says.
+        let is_known = usage.is_some() || matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions);
+        if !self.is_generation() || !is_known || !self.status.is_some_and(|status| status.is_success()) {
             return;
         }
         let passed = Passed {
@@ -333,7 +341,9 @@ impl Recorder {
 
     /// Compares what was expected in the worker's cache with what it found there, if it says that.
     fn compare(&mut self, usage: &ReportedUsage, reading: &Reading) {
-        let is_predicted = usage.prompt_tokens > 0 && self.app.decider.reads_prefixes();
+        let is_predicted = usage.prompt_tokens > 0
+            && self.endpoint != Endpoint::Responses
+            && self.app.decider.reads_prefixes();
         let Some(worker) = self.worker.as_ref().filter(|_| is_predicted) else { return };
         let cached = worker.reports.cached_tokens(self.endpoint as u32, usage.cached_tokens);
         if let Some(followed) = &mut self.followed {
@@ -349,6 +359,16 @@ impl Recorder {
         self.app.metrics.predicted(comparison);
         let corrected = self.app.decider.compare(worker, self.basis, comparison);
         self.app.metrics.corrected_blocks.inc_by(corrected as u64);
+    }
+
+    /// Whether the prompt whose tokens are told is what stands in its body. A response may go on from one that its engine keeps, and count a prompt for
+    /// each tool it calls; of messages some engines count what was cached twice.
+    fn tells_of_its_body(&self, usage: &ReportedUsage) -> bool {
+        match self.endpoint {
+            Endpoint::Responses => false,
+            Endpoint::Messages => usage.cached_tokens.unwrap_or(0) == 0,
+            _ => true,
+        }
     }
 
     /// Whether each piece of its answer is a token, or may be taken for one.

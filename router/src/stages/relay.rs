@@ -356,14 +356,6 @@ impl RelayStream {
             self.finish();
             return None;
         }
-        if self.continuing.as_ref().is_some_and(|continuing| continuing.is_whole()) {
-            // Only the word for that is missing.
-            if let Some(Record { recorder, .. }) = &mut self.record {
-                recorder.broke(&error);
-            }
-            self.finish();
-            return Some(Ok(Frame::data(Bytes::from_static(DONE_EVENT))));
-        }
         let can_go_on = |continuing: &mut Box<Continuing>| continuing.can_go_on(&error);
         let Some(continuing) = self.continuing.take_if(can_go_on) else {
             return Some(self.break_off(error));
@@ -382,13 +374,17 @@ impl RelayStream {
         self.record = Some(record);
         let said = self.failed.take();
         match result {
-            Ok((Begun { response, first, lease, .. }, continuing)) => {
+            Ok(Some((Begun { response, first, lease, .. }, continuing))) => {
                 (self.upstream, self.first, self.lease) = (response.into_body(), first, lease);
                 self.events = Some(WholeEvents::default());
                 self.continuing = Some(continuing);
                 self.limits.last_piece = Instant::now();
                 self.state = State::Flowing;
                 None
+            }
+            Ok(None) => {
+                self.finish();
+                Some(Ok(Frame::data(Bytes::from_static(DONE_EVENT))))
             }
             Err(error) => match said {
                 // Its own words say more.

@@ -245,6 +245,11 @@ async fn what_cannot_be_gone_on_with_ends_with_an_error() {
     let beginning = || breaks(&[opening("a"), content("a", "The")]);
     let rest = || whole(&[opening("b"), content("b", " sky"), stop("b")]);
     let refuses = || vec![Act::Write(json_reply(400, r#"{"error":{"message":"what?"}}"#))];
+    let ended = || breaks(&[opening("a"), content("a", "The"), stop("a")]);
+    let other = json!({"index": 1, "delta": {"content": "A"}, "finish_reason": null});
+    let beside = breaks(&[opening("a"), content("a", "The"), stop("a"), event("a", &other)]);
+    let late = json!({"error": {"message": "EngineCore encountered an issue", "code": 500}}).to_string();
+    let fails_late = breaks(&[opening("a"), content("a", "The"), stop("a"), late]);
     let thinks = breaks(&[opening("a"), delta("a", &json!({"reasoning_content": "hm"}))]);
     for (why, body, first, rest, argument) in [
         ("it was not to be", json!({}), beginning(), rest(), "--continue-streams=off"),
@@ -252,6 +257,9 @@ async fn what_cannot_be_gone_on_with_ends_with_an_error() {
         ("the engine may not know how", json!({"model": "m"}), beginning(), rest(), ""),
         ("the other one refuses", json!({}), beginning(), refuses(), ""),
         ("half a thought", json!({}), thinks, rest(), ""),
+        ("another choice has not begun", json!({"n": 2}), ended(), rest(), ""),
+        ("another choice has not ended", json!({}), beside, rest(), ""),
+        ("it fails behind its end", json!({}), fails_late, rest(), ""),
     ] {
         let models: &'static [&'static str] = if body["model"] == "m" { &["m"] } else { &[MODEL] };
         let mocks = pair(models, first, rest).await;

@@ -86,6 +86,31 @@ async fn without_a_key_nobody_comes_in_but_probes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn anthropics_clients_send_theirs_in_a_header_of_its_own() {
+    let (worker, keys) = (worker().await, TestFile::new("sk-ann\n"));
+    let router = Router::start(&[&workers(&[&worker]), &keys.flag("api-key-file")]).await;
+    for (headers, status, passed) in [
+        (vec![("x-api-key", "sk-ann")], 200, None),
+        (vec![("x-api-key", "sk-eve")], 401, None),
+        (vec![("x-api-key", "sk-ann"), ("x-api-key", "sk-ann")], 401, None),
+        (vec![("authorization", "Basic eDp5"), ("x-api-key", "sk-ann")], 200, None),
+        (vec![("authorization", "Bearer sk-eve"), ("x-api-key", "sk-ann")], 401, None),
+        // It is for the engine then.
+        (vec![("authorization", "Bearer sk-ann"), ("x-api-key", "other")], 200, Some("other")),
+    ] {
+        let reply = exchange(router.address, "POST", "/v1/messages", &headers, chat("x").as_bytes()).await;
+        assert_eq!(reply.status, status, "{headers:?}: {}", reply.text());
+        if status == 200 {
+            let seen = worker.seen().pop().unwrap().headers;
+            assert_eq!(
+                (seen.get("x-api-key").map(String::as_str), seen.get("authorization")),
+                (passed, None)
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_connection_goes_on_after_a_refusal() {
     let (worker, keys) = (worker().await, TestFile::new("sk-ann"));
     let router = Router::start(&[&workers(&[&worker]), &keys.flag("api-key-file")]).await;

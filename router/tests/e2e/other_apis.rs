@@ -102,7 +102,7 @@ async fn streams_that_break_off_say_so_in_the_words_of_their_api() {
     let whole = [&start, &text, &stop].map(|event| Act::Write(chunk(event)));
     let begun = whole[..2].to_vec();
     let head = || vec![Act::Write(sse_head())];
-    let ends_well = [head(), whole.to_vec(), vec![Act::Reset]].concat();
+    let ends_well = [head(), whole.to_vec(), vec![Act::Close]].concat();
     let breaks = [head(), begun.clone(), vec![Act::Close]].concat();
     let stops_short = [head(), begun, vec![Act::Write(last_chunk())]].concat();
     let worker = MockWorker::start(&["m"], move |seen| match find(&seen.body, b"break").is_some() {

@@ -92,7 +92,8 @@ impl<'a> Piece<'a> {
                 ("text", Kind::Completions) => self.text(value)?,
                 ("delta", Kind::Chat) => self.delta(value)?,
                 ("finish_reason" | "stop_reason" | "matched_stop", _) => {
-                    self.is_last |= *name == "finish_reason" && !is_nothing(value);
+                    // Some say an empty one in every event.
+                    self.is_last |= *name == "finish_reason" && !is_nothing(value) && value.get() != "\"\"";
                 }
                 _ if is_nothing(value) => {}
                 _ => return None,

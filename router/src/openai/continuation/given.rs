@@ -125,7 +125,7 @@ impl Given {
     /// engine says in place of the rest that it has failed.
     pub fn hear(&mut self, events: &[u8]) -> usize {
         let mut at = 0;
-        while self.state == State::Going && at < events.len() {
+        while self.state != State::Lost && at < events.len() {
             let end = memchr(b'\n', &events[at..]).map_or(events.len(), |length| at + length + 1);
             if self.line(events[at..end].trim_ascii_end()) == Some(EngineFailed) {
                 return at;
@@ -137,6 +137,10 @@ impl Given {
 
     fn line(&mut self, line: &[u8]) -> Option<EngineFailed> {
         if line.is_empty() {
+            return None;
+        }
+        if self.state == State::Ended {
+            self.behind_the_end(line);
             return None;
         }
         if let Some(text) = self.like_the_last(line) {
@@ -168,6 +172,18 @@ impl Given {
             None => self.lose(),
         }
         None
+    }
+
+    /// Behind the last text may come the usage. What says more is no answer that is known here: another choice's, or a failure.
+    fn behind_the_end(&mut self, line: &[u8]) {
+        let says_more = match read(line, self.kind) {
+            Some(Said::Piece(piece)) => piece.text.is_some_and(|text| !text.is_empty()),
+            Some(Said::Nothing | Said::Done) => false,
+            Some(Said::Error) | None => true,
+        };
+        if says_more {
+            self.lose();
+        }
     }
 
     /// The text of a line that is like the last one but for it. Only a quote could end it before its end.

@@ -55,6 +55,16 @@ const HARMLESS: &[(&str, &[&str])] = &[
     ("response_format", &["{\"type\":\"text\"}", "{\"type\": \"text\"}"]),
 ];
 
+/// Whether a request asks for one answer, so that nothing is left of it once that has ended.
+#[must_use]
+pub fn asks_for_one(body: &Members) -> bool {
+    body.all(|name: &str, value: &[u8]| match name {
+        "n" | "best_of" => [&b"1"[..], b"null"].contains(&value),
+        "prompt" => value.starts_with(b"\""),
+        _ => true,
+    })
+}
+
 /// What is asked for the rest of `given`; `None` if that cannot be asked.
 #[must_use]
 pub fn rest_of(given: &Given, body: &Members) -> Option<Payload> {

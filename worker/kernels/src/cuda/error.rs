@@ -95,8 +95,9 @@ impl CudaError {
     }
 }
 
-/// Of the driver: what leaves a process without its context. Memory that cannot be corrected, a kernel that accessed what it may not, or hung.
-const LOST: [u32; 13] = [214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721];
+/// Of the driver: what leaves a process without its context. Memory that cannot be corrected, a kernel that accessed what it may not, or hung; a GPU that is
+/// there no more, which drivers call unavailable or do not know.
+const LOST: [u32; 16] = [46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999];
 
 impl From<CudaError> for KernelError {
     fn from(error: CudaError) -> Self {
