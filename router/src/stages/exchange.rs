@@ -10,7 +10,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, Response, header};
+use http::{HeaderMap, Response, header};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
@@ -47,7 +47,7 @@ pub(super) async fn exchange(
         // Who sends in the router's place has passed it on.
         if request.gateway.is_none() && is_before_answer(&answer) {
             // Boxed, since it is rare, and a request's future should be small.
-            return Box::pin(first_event(answer, &request.method)).await;
+            return Box::pin(first_event(answer)).await;
         }
         Ok(answer)
     };
@@ -101,19 +101,17 @@ pub(super) fn is_before_answer((response, first): &Answer) -> bool {
 }
 
 /// A stream's beginning up to its first event that is more than an opening.
-async fn first_event((response, first): Answer, method: &Method) -> Result<Answer, TransportError> {
+async fn first_event((response, first): Answer) -> Result<Answer, TransportError> {
     let (head, mut body) = response.into_parts();
     let mut kept = BytesMut::from(first.unwrap_or_default());
     while !bounds::has_answer(&kept) && kept.len() < MOST_KEPT_BYTES {
         match body.frame().await {
             Some(frame) => kept.extend_from_slice(&frame?.into_data().unwrap_or_default()),
             // A stream that ends so is no answer to anything that was asked for.
-            None if method == Method::POST => return Err(TransportError::Unfinished),
-            None => break,
+            None => return Err(TransportError::Unfinished),
         }
     }
-    let first = Some(kept.freeze()).filter(|first| !first.is_empty());
-    Ok((Response::from_parts(head, body), first))
+    Ok((Response::from_parts(head, body), Some(kept.freeze())))
 }
 
 /// Whether there is more to come of a document that is kept until all of it is there.
