@@ -12,6 +12,9 @@ BY_COPY = {"decode_64": 0.8, "decode_128": 0.8, "decode_256": 0.8, "rms_norm": 0
 # TFLOP/s by mma.sync on an H200, head_dim 128, 8k and 16k rows; and of PyTorch's flash attention.
 PREFILL = {"prefill_128": 8192, "prefill_128_long": 16384}
 PREFILL_TFLOPS, PREFILL_OF_FLASH = 300, 0.9
+# By wgmma, of GPUs that have it.
+PREFILL_WGMMA = {"prefill_128_wgmma": 8192, "prefill_128_wgmma_long": 16384}
+PREFILL_WGMMA_TFLOPS, PREFILL_WGMMA_OF_CUDNN = 540, 1.0
 # Of a model of 8e9 parameters in bf16, which every step of decoding reads; at the copy's rate at best.
 WEIGHTS_GBYTES = 16
 
@@ -29,6 +32,12 @@ def rows(results):
         measured, flash = rate(name, "tflops"), rate(f"PyTorch SDPA flash head_dim 128, {length} rows", "tflops")
         yield against(f"{name}, TFLOP/s", measured, PREFILL_TFLOPS)
         yield against(f"{name}, of PyTorch's flash at {show(flash)} TFLOP/s", ratio(measured, flash), PREFILL_OF_FLASH)
+    for name, length in PREFILL_WGMMA.items():
+        if rate(name, "verdict") == "not here":
+            continue
+        measured, cudnn = rate(name, "tflops"), rate(f"PyTorch SDPA cuDNN head_dim 128, {length} rows", "tflops")
+        yield against(f"{name}, TFLOP/s", measured, PREFILL_WGMMA_TFLOPS)
+        yield against(f"{name}, of PyTorch's cuDNN at {show(cudnn)} TFLOP/s", ratio(measured, cudnn), PREFILL_WGMMA_OF_CUDNN)
 
 
 def sampling(results):

@@ -25,7 +25,7 @@ on_a_gpu=(device:: gpu::a_layers layer:: rowwise:: sampling:: attention:: moe::)
 
 # Of the worker's tests.
 answers=(answers_of_cuda_are_those_of_the_cpu_token_for_token tokens_are_drawn_on_cuda_as_the_request_says
-    a_prompt_that_one_gpu_has_computed_another_goes_on_from)
+    a_prompt_that_one_gpu_has_computed_another_goes_on_from answers_by_wgmma_are_those_of_the_cpu_token_for_token)
 
 # The newest glibc that a machine must have to run what is built here: that of Ubuntu 22.04 is 2.35.
 newest_glibc=2.35

@@ -29,6 +29,9 @@ PACKAGES = ["nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvdisasm==13.2.51"]
 # Machine code for what is there, and PTX that a driver can compile for what comes.
 TARGETS = ["sm_80", "sm_90a", "sm_100", "sm_120", "compute_80"]
 
+# Files of which there is machine code for one generation only.
+ONLY = {"attention_prefill_wgmma.cu": ["sm_90a", "compute_90a"]}
+
 # A multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"): threads, blocks, shared memory in bytes.
 MULTIPROCESSORS = {
     "sm_80": (2048, 32, 164 << 10),
@@ -175,7 +178,7 @@ def check_refusals():
 
 
 def tensor_core_products(code):
-    """HMMA instructions of each kernel, as nvdisasm shows them."""
+    """HMMA and HGMMA instructions of each kernel, as nvdisasm shows them."""
     [program] = TOOLCHAIN.glob("nvidia/*/bin/nvdisasm")
     program.chmod(0o755)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -188,7 +191,7 @@ def tensor_core_products(code):
     for line in done.stdout.splitlines():
         if section := re.match(r"\s*\.section\s+\.text\.(\w+)", line):
             kernel = section[1]
-        elif kernel and "HMMA." in line:
+        elif kernel and re.search(r"\bHG?MMA\.", line):
             counts[kernel] = counts.get(kernel, 0) + 1
     return counts
 
@@ -210,17 +213,20 @@ def table(ptx, reports):
         "# What the kernels take",
         "",
         "Written by `worker/kernels/build_cubins.py`, which refuses spilled registers, local memory and warnings. For each architecture:",
-        "registers of a thread, blocks that fit on a multiprocessor at once with the warps that makes, and tensor-core products (HMMA) in the",
-        "machine code.",
+        "registers of a thread, blocks that fit on a multiprocessor at once with the warps that makes, and tensor-core products (HMMA, HGMMA)",
+        "in the machine code. Of kernels by wgmma the registers are those a block begins with; its warpgroups trade them.",
         "",
         "| kernel | threads | shared memory | " + " | ".join(targets) + " |",
         "|---|---|---|" + "---|" * len(targets),
     ]
-    for kernel in sorted(reports["sm_80"]):
+    for kernel in sorted(set().union(*reports.values())):
         threads = int(re.search(rf"\.entry {kernel}\(.*?\.maxntid (\d+)", ptx, re.S)[1])
         shared = int(re.search(rf"\.u32 {kernel}_shared_bytes(?: = (\d+))?;", ptx)[1] or 0)
         cells = []
         for target in targets:
+            if kernel not in reports[target]:
+                cells.append("none")
+                continue
             registers, products = reports[target][kernel]
             blocks = blocks_at_once(target, threads, shared, registers)
             if not blocks:
@@ -233,7 +239,7 @@ def table(ptx, reports):
 def build():
     """All files of the output directory, by name."""
     paths = sorted(SOURCES.glob("*.cu"))
-    jobs = [(path, target) for path in paths for target in TARGETS]
+    jobs = [(path, target) for path in paths for target in ONLY.get(path.name, TARGETS)]
     # The slow ones first.
     jobs.sort(key=lambda job: -job[0].stat().st_size)
     files, reports, problems, ptx = {}, {target: {} for target in MULTIPROCESSORS}, [], ""
@@ -242,8 +248,9 @@ def build():
             if problem:
                 problems.append(problem)
             elif target.startswith("compute_"):
-                files[f"{path.stem}.ptx"] = code
                 ptx += code.decode()
+                if target in TARGETS:
+                    files[f"{path.stem}.ptx"] = code
             else:
                 files[f"{path.stem}.{target}.cubin"] = code
                 reports[target] |= report

@@ -3,6 +3,7 @@
 //! Knows no flags: `main.rs` turns those into this. Next: [`Worker::start`](crate::Worker::start).
 
 use worker_core::timing::EnginePreset;
+use worker_kernels::cuda::PrefillKernel;
 
 use crate::model::ModelSource;
 use crate::simulation::BackendChoice;
@@ -15,6 +16,8 @@ pub struct WorkerConfig {
     pub model: ModelSource,
     /// What computes.
     pub backend: BackendChoice,
+    /// Which kernel computes prompts on a GPU. For `cuda` and `auto` only.
+    pub prefill_kernel: PrefillKernel,
     /// Simulated steps take so many times as long as recorded. For timing backends only.
     pub time_scale: f64,
     /// The id that clients name; `None` takes the model's own.
@@ -103,6 +106,7 @@ impl WorkerConfig {
         Self {
             model,
             backend: BackendChoice::Cpu,
+            prefill_kernel: PrefillKernel::default(),
             time_scale: 1.0,
             served_model_name: None,
             threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),

@@ -33,3 +33,4 @@ pub use kv_size::KvSizeError;
 pub use model::ModelSource;
 pub use simulation::BackendChoice;
 pub use worker::Worker;
+pub use worker_kernels::cuda::PrefillKernel;

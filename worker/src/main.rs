@@ -13,7 +13,8 @@ use worker::kv_events::zmq::{Endpoint, Publisher, ZmqConfig};
 use worker::model::ModelSource;
 use worker::transfer::Reach;
 use worker::{
-    BackendChoice, KvBudget, KvEventRecording, KvTransfer, Worker, WorkerConfig, file_limit, serve,
+    BackendChoice, KvBudget, KvEventRecording, KvTransfer, PrefillKernel, Worker, WorkerConfig, file_limit,
+    serve,
 };
 
 #[global_allocator]
@@ -38,6 +39,11 @@ struct Cli {
     /// (SGLang), vllm-chunked
     #[arg(long, default_value = "cpu", value_name = "auto|cuda|cpu|timing:PRESET")]
     backend: BackendChoice,
+
+    /// Which kernel computes prompts on a GPU: `mma-sync`, or `wgmma` on compute capability 9.0, for heads of 64 and 128 numbers; not
+    /// measured on a GPU yet, which is why it is no default (`bench/gpu/run.sh parity wgmma` proves it on yours)
+    #[arg(long, default_value = "mma-sync", value_name = "mma-sync|wgmma")]
+    prefill_kernel: PrefillChoice,
 
     /// Simulated steps take so many times as long as recorded; 1 is real time
     #[arg(long, default_value_t = 1.0, value_name = "X")]
@@ -125,6 +131,13 @@ struct Cli {
     grace_period: u64,
 }
 
+/// Names of the kernels for prompts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum PrefillChoice {
+    MmaSync,
+    Wgmma,
+}
+
 /// The value of a switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum OnOff {
@@ -205,6 +218,10 @@ fn configuration(cli: Cli) -> WorkerConfig {
     let mut config = match cli.backend {
         BackendChoice::Timing(preset) => WorkerConfig::timing(preset, cli.model),
         backend => WorkerConfig { backend, ..WorkerConfig::new(cli.model) },
+    };
+    config.prefill_kernel = match cli.prefill_kernel {
+        PrefillChoice::MmaSync => PrefillKernel::MmaSync,
+        PrefillChoice::Wgmma => PrefillKernel::Wgmma,
     };
     config.time_scale = cli.time_scale;
     config.kv_events = match cli.kv_events {

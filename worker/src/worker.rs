@@ -9,8 +9,8 @@ use roundhouse_text::{ChatTemplate, TemplateError, Tokenizer};
 use worker_core::SchedulerLimits;
 use worker_core::step::{Backend, KvCapacity};
 use worker_core::timing::EnginePreset;
-use worker_kernels::cuda::CudaKernels;
 use worker_kernels::cuda::launch::head_dim_is_supported;
+use worker_kernels::cuda::{CudaKernels, PrefillKernel};
 
 use crate::api::{Api, TextLimit, Tokenizing};
 use crate::backend::timing::SystemClock;
@@ -100,6 +100,9 @@ impl Worker {
         files: &ModelFiles,
         kernels: CudaKernels,
     ) -> Result<Self, WorkerError> {
+        let kernels = kernels
+            .with_prefill(config.prefill_kernel)
+            .map_err(|error| WorkerError::Config(format!("prefill-kernel wgmma: {error}")))?;
         let model = CudaModel::load(kernels, files)?;
         let (described, model_config) = (model.describe(), model.config().clone());
         let context_tokens = context_tokens(&config, model.config())?;
@@ -335,7 +338,7 @@ fn warn_of_unknown_tokens(tokenizer: &Tokenizer, vocab_tokens: usize) {
 }
 
 fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
-    check_simulation(config)?;
+    check_backend(config)?;
     let bounds = [
         ("threads", config.threads),
         ("max-running", config.max_running),
@@ -356,7 +359,7 @@ fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     Ok(())
 }
 
-fn check_simulation(config: &WorkerConfig) -> Result<(), WorkerError> {
+fn check_backend(config: &WorkerConfig) -> Result<(), WorkerError> {
     let refused = |message: &str| Err(WorkerError::Config(message.to_owned()));
     if !(config.time_scale.is_finite() && config.time_scale > 0.0) {
         return refused(&format!(
@@ -367,6 +370,11 @@ fn check_simulation(config: &WorkerConfig) -> Result<(), WorkerError> {
     match config.backend {
         BackendChoice::Cpu | BackendChoice::Cuda | BackendChoice::Auto if config.time_scale != 1.0 => {
             refused("time-scale is for timing backends: add --backend timing:PRESET, or leave it out")
+        }
+        BackendChoice::Cpu | BackendChoice::Timing(_)
+            if config.prefill_kernel != PrefillKernel::default() =>
+        {
+            refused("prefill-kernel is for a GPU: add --backend cuda, or leave it out")
         }
         BackendChoice::Timing(_) if matches!(config.kv, KvBudget::Bytes(_)) => {
             refused("a timing backend keeps no KV in memory: give kv-blocks in place of kv-memory")

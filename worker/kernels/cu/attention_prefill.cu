@@ -44,6 +44,8 @@ template <int HEAD_DIM_, int TILE_ROWS_, int TILE_KEYS_, int WARPS_> struct Pref
     static constexpr int WARP_ROWS = 32 / CHUNKS, BLOCK_ROWS = THREADS / CHUNKS, COPIES = TILE_KEYS / BLOCK_ROWS;
     static_assert(WARP_ROWS * COPIES <= 32, "a lane looks up one row");
     static constexpr int SHARED_BYTES = (TILE_ROWS + 4 * TILE_KEYS) * HEAD_DIM * 2;
+    // Where a chunk of a query lies, in numbers from the first one.
+    DEVICE static u32 query_place(u32 row, u32 chunk) { return swizzled<HEAD_DIM>(row, chunk); }
 };
 
 // Of the tile that begins at `first`, where one of the positions lies that the lane's warp copies: a tile ahead, so that no copy waits for
@@ -151,10 +153,10 @@ DEVICE void mask(Scores<S>& scores, const Visibility& v, u32 first_key, u32 warp
             }
 }
 
-// Turns scores into weights, and rescales what was summed before.
-template <class S> DEVICE void weigh(Weights<S>& weights, const Scores<S>& scores, Rows<S>& rows, float scale_log2) {
-    float rescale[S::BANDS][2];
-    bool changes = false;
+template <class S> using Rescale = float[S::BANDS][2];
+
+// Turns scores into weights, and says by what the sums of before have to be rescaled.
+template <class S> DEVICE void weigh(Scores<S>& scores, Rescale<S>& rescale, Rows<S>& rows, float scale_log2) {
     UNROLL
     for (int band = 0; band < S::BANDS; band++)
         UNROLL
@@ -169,17 +171,33 @@ template <class S> DEVICE void weigh(Weights<S>& weights, const Scores<S>& score
             float base = highest == -infinity() ? 0.f : highest * scale_log2, total = 0.f;
             // Of the difference: exactly 1 where the highest stays, and what was summed before is not worn away tile by tile.
             rescale[band][r] = highest == -infinity() ? 1.f : exp2_approx((rows.highest[band][r] - highest) * scale_log2);
-            changes = changes || rescale[band][r] != 1.f;
             rows.highest[band][r] = highest;
             UNROLL
             for (int j = 0; j < S::TILE_KEYS / 8; j++) {
                 float low = exp2_approx(scores[band][j][2 * r] * scale_log2 - base);
                 float high = exp2_approx(scores[band][j][2 * r + 1] * scale_log2 - base);
                 total += low + high;
-                weights[band][j / 2][j % 2 * 2 + r] = pack_bf16(low, high);
+                scores[band][j][2 * r] = low;
+                scores[band][j][2 * r + 1] = high;
             }
             rows.total[band][r] = rows.total[band][r] * rescale[band][r] + total;
         }
+}
+
+template <class S> DEVICE void round_weights(Weights<S>& weights, const Scores<S>& scores) {
+    UNROLL
+    for (int band = 0; band < S::BANDS; band++)
+        UNROLL
+        for (int j = 0; j < S::TILE_KEYS / 8; j++)
+            UNROLL
+            for (int r = 0; r < 2; r++)
+                weights[band][j / 2][j % 2 * 2 + r] = pack_bf16(scores[band][j][2 * r], scores[band][j][2 * r + 1]);
+}
+
+template <class S> DEVICE void rescale_sums(Rows<S>& rows, const Rescale<S>& rescale) {
+    bool changes = false;
+    UNROLL
+    for (int band = 0; band < S::BANDS; band++) changes = changes || rescale[band][0] != 1.f || rescale[band][1] != 1.f;
     if (ballot(changes) == 0) return; // most tiles, once a row has seen many
     UNROLL
     for (int band = 0; band < S::BANDS; band++)
@@ -221,10 +239,21 @@ DEVICE void finish(Rows<S>& rows, bf16* staged, const float* sink_logit, float s
             u32 row = warp_row + band * 16 + (lane >> 2) + r * 8;
             UNROLL
             for (int d = 0; d < S::HEAD_DIM / 8; d++) {
-                u32* to = (u32*)(staged + swizzled<S::HEAD_DIM>(row, d) + (lane & 3) * 2);
+                u32* to = (u32*)(staged + S::query_place(row, d) + (lane & 3) * 2);
                 store_shared(to, pack_bf16(rows.sums[band][d][2 * r] * scale, rows.sums[band][d][2 * r + 1] * scale));
             }
         }
+}
+
+// A warp's rows, of which the sequence has the first `tile_rows` of the tile only.
+template <class S>
+DEVICE void store_rows(bf16* out, u32 out_stride, const bf16* staged, u64 first_row, u32 tile_rows, u32 warp_row, u32 head, u32 lane) {
+    UNROLL
+    for (int i = 0; i < S::BANDS * 16 * S::CHUNKS / 32; i++) {
+        u32 index = i * 32 + lane, row = warp_row + index / S::CHUNKS, chunk = index % S::CHUNKS;
+        Chunk16 numbers = load_shared((const Chunk16*)(staged + S::query_place(row, chunk)));
+        if (row < tile_rows) store_global_16(out + (first_row + row) * out_stride + head * S::HEAD_DIM + chunk * 8, numbers);
+    }
 }
 
 template <class S> DEVICE void prefill(const PrefillParams& p, u32 tile_index, u32 head, unsigned char* shared) {
@@ -266,20 +295,18 @@ template <class S> DEVICE void prefill(const PrefillParams& p, u32 tile_index, u
         Scores<S> scores;
         score<S>(scores, queries, keys + stage * S::KEY_TILE, warp_row, lane);
         mask<S>(scores, p.visibility, first_key, first_position + warp_row, lane);
+        Rescale<S> rescale;
+        weigh<S>(scores, rescale, rows, scale_log2);
         Weights<S> weights;
-        weigh<S>(weights, scores, rows, scale_log2);
+        round_weights<S>(weights, scores);
+        rescale_sums<S>(rows, rescale);
         add_values<S>(rows, weights, values + stage * S::KEY_TILE, lane);
     }
 
     warp_barrier(); // the warp has read its queries for the last time
     finish<S>(rows, queries, p.sink_logits ? p.sink_logits + head : nullptr, scale_log2, warp_row, lane);
     warp_barrier();
-    UNROLL
-    for (int i = 0; i < S::BANDS * 16 * S::CHUNKS / 32; i++) {
-        u32 index = i * 32 + lane, row = warp_row + index / S::CHUNKS, chunk = index % S::CHUNKS;
-        Chunk16 numbers = load_shared((const Chunk16*)(queries + swizzled<S::HEAD_DIM>(row, chunk)));
-        if (row < tile_rows) store_global_16(p.out + (first_row + row) * p.out_stride + head * S::HEAD_DIM + chunk * 8, numbers);
-    }
+    store_rows<S>(p.out, p.out_stride, queries, first_row, tile_rows, warp_row, head, lane);
 }
 
 using Prefill64 = PrefillShape<64, 128, 64, 4>;

@@ -74,6 +74,86 @@ DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memor
 // Waits until at most LEFT of this thread's groups are under way.
 template <int LEFT> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
 
+// --- sm_90a only: products of a warpgroup, the tensor memory accelerator, and barriers in shared memory that count
+
+// A tensor in global memory as the driver describes it (cuTensorMapEncodeTiled), and the box that one copy takes of it.
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+// Warps of a named barrier who only say that they have come. THREADS counts them and those who wait.
+template <int ID, int THREADS> DEVICE void named_barrier_arrive() { asm volatile("bar.arrive %0, %1;" :: "n"(ID), "n"(THREADS) : "memory"); }
+
+// Registers of each thread of the warpgroup from here on, all of whose warps come here.
+template <int REGISTERS> DEVICE void give_registers_back() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(REGISTERS)); }
+template <int REGISTERS> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(REGISTERS)); }
+
+// A phase ends with the last of `arrivals`, when all bytes that were expected in it have come.
+DEVICE void mbarrier_init(u64* at, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(at)), "r"(arrivals) : "memory");
+}
+// By the thread that has set barriers up, before a barrier of the block: copies may name them then.
+DEVICE void mbarrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void mbarrier_arrive(u64* at) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" :: "r"(shared_address(at)) : "memory");
+}
+// Arrives, and has the phase wait for so many bytes.
+DEVICE void mbarrier_expect(u64* at, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(at)), "r"(bytes) : "memory");
+}
+// Until the phase of this parity is over: the first is 0, and the one before it counts as over.
+DEVICE void mbarrier_wait(u64* at, u32 parity) {
+    asm volatile("{\n\t.reg .pred over;\n"
+                 "AGAIN:\n\t"
+                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 over, [%0], %1;\n\t"
+                 "@!over bra AGAIN;\n\t}" :: "r"(shared_address(at)), "r"(parity) : "memory");
+}
+
+// What threads wrote to shared memory is there for copies and products afterwards, which otherwise need not see it.
+DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Copies the map's box whose first number is at this column and row; what lies beyond the tensor becomes zeros. In shared memory, at a
+// multiple of 1024, rows of 128 bytes have their chunks swapped as `swizzled<64>` says. All bytes of the box count at the barrier.
+DEVICE void tensor_copy(void* to, const TensorMap* map, u32 column, u32 row, u64* barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                 :: "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)) : "memory");
+}
+
+// Products of a warpgroup run while its threads go on: a fence before each group of them, behind what threads did with their registers;
+// the group's end; and a wait until at most LEFT groups are under way, before which nobody touches the registers that they use.
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+#define SUMS4(j) "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3])
+#define SUMS32 SUMS4(0), SUMS4(1), SUMS4(2), SUMS4(3), SUMS4(4), SUMS4(5), SUMS4(6), SUMS4(7)
+#define SUMS64 SUMS32, SUMS4(8), SUMS4(9), SUMS4(10), SUMS4(11), SUMS4(12), SUMS4(13), SUMS4(14), SUMS4(15)
+#define NAMES32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES64 NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+                "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+template <int LEFT> DEVICE void wgmma_wait(float (&sum)[8][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %32;" : SUMS32 : "n"(LEFT) : "memory");
+}
+template <int LEFT> DEVICE void wgmma_wait(float (&sum)[16][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %64;" : SUMS64 : "n"(LEFT) : "memory");
+}
+
+// sum = a · b, or sum += a · b where `add`: a [64, 16] and b [16, N] in shared memory, both along rows; sum [64, N] in f32, of which a
+// warp has 16 rows and each lane what mma_bf16 gives it of every eight columns.
+DEVICE void wgmma_shared(float (&sum)[16][4], u64 a, u64 b, bool add) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %66, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES64 "}, %64, %65, add, 1, 1, 0, 0;\n\t}"
+                 : SUMS64 : "l"(a), "l"(b), "r"((u32)add) : "memory");
+}
+// sum += a · b, a in registers as mma_bf16 takes it of each warp's 16 rows, b across rows in shared memory.
+DEVICE void wgmma_registers(float (&sum)[8][4], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+                 : SUMS32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
+}
+DEVICE void wgmma_registers(float (&sum)[16][4], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 : SUMS64 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
+}
+
 // --- global memory, 8 or 16 bytes at once
 DEVICE Chunk16 load_global_16(const void* from) { // read-only while the kernel runs
     Chunk16 c;
@@ -137,4 +217,17 @@ DEVICE float bf16_high(u32 both) { return bits_to_float(both & 0xffff0000u); }
 DEVICE float bf16_to_float(bf16 number) { return bits_to_float((u32)number.bits << 16); }
 DEVICE bf16 float_to_bf16(float number) { return bf16{(u16)pack_bf16(number, 0.f)}; }
 
+// Descriptors of operands in shared memory, in panels of rows of 64 numbers, swapped by the row as above. `at` is the first of the 16
+// numbers along which is summed: of rows that lie along it (K-major), a place within the first 128 bytes of a panel.
+DEVICE u64 matrix_along_rows(const bf16* at) {
+    const u64 swapped_128 = 1, group_bytes = 8 * 128;
+    return swapped_128 << 62 | (group_bytes >> 4) << 32 | 1ull << 16 | (u64)(shared_address(at) & 0x3ffff) >> 4;
+}
+// Of rows across which is summed (MN-major): a row of a panel whose number is a multiple of 8. `panel_numbers` later lie the next 64 columns.
+DEVICE u64 matrix_across_rows(const bf16* at, u32 panel_numbers) {
+    const u64 swapped_128 = 1, group_bytes = 8 * 128;
+    return swapped_128 << 62 | (group_bytes >> 4) << 32 | (u64)(panel_numbers * 2 >> 4) << 16 | (u64)(shared_address(at) & 0x3ffff) >> 4;
+}
+
 static constexpr float LOG2_E = 1.4426950408889634f;
+

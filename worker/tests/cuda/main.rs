@@ -113,10 +113,10 @@ fn answers_of_cuda_are_those_of_the_cpu_token_for_token() {
     let mut before = Vec::new();
     for (architecture, backends) in models {
         let model = with_heads_of_64(architecture);
-        let want = answers(&machine, &model, "cpu", "cpu, 1 threads");
+        let want = answers(&machine, &model, &["--backend", "cpu"], "cpu, 1 threads");
         assert!(want.iter().all(|answer| answer.tokens.len() > 3), "{architecture:?}: {want:?}");
         for backend in backends {
-            for (want, got) in want.iter().zip(&answers(&machine, &model, backend, gpu)) {
+            for (want, got) in want.iter().zip(&answers(&machine, &model, &["--backend", backend], gpu)) {
                 assert_same(
                     got,
                     want,
@@ -131,6 +131,48 @@ fn answers_of_cuda_are_those_of_the_cpu_token_for_token() {
         before.push(tokens);
         std::fs::remove_dir_all(model).unwrap();
     }
+}
+
+/// On a GPU that has it.
+#[test]
+fn answers_by_wgmma_are_those_of_the_cpu_token_for_token() {
+    let real = std::env::var_os("ROUNDHOUSE_GPU").is_some();
+    let machine = if real { FakeMachine::default() } else { machine().with_kernels(&kernels()) };
+    let model = with_heads_of_64(Architecture::Llama);
+    let mut plain = Program::start(&machine, &["--model", model.to_str().unwrap(), "--backend", "cuda"]);
+    let has_wgmma = plain.described().contains("(compute capability 9.0)");
+    plain.stop();
+    assert!(has_wgmma || real, "the fake one has");
+    if has_wgmma {
+        let want = answers(&machine, &model, &["--backend", "cpu"], "cpu, 1 threads");
+        let by_wgmma = ["--backend", "cuda", "--prefill-kernel", "wgmma"];
+        for (got, want) in answers(&machine, &model, &by_wgmma, "cuda, ").iter().zip(&want) {
+            assert_same(got, want, tie(real), "by wgmma");
+        }
+    }
+    std::fs::remove_dir_all(model).unwrap();
+}
+
+#[test]
+fn wgmma_where_there_is_none_is_an_error_that_says_why() {
+    let machine = machine().with_kernels(&kernels()).set("FAKE_CAPABILITY_MAJOR", "8");
+    let model = with_heads_of_64(Architecture::Llama);
+    let by_wgmma = ["--model", model.to_str().unwrap(), "--prefill-kernel", "wgmma", "--backend"];
+    for (backend, reason) in [
+        (
+            "cuda",
+            "prefill-kernel wgmma: Fake GPU has compute capability 8.0; kernels by wgmma are for 9.0 only",
+        ),
+        (
+            "auto",
+            "prefill-kernel wgmma: Fake GPU has compute capability 8.0; kernels by wgmma are for 9.0 only",
+        ),
+        ("cpu", "prefill-kernel is for a GPU: add --backend cuda, or leave it out"),
+    ] {
+        let said = refusal(&machine, &[&by_wgmma[..], &[backend]].concat());
+        assert!(said.contains(reason), "{backend}: {said}");
+    }
+    std::fs::remove_dir_all(model).unwrap();
 }
 
 /// Log-probabilities so far apart may change places: on a real GPU, which sums in other orders, by what bf16 rounds; and on the fake one
@@ -151,10 +193,10 @@ fn assert_same(got: &Completion, want: &Completion, tie: f64, what: &str) {
 
 /// What the model answers to three prompts: the second finds the first one's blocks in the prefix cache, the third is longer than a
 /// prefill tile.
-fn answers(machine: &FakeMachine, model: &Path, backend: &str, described: &str) -> [Completion; 3] {
+fn answers(machine: &FakeMachine, model: &Path, backend: &[&str], described: &str) -> [Completion; 3] {
     let model = model.to_str().unwrap();
-    let arguments = ["--model", model, "--backend", backend, "--context-length", "1024", "--kv-blocks", "64"];
-    let mut program = Program::start(machine, &arguments);
+    let arguments = ["--model", model, "--context-length", "1024", "--kv-blocks", "64"];
+    let mut program = Program::start(machine, &[&arguments[..], backend].concat());
     assert!(program.described().contains(described), "{}", program.described());
     let long = "The small cat sat on the mat and looked at the dog. ".repeat(12);
     let answers = ["Once upon a time there was a", "Once upon a time there was a little", &long]

@@ -1,4 +1,5 @@
-// What the lanes of a warp compute together, once all 32 have come. PTX ISA, sections on ldmatrix, mma.m16n8k16 and shfl.
+// What the lanes of a warp compute together, once all 32 have come. PTX ISA, sections on ldmatrix, mma.m16n8k16 and shfl. Next:
+// products.h is what they start together and wait for later.
 #pragma once
 
 namespace host {
@@ -93,12 +94,22 @@ static void ballot_of(Lane* warp) {
     for (int lane = 0; lane < 32; lane++) memcpy(warp[lane].result, &bits, sizeof bits);
 }
 
+static void start_product(Lane* warp);
+static void commit_products(Lane* warp);
+static void wait_for_products(Lane* warp);
+
 void run_collective(Lane* warp) {
     for (int lane = 1; lane < 32; lane++)
         if (warp[lane].op != warp[0].op) { machine.refuse("lanes that meet at different warp-wide instructions"); return; }
     switch (warp[0].op) {
     case Op::Barrier: machine.shadow.phases.end(warp->index / 32); break;
-    case Op::NamedBarrier: machine.arrive(warp); break;
+    case Op::NamedBarrier: machine.arrive(warp, true); break;
+    case Op::NamedArrival: machine.arrive(warp, false); break;
+    case Op::Registers: break;
+    case Op::ProductFence: machine.products[warp->index / 32].fenced = true; break;
+    case Op::ProductCommit: commit_products(warp); break;
+    case Op::ProductWait: wait_for_products(warp); break;
+    case Op::Product: start_product(warp); break;
     case Op::LoadMatrix: load_matrix(warp, false); break;
     case Op::LoadMatrixTransposed: load_matrix(warp, true); break;
     case Op::Multiply: multiply(warp); break;

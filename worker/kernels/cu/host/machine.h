@@ -1,11 +1,13 @@
 // The machine: lanes, warps and blocks, and the launch that runs them. Knows fibers and shadow, not what instructions compute.
-// Next: collectives.h computes what the lanes of a warp do together.
+// Next: collectives.h computes what the lanes of a warp do together, tensor_copies.h and products.h what Hopper does besides.
 #pragma once
 
 namespace host {
 
-enum class State { Running, AtCollective, AtBarrier, AtNamedBarrier, Done };
-enum class Op { None, Barrier, NamedBarrier, LoadMatrix, LoadMatrixTransposed, Multiply, Shuffle, ShuffleXor, ShuffleUp, Ballot };
+enum class State { Running, AtCollective, AtBarrier, AtNamedBarrier, AtMbarrier, Done };
+enum class Op { None, Barrier, NamedBarrier, NamedArrival, Registers, ProductFence, ProductCommit, ProductWait, Product, LoadMatrix, LoadMatrixTransposed, Multiply, Shuffle, ShuffleXor, ShuffleUp, Ballot };
+// Where shared memory begins in descriptors and addresses of 32 bits.
+static constexpr u32 SHARED_BASE = 1024;
 enum CopyMode : u32 { LATE, EARLY, RANDOM };
 
 struct Copy { void* to; const void* from; bool valid, landed; };
@@ -26,12 +28,15 @@ struct Lane {
     const void* operands;
     void* result;
     Copies copies;
+    size_t awaited; // the mbarrier's place
+    u32 parity;     // of the phase that is waited for there
 };
 
-// The warps that wait at a barrier of some of the block's, and the threads it is for.
+// The warps that came to a barrier of some of the block's, those of them that wait there, and the threads it is for.
 struct NamedBarrier {
-    std::vector<u32> warps;
+    std::vector<u32> warps, waiting;
     u32 threads;
+    Clock clock;
 };
 
 // SplitMix64 (Steele, Lea & Flood 2014).
@@ -75,6 +80,47 @@ struct Shared {
 
 void run_collective(Lane* warp);
 
+// A barrier in shared memory that counts arrivals and bytes. Its phases have a clock, which waiting threads learn.
+struct Mbarrier {
+    u32 actor, arrivals, pending, phase;
+    int64_t bytes; // expected and not here, or here and not yet expected
+    u32 set_up_by; // and not fenced: nobody else's copies may name it
+    Clock clock;
+};
+
+// A box that the tensor memory accelerator brings, of rows of 128 bytes; those beyond the tensor are null.
+struct TensorCopy {
+    size_t to, barrier;
+    std::vector<const void*> rows;
+    u32 thread;
+};
+
+struct TensorCopies {
+    std::map<size_t, Mbarrier> barriers; // by place
+    std::vector<TensorCopy> in_flight;
+
+    void clear() { barriers.clear(), in_flight.clear(); }
+    void land_some(); // by chance, or none
+    bool land_one();  // false when none is in flight
+};
+
+// A wgmma instruction as a lane gives it; of all but the registers the lanes say the same.
+struct Product {
+    float* sum;
+    const u32* a_registers; // or null: a lies in shared memory
+    u64 a, b;
+    u32 columns, add;
+};
+
+// What a warp has started and not waited for, a group behind another, and what it has started since the last group's end.
+struct Products {
+    typedef std::vector<Product> Lanes;
+    std::vector<std::vector<Lanes>> groups;
+    std::vector<Lanes> open;
+    bool fenced = false;
+    bool ended() const { return groups.empty() && open.empty(); }
+};
+
 struct Machine {
     std::vector<Lane> lanes;
     Lane* current = nullptr;
@@ -85,7 +131,9 @@ struct Machine {
     Shared shared;
     Shadow shadow;
     NamedBarrier named_barriers[16]; // 0 is the whole block's, which nobody names
-    u64 copied_bytes = 0;            // that cp.async has read of global memory in this launch
+    TensorCopies tensor_copies;
+    std::vector<Products> products;  // [warps]
+    u64 copied_bytes = 0;            // that copies to shared memory have read of global memory in this launch
     CopyMode copy_mode = LATE;
     Random random{0};
     bool failed = false;
@@ -152,7 +200,9 @@ struct Machine {
         random.state = seed;
         shared.poison();
         shadow.reset(shared.bytes, lanes.size() / 32);
-        for (auto& barrier : named_barriers) barrier.warps.clear();
+        for (auto& barrier : named_barriers) barrier = {};
+        tensor_copies.clear();
+        products.assign(lanes.size() / 32, {});
         for (auto& lane : lanes) {
             lane.state = State::Running;
             lane.copies.clear();
@@ -166,27 +216,44 @@ private:
     void move(const Copy& copy) {
         if (copy.valid) memcpy(copy.to, copy.from, 16); else memset(copy.to, 0, 16);
     }
-    // Every warp once, in random order; then, where all wait at the barrier, past it. False when all are done.
+    // Every warp once, in random order; then, where nothing goes on, a copy lands, or, where all wait at the barrier, they pass it. False
+    // when all are done.
     bool round() {
+        tensor_copies.land_some();
         const std::vector<u32> order = any_order();
         for (u32 warp : order) {
             run_warp(&lanes[warp * 32]);
             if (failed) return false;
         }
         size_t done = 0;
+        Lane* waiting = nullptr;
         for (auto& lane : lanes) {
-            if (lane.state == State::Running) return true; // a named barrier let it go after its turn
+            if (lane.state == State::Running) return true; // a named barrier or an mbarrier let it go after its turn
+            if (lane.state == State::AtMbarrier) waiting = &lane;
             done += lane.state == State::Done;
         }
-        if (done == lanes.size()) return false;
+        if (tensor_copies.land_one()) return true;
+        if (done == lanes.size() && all_ended()) return false;
+        if (failed) return false;
         for (auto& barrier : named_barriers)
             if (!barrier.warps.empty()) {
                 current = &lanes[barrier.warps[0] * 32];
                 return refuse("a named barrier that not all its threads reach");
             }
+        if (waiting) {
+            current = waiting;
+            return refuse("waits for a phase of an mbarrier that nobody ends");
+        }
         if (done) return refuse("a barrier that not all threads reach");
         for (auto& lane : lanes) lane.state = State::Running;
         shadow.phases.meet(order);
+        return true;
+    }
+    bool all_ended() {
+        for (auto& barrier : named_barriers)
+            if (!barrier.warps.empty()) return false;
+        for (auto& of_warp : products)
+            if (!of_warp.ended()) return refuse("ends with products that it never waited for");
         return true;
     }
     std::vector<u32> any_order() {
@@ -202,7 +269,7 @@ private:
     // As far as it goes: to a barrier that others have to reach, or to the end.
     void run_warp(Lane* warp) {
         for (;;) {
-            u32 waiting = 0, first = random.next() % 32;
+            u32 waiting = 0, at_mbarrier = 0, first = random.next() % 32;
             for (u32 i = 0; i < 32; i++) {
                 Lane& lane = warp[(first + i) % 32];
                 if (lane.state == State::Running) {
@@ -211,9 +278,10 @@ private:
                     if (failed) return;
                 }
                 waiting += lane.state == State::AtCollective;
+                at_mbarrier += lane.state == State::AtMbarrier;
             }
             current = warp;
-            if (!waiting) return;
+            if (!waiting || at_mbarrier) return; // those at an mbarrier come when its phase is over
             if (waiting != 32) { refuse("a warp-wide instruction that not all lanes reach"); return; }
             set(warp, State::Running);
             run_collective(warp);
@@ -225,9 +293,9 @@ private:
     }
 
 public:
-    // A warp has come to a named barrier, which it leaves with the last for whom that waits.
-    void arrive(Lane* warp) {
-        const u32 id = ((const u32*)warp->operands)[0], threads = ((const u32*)warp->operands)[1];
+    // A warp has come to a named barrier, which it leaves, if it waits, with the last for whom that waits.
+    void arrive(Lane* warp, bool waits) {
+        const u32 id = ((const u32*)warp->operands)[0], threads = ((const u32*)warp->operands)[1], index = warp->index / 32;
         for (u32 i = 1; i < 32; i++)
             if (memcmp(warp[i].operands, warp->operands, 8)) return (void)refuse("lanes that meet at different named barriers");
         if (id == 0 || id > 15 || threads == 0 || threads % 32 || threads > lanes.size())
@@ -235,13 +303,21 @@ public:
         NamedBarrier& barrier = named_barriers[id];
         if (!barrier.warps.empty() && barrier.threads != threads)
             return (void)refuse("a named barrier for another number of threads than those have who wait there");
+        if (std::find(barrier.warps.begin(), barrier.warps.end(), index) != barrier.warps.end())
+            return (void)refuse("comes to a named barrier again before it was left");
         barrier.threads = threads;
-        barrier.warps.push_back(warp->index / 32);
-        set(warp, State::AtNamedBarrier);
+        barrier.warps.push_back(index);
+        shadow.phases.release(index, barrier.clock);
+        if (waits) {
+            barrier.waiting.push_back(index);
+            set(warp, State::AtNamedBarrier);
+        }
         if (barrier.warps.size() * 32 < threads) return;
-        for (u32 member : barrier.warps) set(&lanes[member * 32], State::Running);
-        shadow.phases.meet(barrier.warps);
-        barrier.warps.clear();
+        for (u32 member : barrier.waiting) {
+            set(&lanes[member * 32], State::Running);
+            shadow.phases.acquire(member, barrier.clock);
+        }
+        barrier = {};
     }
     // The same as `fail`, from outside of any fiber.
     bool refuse(const char* what) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <vector>
 
 typedef uint16_t u16;
@@ -35,7 +36,9 @@ struct alignas(8) Chunk8 { u32 words[2]; };
 #include "fibers.h"
 #include "shadow.h"
 #include "machine.h"
+#include "tensor_copies.h"
 #include "collectives.h"
+#include "products.h"
 
 // --- where a thread is
 DEVICE u32 thread_index() { return host::machine.current->index; }
@@ -90,6 +93,40 @@ DEVICE void cp_async_16(void* to, const void* from, bool valid) {
 }
 DEVICE void cp_async_commit() { host::machine.current->copies.commit(); }
 template <int LEFT> DEVICE void cp_async_wait() { host::machine.land(LEFT); }
+
+// --- sm_90a only
+struct alignas(64) TensorMap { u64 opaque[16]; };
+DEVICE u32 shared_address(const void* pointer) { return (u32)(host::machine.place(pointer) + host::SHARED_BASE); }
+template <int ID, int THREADS> DEVICE void named_barrier_arrive() {
+    const u32 operands[2] = {ID, THREADS};
+    host::collective(host::Op::NamedArrival, operands, nullptr);
+}
+template <int REGISTERS> DEVICE void give_registers_back() {
+    static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
+    host::collective(host::Op::Registers, nullptr, nullptr);
+}
+template <int REGISTERS> DEVICE void take_registers() { give_registers_back<REGISTERS>(); }
+DEVICE void mbarrier_init(u64* at, u32 arrivals) { host::set_up(at, arrivals); }
+DEVICE void mbarrier_init_done() { host::set_up_done(); }
+DEVICE void mbarrier_arrive(u64* at) { host::arrive_at(at, 0); }
+DEVICE void mbarrier_expect(u64* at, u32 bytes) { host::arrive_at(at, bytes); }
+DEVICE void mbarrier_wait(u64* at, u32 parity) { host::wait_at(at, parity); }
+DEVICE void proxy_fence() { host::machine.shadow.fence(host::machine.current->index); }
+DEVICE void tensor_copy(void* to, const TensorMap* map, u32 column, u32 row, u64* barrier) { host::copy_box(to, map, column, row, barrier); }
+DEVICE void wgmma_fence() { host::collective(host::Op::ProductFence, nullptr, nullptr); }
+DEVICE void wgmma_commit() { host::collective(host::Op::ProductCommit, nullptr, nullptr); }
+template <int LEFT, int COLUMNS> DEVICE void wgmma_wait(float (&)[COLUMNS][4]) {
+    const u32 left = LEFT;
+    host::collective(host::Op::ProductWait, &left, nullptr);
+}
+template <int COLUMNS> DEVICE void wgmma_shared(float (&sum)[COLUMNS][4], u64 a, u64 b, bool add) {
+    const host::Product product = {sum[0], nullptr, a, b, COLUMNS * 8, add};
+    host::collective(host::Op::Product, &product, nullptr);
+}
+template <int COLUMNS> DEVICE void wgmma_registers(float (&sum)[COLUMNS][4], const u32 (&a)[4], u64 b) {
+    const host::Product product = {sum[0], a, 0, b, COLUMNS * 8, true};
+    host::collective(host::Op::Product, &product, nullptr);
+}
 
 // --- global memory
 DEVICE Chunk16 load_global_16(const void* from) {

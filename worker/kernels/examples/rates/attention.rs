@@ -1,12 +1,13 @@
 //! Attention: prompts, single rows over long contexts, and both in one step.
 
-use worker_kernels::Span;
 use worker_kernels::cuda::launch::{self, Launch};
 use worker_kernels::cuda::params::{
-    CombineParams, DecodeParams, MixedParams, Paging, PrefillParams, Visibility,
+    CombineParams, DecodeParams, MixedParams, Paging, PrefillParams, PrefillWgmmaParams, Visibility,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
+use worker_kernels::cuda::tensor_map::Matrix;
 use worker_kernels::cuda::{CudaError, Memory};
+use worker_kernels::{KvLayout, Span};
 
 use crate::{Rates, Size, Work};
 
@@ -29,6 +30,18 @@ pub(crate) fn prefill(rates: &mut Rates, head_dim: usize, rows: usize) {
     let batch = Batch::new(rates, (head_dim, USUAL), &[(0, rows)]);
     let what = format!("prefill, head_dim {head_dim}, {rows} rows");
     rates.measure(&what, Work::Flops(batch.prefill_flops), || batch.launch(rates));
+}
+
+/// The same by wgmma, where there is that.
+pub(crate) fn prefill_by_wgmma(rates: &mut Rates, head_dim: usize, rows: usize) {
+    if !rates.gpu.has_wgmma() {
+        return rates.not_here("kernels by wgmma are for compute capability 9.0 only");
+    }
+    let rows = rates.length(rows);
+    let batch = Batch::new(rates, (head_dim, USUAL), &[(0, rows)]);
+    let (launch, params) = batch.by_wgmma(rates);
+    let what = format!("prefill by wgmma, head_dim {head_dim}, {rows} rows");
+    rates.measure(&what, Work::Flops(batch.prefill_flops), || rates.launch(launch, &params));
 }
 
 /// A row for each of many sequences.
@@ -84,7 +97,10 @@ struct Batch {
     tiles: Launch,
     chunks: Launch,
     merges: Launch,
-    head_dim: usize,
+    /// Of one layer, with the blocks of all sequences.
+    layout: KvLayout,
+    rows: usize,
+    row_tiles: usize,
     prefill_flops: f64,
     decode_bytes: f64,
     _memory: Vec<Memory>,
@@ -165,7 +181,9 @@ impl Batch {
             tiles: launch::prefill(head_dim, plan.tiles.len(), heads.query).unwrap(),
             chunks: launch::decode(head_dim, plan.chunks.len(), heads.query, heads.kv).unwrap(),
             merges: launch::combine(head_dim, plan.merges.len(), heads.query).unwrap(),
-            head_dim,
+            layout: KvLayout { layers: 1, kv_heads: heads.kv, head_dim, block_tokens: BLOCK_TOKENS, blocks },
+            rows,
+            row_tiles: plan.tiles.len(),
             prefill_flops,
             decode_bytes,
             _memory: memory,
@@ -183,8 +201,17 @@ impl Batch {
             prefill_blocks: self.tiles.grid,
             decode_blocks: self.chunks.grid,
         };
-        rates.launch(launch::mixed(self.head_dim, self.tiles, self.chunks).unwrap(), &params)?;
+        rates.launch(launch::mixed(self.layout.head_dim, self.tiles, self.chunks).unwrap(), &params)?;
         rates.launch(self.merges, &self.combine)
+    }
+
+    fn by_wgmma(&self, rates: &Rates) -> (Launch, PrefillWgmmaParams) {
+        let heads = self.prefill.heads as usize;
+        let multiprocessors = rates.gpu.multiprocessors();
+        let launch =
+            launch::prefill_wgmma(self.layout.head_dim, self.row_tiles, heads, multiprocessors).unwrap();
+        let works = (self.row_tiles, launch.grid);
+        (launch, PrefillWgmmaParams::new(&self.prefill, self.rows, self.layout, works, Matrix::map).unwrap())
     }
 
     fn launch_apart(&self, rates: &Rates) -> Result<(), CudaError> {

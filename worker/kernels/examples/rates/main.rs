@@ -30,6 +30,9 @@ const ALL: &[Rate] = &[
     ("prefill_128", |rates| attention::prefill(rates, 128, 8192)),
     ("prefill_256", |rates| attention::prefill(rates, 256, 8192)),
     ("prefill_128_long", |rates| attention::prefill(rates, 128, 16_384)),
+    ("prefill_64_wgmma", |rates| attention::prefill_by_wgmma(rates, 64, 8192)),
+    ("prefill_128_wgmma", |rates| attention::prefill_by_wgmma(rates, 128, 8192)),
+    ("prefill_128_wgmma_long", |rates| attention::prefill_by_wgmma(rates, 128, 16_384)),
     ("decode_64", |rates| attention::decode(rates, 64)),
     ("decode_128", |rates| attention::decode(rates, 128)),
     ("decode_256", |rates| attention::decode(rates, 256)),
@@ -136,6 +139,11 @@ impl Rates {
         println!(
             r#"{{"name":"{name}","what":"{what}","microseconds":{microseconds:.2},"{unit}":{rate:.3},"eager_microseconds":{eager:.2},"launches":{times}}}"#
         );
+    }
+
+    /// Says that there is nothing to measure on this GPU.
+    fn not_here(&self, reason: &str) {
+        println!(r#"{{"name":"{}","verdict":"not here","reason":"{reason}"}}"#, self.name);
     }
 
     fn launch<P: DeviceValue>(&self, launch: Launch, params: &P) -> Result<(), CudaError> {

@@ -10,8 +10,11 @@ use super::error::CudaError;
 use super::gpu::Gpu;
 use super::launch;
 use super::memory::Memory;
-use super::params::{CombineParams, DecodeParams, MixedParams, PrefillParams, Visibility};
+use super::params::{
+    CombineParams, DecodeParams, MixedParams, PrefillParams, PrefillWgmmaParams, Visibility,
+};
 use super::plan::AttentionPlan;
+use super::tensor_map::Matrix;
 use crate::{KernelError, KvLayout, Span};
 
 /// A step's attention on the device, for every layer.
@@ -100,6 +103,8 @@ pub(super) struct Attention<'a> {
     pub(super) heads: usize,
     /// Factor on the scores.
     pub(super) scale: f32,
+    /// Whether prompts are computed by wgmma, of a layout that it takes.
+    pub(super) by_wgmma: bool,
 }
 
 impl Attention<'_> {
@@ -112,7 +117,10 @@ impl Attention<'_> {
         let chunks = launch::decode(head_dim, step.plan.chunks.len(), heads, kv_heads)?;
         // SAFETY: the spans, from which the plan is, lie in the buffers and the pool; the parts have a slot for each chunk that leaves one.
         unsafe {
-            if tiles.grid == 0 || chunks.grid == 0 {
+            if self.by_wgmma && tiles.grid > 0 {
+                self.prefill_by_wgmma(step, &prefill)?;
+                self.gpu.launch(chunks, &decode)?;
+            } else if tiles.grid == 0 || chunks.grid == 0 {
                 self.gpu.launch(tiles, &prefill)?;
                 self.gpu.launch(chunks, &decode)?;
             } else {
@@ -124,6 +132,25 @@ impl Attention<'_> {
         let launch = launch::combine(head_dim, step.plan.merges.len(), heads)?;
         // SAFETY: merges name slots and rows of this plan.
         Ok(unsafe { self.gpu.launch(launch, &self.combine(step)) }?)
+    }
+
+    /// Starts what `prefill` says.
+    ///
+    /// # Safety
+    /// As for a launch of `prefill`.
+    unsafe fn prefill_by_wgmma(&self, step: &Step, prefill: &PrefillParams) -> Result<(), KernelError> {
+        let tiles = step.plan.tiles.len();
+        let launch =
+            launch::prefill_wgmma(step.layout.head_dim, tiles, self.heads, self.gpu.multiprocessors())?;
+        let params = PrefillWgmmaParams::new(
+            prefill,
+            self.qkv.rows(),
+            step.layout,
+            (tiles, launch.grid),
+            Matrix::map,
+        )?;
+        // SAFETY: the same memory as for mma.sync, of which the maps have no row more.
+        Ok(unsafe { self.gpu.launch(launch, &params) }?)
     }
 
     fn prefill(&self, step: &Step) -> PrefillParams {

@@ -53,6 +53,7 @@ pub const FUNCTIONS: &[&str] = &[
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamSynchronize",
+    "cuTensorMapEncodeTiled",
 ];
 
 /// The first CUDA whose drivers load the machine code.

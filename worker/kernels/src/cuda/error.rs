@@ -42,6 +42,16 @@ pub enum CudaError {
         /// Likewise.
         minor: i32,
     },
+    /// A GPU without what is asked for of Hopper's.
+    #[error("{name} has compute capability {major}.{minor}; kernels by wgmma are for 9.0 only")]
+    NoWgmma {
+        /// Its name.
+        name: String,
+        /// Of its compute capability.
+        major: i32,
+        /// Likewise.
+        minor: i32,
+    },
     /// No cuBLASLt.
     #[error("no cuBLASLt: libcublasLt.so.13 cannot be loaded; it is part of CUDA 13")]
     NoBlas,

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 use cudarc::driver::sys::CUfunction_attribute::{
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
 };
@@ -16,7 +17,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKe
 use super::driver::{self, during};
 use super::error::CudaError;
 use super::launch::{Launch, large_shared_memory};
-use super::modules::MODULES;
+use super::modules::{HOPPER_MODULES, MODULES};
 use super::params::{Address, DeviceValue};
 use super::staging::Staging;
 
@@ -27,9 +28,13 @@ pub struct Gpu {
     functions: HashMap<&'static str, CudaFunction>,
     name: String,
     capability: (i32, i32),
+    multiprocessors: u32,
     launched: AtomicU64,
     recording: AtomicBool,
 }
+
+/// The compute capability that wgmma is for, and no other.
+const HOPPER: (i32, i32) = (9, 0);
 
 /// Shared memory of a block that needs no asking.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
@@ -53,6 +58,9 @@ impl Gpu {
         if capability < (8, 0) {
             return Err(CudaError::OldDevice { name, major: capability.0, minor: capability.1 });
         }
+        let multiprocessors = context
+            .attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .map_err(during("cuDeviceGetAttribute"))?;
         // SAFETY: there is one stream, on which everything is in order already.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(during("cuStreamCreate"))?;
@@ -60,7 +68,17 @@ impl Gpu {
         let functions = load_functions(&context, capability)?;
         let staging = Mutex::new(Staging::new(&context));
         let (launched, recording) = (AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Arc::new(Self { staging, stream, functions, name, capability, launched, recording }))
+        let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1).max(1);
+        Ok(Arc::new(Self {
+            staging,
+            stream,
+            functions,
+            name,
+            capability,
+            multiprocessors,
+            launched,
+            recording,
+        }))
     }
 
     /// What the driver calls it.
@@ -73,6 +91,18 @@ impl Gpu {
     #[must_use]
     pub fn capability(&self) -> (i32, i32) {
         self.capability
+    }
+
+    /// Whether it has the kernels by wgmma.
+    #[must_use]
+    pub fn has_wgmma(&self) -> bool {
+        self.capability == HOPPER
+    }
+
+    /// Its multiprocessors.
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
     }
 
     /// Bytes of memory that are free.
@@ -211,11 +241,14 @@ fn load_functions(
     capability: (i32, i32),
 ) -> Result<HashMap<&'static str, CudaFunction>, CudaError> {
     let mut functions = HashMap::new();
-    for module in MODULES {
+    let common = MODULES.iter().map(|module| (module.name, module.image(capability), module.kernels));
+    let hopper = HOPPER_MODULES.iter().filter(|_| capability == HOPPER);
+    let modules = common.chain(hopper.map(|module| (module.name, module.image(), module.kernels)));
+    for (name, image, kernels) in modules {
         let loaded = context
-            .load_module(module.image(capability))
-            .map_err(|error| during("cuModuleLoadData")(error).of(|| module.name.to_owned()))?;
-        for &kernel in module.kernels {
+            .load_module(image)
+            .map_err(|error| during("cuModuleLoadData")(error).of(|| name.to_owned()))?;
+        for &kernel in kernels {
             let function = loaded
                 .load_function(kernel)
                 .map_err(|error| during("cuModuleGetFunction")(error).of(|| kernel.to_owned()))?;
@@ -223,11 +256,12 @@ fn load_functions(
         }
     }
     for (kernel, shared_bytes) in large_shared_memory(PLAIN_SHARED_BYTES) {
-        functions[kernel]
+        let Some(function) = functions.get(kernel) else { continue }; // of another generation
+        function
             .set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32)
             .map_err(during("cuFuncSetAttribute"))?;
         // Two or three of its blocks fit a multiprocessor when that keeps as little as it can for the cache.
-        functions[kernel]
+        function
             .set_attribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
             .map_err(during("cuFuncSetAttribute"))?;
     }

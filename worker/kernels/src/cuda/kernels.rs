@@ -21,10 +21,21 @@ use crate::{AttentionShape, Device, KernelError, Kernels, KvLayout, RopeShape, S
 /// Blocks of KV that are read at a time go through so much pinned memory, which is kept.
 const STAGED_BYTES: usize = 32 << 20;
 
+/// Which kernel computes prompts, of those that the GPU has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PrefillKernel {
+    /// By mma.sync, which every GPU has.
+    #[default]
+    MmaSync,
+    /// By wgmma, on compute capability 9.0, for layouts of which [`launch::wgmma_takes`] is true; for others by mma.sync.
+    Wgmma,
+}
+
 /// The kernels on one GPU.
 pub struct CudaKernels {
     gpu: Arc<Gpu>,
     blas: Blas,
+    prefill: PrefillKernel,
     /// Of the step whose layers run.
     step: Mutex<Option<Step>>,
 }
@@ -44,7 +55,19 @@ impl CudaKernels {
     /// [`CudaError`], when there is no cuBLASLt.
     pub fn on(gpu: Arc<Gpu>) -> Result<Self, CudaError> {
         let blas = Blas::open(&gpu)?;
-        Ok(Self { gpu, blas, step: Mutex::default() })
+        Ok(Self { gpu, blas, prefill: PrefillKernel::default(), step: Mutex::default() })
+    }
+
+    /// With another kernel for prompts.
+    ///
+    /// # Errors
+    /// [`CudaError::NoWgmma`], when the GPU has none.
+    pub fn with_prefill(self, prefill: PrefillKernel) -> Result<Self, CudaError> {
+        if prefill == PrefillKernel::Wgmma && !self.gpu.has_wgmma() {
+            let (major, minor) = self.gpu.capability();
+            return Err(CudaError::NoWgmma { name: self.gpu.name().to_owned(), major, minor });
+        }
+        Ok(Self { prefill, ..self })
     }
 
     /// The GPU.
@@ -308,7 +331,8 @@ impl Kernels for CudaKernels {
         let mut step = self.step();
         let step = Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool)?;
         out.reset(&self.gpu, qkv.rows(), width, Kind::Bf16)?;
-        Attention { gpu: &self.gpu, qkv, pool, out, layer, heads, scale }.run(step)
+        let by_wgmma = self.prefill == PrefillKernel::Wgmma && launch::wgmma_takes(layout);
+        Attention { gpu: &self.gpu, qkv, pool, out, layer, heads, scale, by_wgmma }.run(step)
     }
 
     fn silu_mul(&self, gate_up: &CudaBuffer, out: &mut CudaBuffer) -> Result<(), KernelError> {

@@ -3,7 +3,7 @@
 //! Says the same as the shapes in `cu/*.cu`: change both. Knows no device. Next: a device launches, or the host machine of the tests.
 
 use super::plan::PREFILL_TILE_ROWS;
-use crate::KernelError;
+use crate::{KernelError, KvLayout};
 
 /// One launch; grids and blocks have one dimension.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,26 +22,31 @@ pub struct Launch {
 const MAX_GRID: u64 = (1 << 31) - 1;
 
 /// What one kernel has of each head dimension: its name, threads and shared memory.
-type ByHeadDim = [(usize, &'static str, u32, u32); 3];
+type ByHeadDim = &'static [(usize, &'static str, u32, u32)];
 
-const PREFILL: ByHeadDim = [
+const PREFILL: ByHeadDim = &[
     (64, "attention_prefill_64", 128, 48 << 10),
     (128, "attention_prefill_128", 128, 64 << 10),
     (256, "attention_prefill_256", 128, 96 << 10),
 ];
-const DECODE: ByHeadDim = [
+/// Tiles of queries and two stages of keys and values, and barriers.
+const PREFILL_WGMMA: ByHeadDim = &[
+    (64, "attention_prefill_wgmma_64", 384, (80 << 10) + 128),
+    (128, "attention_prefill_wgmma_128", 384, (160 << 10) + 128),
+];
+const DECODE: ByHeadDim = &[
     (64, "attention_decode_64", 128, 64 << 10),
     (128, "attention_decode_128", 128, 96 << 10),
     (256, "attention_decode_256", 64, 96 << 10),
 ];
 /// Threads of prefill, and the more of both kinds' shared memory.
-const MIXED: ByHeadDim = [
+const MIXED: ByHeadDim = &[
     (64, "attention_mixed_64", 128, 64 << 10),
     (128, "attention_mixed_128", 128, 96 << 10),
     (256, "attention_mixed_256", 128, 96 << 10),
 ];
 const ROPE_STORE: ByHeadDim =
-    [(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
+    &[(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
 
 /// A number for each warp, four sums for each of 128 threads, and as many totals at most.
 const COMBINE_SHARED_BYTES: u32 = (32 + 4 * 128 + 128) * 4;
@@ -51,11 +56,10 @@ const SAMPLE_SHARED_BYTES: u32 = (256 * 32 + 256 + 2048 + 2 + 16) * 8 + 16 * 4 +
 
 /// Kernels that need `plain_bytes` of shared memory or more, and how much.
 pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'static str, u32)> {
-    PREFILL
+    [PREFILL, PREFILL_WGMMA, DECODE, MIXED]
         .into_iter()
-        .chain(DECODE)
-        .chain(MIXED)
-        .map(|(_, kernel, _, bytes)| (kernel, bytes))
+        .flatten()
+        .map(|&(_, kernel, _, bytes)| (kernel, bytes))
         .chain([("moe_gemm", super::moe::MULTIPLY_SHARED_BYTES), ("sample", SAMPLE_SHARED_BYTES)])
         .filter(move |(_, bytes)| *bytes >= plain_bytes)
 }
@@ -80,7 +84,31 @@ pub fn prefill_tile_rows(head_dim: usize) -> Result<usize, KernelError> {
 /// # Errors
 /// [`KernelError::Shape`] for a head dimension without a kernel, or more blocks than a launch has.
 pub fn prefill(head_dim: usize, tiles: usize, heads: usize) -> Result<Launch, KernelError> {
-    by_head_dim("attention", &PREFILL, head_dim, tiles as u64 * heads as u64)
+    by_head_dim("attention", PREFILL, head_dim, tiles as u64 * heads as u64)
+}
+
+/// Attention of `tiles` row tiles by wgmma, on a GPU of so many multiprocessors: each has one block, which goes over what there is in turn.
+///
+/// # Errors
+/// As [`prefill`].
+pub fn prefill_wgmma(
+    head_dim: usize,
+    tiles: usize,
+    heads: usize,
+    multiprocessors: u32,
+) -> Result<Launch, KernelError> {
+    let works = tiles as u64 * heads as u64;
+    let all = by_head_dim("attention by wgmma", PREFILL_WGMMA, head_dim, works)?;
+    Ok(Launch { grid: all.grid.min(multiprocessors), ..all })
+}
+
+/// Whether there is a kernel by wgmma for these: it copies whole blocks, eight rows or more, whose rows are counted in 31 bits.
+#[must_use]
+pub fn wgmma_takes(layout: KvLayout) -> bool {
+    let rows = layout.blocks as u64 * layout.kv_heads as u64 * layout.block_tokens as u64;
+    PREFILL_WGMMA.iter().any(|(dim, ..)| *dim == layout.head_dim)
+        && layout.block_tokens >= 8
+        && rows < 1 << 31
 }
 
 /// Attention of `chunks` chunks of context.
@@ -88,11 +116,11 @@ pub fn prefill(head_dim: usize, tiles: usize, heads: usize) -> Result<Launch, Ke
 /// # Errors
 /// As [`prefill`].
 pub fn decode(head_dim: usize, chunks: usize, heads: usize, kv_heads: usize) -> Result<Launch, KernelError> {
-    let one = by_head_dim("attention", &DECODE, head_dim, 1)?;
+    let one = by_head_dim("attention", DECODE, head_dim, 1)?;
     // A block takes one KV head, and 16 of its query heads a warp.
     let blocks_of_a_group = (heads / kv_heads.max(1)).div_ceil(one.threads as usize / 32 * 16);
     let grid = chunks as u64 * kv_heads as u64 * blocks_of_a_group as u64;
-    by_head_dim("attention", &DECODE, head_dim, grid)
+    by_head_dim("attention", DECODE, head_dim, grid)
 }
 
 /// The blocks of [`prefill`] and then those of [`decode`] in one launch.
@@ -101,7 +129,7 @@ pub fn decode(head_dim: usize, chunks: usize, heads: usize, kv_heads: usize) -> 
 /// As [`prefill`].
 pub fn mixed(head_dim: usize, prefill: Launch, decode: Launch) -> Result<Launch, KernelError> {
     let grid = u64::from(prefill.grid) + u64::from(decode.grid);
-    by_head_dim("attention", &MIXED, head_dim, grid)
+    by_head_dim("attention", MIXED, head_dim, grid)
 }
 
 /// The sum of the parts of `merges` rows.
@@ -130,7 +158,7 @@ pub fn rope_store(head_dim: usize, rows: usize, heads: usize) -> Result<Launch, 
         });
     }
     // A lane has 16 numbers.
-    by_head_dim("rope", &ROPE_STORE, head_dim, (all_heads * head_dim as u64).div_ceil(128 * 16))
+    by_head_dim("rope", ROPE_STORE, head_dim, (all_heads * head_dim as u64).div_ceil(128 * 16))
 }
 
 /// RMSNorm of `rows` rows.
@@ -191,7 +219,7 @@ pub fn sample(rows: usize, vocab: usize) -> Result<Launch, KernelError> {
 
 fn by_head_dim(
     operation: &'static str,
-    kernels: &ByHeadDim,
+    kernels: ByHeadDim,
     head_dim: usize,
     grid: u64,
 ) -> Result<Launch, KernelError> {
@@ -246,6 +274,8 @@ mod tests {
     fn real_sizes_fit_a_launch_and_what_does_not_is_refused() {
         // 128k tokens at 64 heads; 500k blocks of context in chunks.
         assert_eq!(prefill(128, 131_072 / 128, 64).unwrap().grid, 65_536);
+        assert_eq!(prefill_wgmma(128, 131_072 / 128, 64, 132).unwrap().grid, 132);
+        assert_eq!(prefill_wgmma(128, 1, 64, 132).unwrap().grid, 64);
         assert_eq!(rope_store(128, 131_072, 64 + 16).unwrap().grid, 655_360);
         assert_eq!(silu_mul(131_072, 28_672).unwrap().grid, 1_835_008);
         assert_eq!(decode(128, 15_625, 64, 8).unwrap().grid, 125_000);
@@ -257,5 +287,18 @@ mod tests {
         assert!(error.contains("64, 128 or 256"), "{error}");
         let error = sample(1, 1 << 24).unwrap_err().to_string();
         assert!(error.contains("below 16777216"), "{error}");
+    }
+    #[test]
+    fn wgmma_takes_whole_blocks_of_its_heads() {
+        let layout = |head_dim, block_tokens, blocks| KvLayout {
+            layers: 1,
+            kv_heads: 8,
+            head_dim,
+            block_tokens,
+            blocks,
+        };
+        assert!(wgmma_takes(layout(128, 16, 500_000)) && wgmma_takes(layout(64, 8, 10)));
+        assert!(!wgmma_takes(layout(256, 16, 10)) && !wgmma_takes(layout(128, 4, 10)));
+        assert!(!wgmma_takes(layout(128, 16, 1 << 24)), "rows beyond 31 bits");
     }
 }

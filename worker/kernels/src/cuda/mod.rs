@@ -2,7 +2,7 @@
 //!
 //! Plain values, tested on any machine: [`params`] mirrors the kernels' parameters, [`plan`] cuts a batch into their work lists,
 //! [`launch`] says with how many blocks, threads and bytes each runs. Then what a GPU is needed for, through cudarc: [`driver`] looks whether
-//! there is one, [`gpu`] is one device and [`memory`] its memory, `blas` the dense products, [`kernels`] the operations (attention's in `attention`), `sampling` the draw. A machine without
+//! there is one, [`gpu`] is one device and [`memory`] its memory, `blas` the dense products, [`tensor_map`] what Hopper's copies are told, [`kernels`] the operations (attention's in `attention`), `sampling` the draw. A machine without
 //! a GPU gets a [`CudaError`] that says what is missing; nothing here is linked.
 
 mod attention;
@@ -21,11 +21,12 @@ pub mod params;
 pub mod plan;
 mod sampling;
 mod staging;
+pub mod tensor_map;
 
 pub use buffer::{CudaBuffer, CudaKvPool, CudaLinear};
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use graph::Graph;
-pub use kernels::CudaKernels;
+pub use kernels::{CudaKernels, PrefillKernel};
 pub use memory::Memory;
 pub use sampling::Draws;

@@ -49,6 +49,28 @@ modules! {
     "silu_mul": "silu_mul";
 }
 
+/// What only compute capability 9.0 runs, as machine code alone.
+pub(super) struct HopperModule {
+    /// Its file in `cu/`.
+    pub(super) name: &'static str,
+    code: &'static [u8],
+    /// Its kernels.
+    pub(super) kernels: &'static [&'static str],
+}
+
+/// All such files.
+pub(super) const HOPPER_MODULES: &[HopperModule] = &[HopperModule {
+    name: "attention_prefill_wgmma",
+    code: include_bytes!("../../cubins/attention_prefill_wgmma.sm_90a.cubin"),
+    kernels: &["attention_prefill_wgmma_64", "attention_prefill_wgmma_128"],
+}];
+
+impl HopperModule {
+    pub(super) fn image(&self) -> Ptx {
+        Ptx::from_binary(self.code.to_vec())
+    }
+}
+
 impl Module {
     /// What a GPU of this compute capability runs: machine code of its generation, or PTX that the driver compiles.
     pub(super) fn image(&self, capability: (i32, i32)) -> Ptx {
@@ -84,6 +106,9 @@ mod tests {
             for kernel in module.kernels {
                 assert!(module.ptx.contains(&format!(".entry {kernel}(")), "{kernel}");
             }
+        }
+        for module in HOPPER_MODULES {
+            assert!(module.code.starts_with(b"\x7fELF"));
         }
     }
 }

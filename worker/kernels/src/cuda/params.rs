@@ -3,6 +3,8 @@
 //! The host machine of the tests refuses a kernel whose parameters have another size. Pointers are device addresses; 0 is null, which
 //! the kernels take where the fields below say so. Next: [`super::launch`].
 
+use super::tensor_map::TensorMap;
+
 /// An address in device memory.
 pub type Address = u64;
 
@@ -100,6 +102,43 @@ device_values! {
         out_stride: u32,
         /// Factor on the scores.
         score_scale: f32,
+    }
+    /// `attention_prefill_wgmma_{64,128}`.
+    PrefillWgmmaParams {
+        /// Queries `[rows, q_stride]`, in boxes of 128 rows.
+        q: TensorMap,
+        /// The layer's keys `[pool_rows, head_dim]`, in boxes of `box_rows`.
+        keys: TensorMap,
+        /// The layer's values, likewise.
+        values: TensorMap,
+        /// As in [`PrefillParams`].
+        out: Address,
+        /// As in [`PrefillParams`].
+        sink_logits: Address,
+        /// [`PrefillTile`]s.
+        tiles: Address,
+        /// As in [`PrefillParams`].
+        sequences: Address,
+        /// As in [`PrefillParams`].
+        paging: Paging,
+        /// As in [`PrefillParams`].
+        visibility: Visibility,
+        /// As in [`PrefillParams`].
+        heads: u32,
+        /// As in [`PrefillParams`].
+        out_stride: u32,
+        /// Rows of a head of all KV heads and blocks, below 2³¹.
+        pool_rows: u32,
+        /// Positions of a block, at most 128.
+        box_rows: u32,
+        /// Tiles times heads.
+        works: u32,
+        /// Blocks of the launch.
+        blocks: u32,
+        /// As in [`PrefillParams`].
+        score_scale: f32,
+        /// Nothing; keeps the size a multiple of 64.
+        reserved: [u32; 11],
     }
     /// Positions of one sequence that a block of the decode kernel goes over.
     DecodeChunk {

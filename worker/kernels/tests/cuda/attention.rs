@@ -3,6 +3,7 @@
 use half::bf16;
 use rand::RngExt;
 use worker_kernels::Span;
+use worker_kernels::cuda::PrefillKernel;
 use worker_kernels::cuda::params::{DecodeChunk, Merge, Visibility};
 use worker_kernels::cuda::plan::{AttentionPlan, CHUNK_TOKENS};
 
@@ -10,6 +11,7 @@ use crate::machine::{COPY_MODES, POISON, Run, on_a_real_gpu, rng};
 
 mod groups;
 mod launches;
+mod wgmma;
 
 use launches::Device;
 
@@ -24,6 +26,7 @@ struct Case {
     sinks: Sinks,
     sequences: Vec<(usize, usize)>,
     launches: Launches,
+    prefill: PrefillKernel,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -53,6 +56,7 @@ impl Case {
             sinks: Sinks::None,
             sequences,
             launches: Launches::Mixed,
+            prefill: PrefillKernel::MmaSync,
         }
     }
 

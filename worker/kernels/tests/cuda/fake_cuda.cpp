@@ -14,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,7 @@ Status cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
     case 75: return *value = setting("FAKE_CAPABILITY_MAJOR", 9), 0;
     case 76: return *value = 0, 0;
+    case 16: return *value = 3, 0; // multiprocessors
     case 115: return *value = 1, 0; // memory pools
     default: return INVALID_VALUE;
     }
@@ -195,11 +197,13 @@ Status cuLaunchKernel(void* function, u32 grid, u32 y, u32 z, u32 threads, u32 t
     if (!grid || y * z * thread_y * thread_z != 1 || threads > 1024 || shared_bytes > kernel->most_shared_bytes || extra ||
         stream != &the_stream)
         return INVALID_VALUE;
-    std::string copy((const char*)params[0], kernel->params_bytes);
+    // Aligned as a GPU's constant memory, in which maps of tensors lie.
+    std::shared_ptr<void> copy(aligned_alloc(64, (kernel->params_bytes + 63) / 64 * 64), free);
+    memcpy(copy.get(), params[0], kernel->params_bytes);
     u64 seed = ++launches;
     (recording ? *recording : queue).push_back([=] {
         char error[512];
-        HostLaunch launch = {kernel->name.c_str(), copy.data(), copy.size(), nullptr, 0, seed, grid, threads, shared_bytes, u32(seed % 3), nullptr};
+        HostLaunch launch = {kernel->name.c_str(), copy.get(), kernel->params_bytes, nullptr, 0, seed, grid, threads, shared_bytes, u32(seed % 3), nullptr};
         const char* fails = getenv("FAKE_FAILS");
         if (fails && kernel->name.find(fails) == 0) return fprintf(stderr, "fake GPU: %s fails, as it was told to\n", fails), false;
         if (!kernel->launch(&launch, error, sizeof error)) return true;
@@ -273,6 +277,18 @@ Status cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) {
     if (!ours(from, bytes) || recording) return INVALID_VALUE;
     queue.push_back([=] { return memcpy(to, (void*)from, bytes), true; });
     return 0;
+}
+
+struct HostMap { u64 magic, address, columns, rows, row_bytes; u32 box_columns, box_rows; }; // as in cu/host/tensor_copies.h
+Status cuTensorMapEncodeTiled(u64* map, int type, u32 rank, u64 address, const u64* sizes, const u64* strides, const u32* box,
+                              const u32* steps, int interleave, int swizzle, int, int fill) {
+    if ((u64)map % 64 || type != 9 || rank != 2 || address % 16 || strides[0] % 16 || strides[0] >= u64(1) << 40 || !sizes[0] || !sizes[1] ||
+        sizes[0] > u64(1) << 32 || sizes[1] > u64(1) << 32 || box[0] != 64 || !box[1] || box[1] > 256 || steps[0] != 1 || steps[1] != 1 ||
+        interleave || swizzle != 3 || fill)
+        return INVALID_VALUE;
+    if (!ours(address, (sizes[1] - 1) * strides[0] + sizes[0] * 2)) return INVALID_VALUE; // a real one would find out later
+    HostMap host = {0x70616d20726f6f48, address, sizes[0], sizes[1], strides[0], box[0], box[1]};
+    return memset(map, 0, 128), memcpy(map, &host, sizeof host), 0;
 }
 
 // --- cuBLASLt: matrices by columns, bf16 operands, sums in f32

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use rand::RngExt;
-use worker_kernels::cuda::CudaKernels;
+use worker_kernels::cuda::{CudaKernels, PrefillKernel};
 use worker_kernels::{
     AttentionShape, CpuKernels, Dtype, KernelError, Kernels, KvLayout, QkNorm, RopeShape, Span, WeightView,
 };
@@ -19,6 +19,7 @@ pub(crate) struct Layer {
     hidden: usize,
     mlp: usize,
     vocab: usize,
+    block_tokens: usize,
     numbers: Vec<u8>,
 }
 
@@ -32,7 +33,11 @@ impl Layer {
     pub(crate) fn new(head_dim: usize) -> Self {
         let (heads, kv_heads, hidden, mlp, vocab) = (4, 2, 72, 104, 50);
         let numbers = weight_bytes(200 * 8 * head_dim * 4, 5);
-        Self { head_dim, heads, kv_heads, hidden, mlp, vocab, numbers }
+        Self { head_dim, heads, kv_heads, hidden, mlp, vocab, block_tokens: 4, numbers }
+    }
+
+    fn with_blocks_of(self, block_tokens: usize) -> Self {
+        Self { block_tokens, ..self }
     }
 
     /// Different weights at different offsets.
@@ -62,7 +67,7 @@ impl Layer {
         let norm = kernels.vector(self.weight(23, 1, hidden))?;
         let [query_norm, key_norm] = [31, 29].map(|offset| kernels.vector(self.weight(offset, 1, head_dim)));
         let (query_norm, key_norm) = (query_norm?, key_norm?);
-        let layout = KvLayout { layers: 2, kv_heads, head_dim, block_tokens: 4, blocks: 200 };
+        let layout = KvLayout { layers: 2, kv_heads, head_dim, block_tokens: self.block_tokens, blocks: 200 };
         let mut pool = kernels.kv_pool(layout)?;
         let (mut x, mut normed, mut wide, mut attended) =
             (kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer());
@@ -118,9 +123,9 @@ pub(crate) const SECOND: Rows = [(5, 1), (3, 6), (600, 1)];
 /// Positions of the longest.
 const END: usize = 601;
 
-fn compare_layers(kernels: &CudaKernels) {
+fn compare_layers(kernels: &CudaKernels, block_tokens: usize) {
     for head_dim in [64, 128, 256] {
-        let layer = Layer::new(head_dim);
+        let layer = Layer::new(head_dim).with_blocks_of(block_tokens);
         let want = layer.run(&CpuKernels::new("test", 1).unwrap(), &[FIRST, SECOND], || {}).unwrap();
         let got = layer.run(kernels, &[FIRST, SECOND], || {}).unwrap();
         for (step, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -140,11 +145,23 @@ fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
         return;
     }
     if runs_on_gpu() {
-        return compare_layers(&CudaKernels::open(0).unwrap());
+        return compare_layers(&CudaKernels::open(0).unwrap(), 4);
     }
     let before = fake("allocated");
     let kernels = CudaKernels::open(0).unwrap();
-    compare_layers(&kernels);
+    compare_layers(&kernels, 4);
     drop(kernels);
     assert_eq!(fake("allocated"), before);
+}
+
+/// In blocks that wgmma takes, and heads of 256, which it does not: those go by mma.sync.
+#[test]
+fn a_layer_whose_prompts_go_by_wgmma_gives_the_logits_of_the_cpu() {
+    if !has_gpu("layer::a_layer_whose_prompts_go_by_wgmma_gives_the_logits_of_the_cpu") {
+        return;
+    }
+    let kernels = CudaKernels::open(0).unwrap();
+    if kernels.gpu().has_wgmma() {
+        compare_layers(&kernels.with_prefill(PrefillKernel::Wgmma).unwrap(), 16);
+    }
 }

@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use worker_kernels::cuda::Gpu;
 use worker_kernels::cuda::launch::Launch;
 use worker_kernels::cuda::params::{Address, DeviceValue};
+use worker_kernels::cuda::tensor_map::{Matrix, TensorMap};
+use worker_kernels::cuda::{CudaError, Gpu};
 
 use crate::fake;
 use crate::fenced::Fenced;
@@ -198,6 +199,32 @@ struct HostLaunch {
     shared_bytes: u32,
     copy_mode: u32,
     copied_bytes: *mut u64,
+}
+
+/// The struct of the same name in `cu/host/tensor_copies.h`: what the host's machine has for a tensor map.
+#[repr(C)]
+struct HostMap {
+    magic: u64,
+    address: Address,
+    columns: u64,
+    rows: u64,
+    row_bytes: u64,
+    box_columns: u32,
+    box_rows: u32,
+    nothing: [u64; 10],
+}
+
+/// What a launch is told of a matrix.
+pub(crate) fn map(matrix: Matrix) -> Result<TensorMap, CudaError> {
+    if runs_on_gpu() {
+        return matrix.map();
+    }
+    let Matrix { address, rows, columns, row_bytes, box_rows } = matrix;
+    let box_columns = Matrix::BOX_COLUMNS;
+    let magic = 0x7061_6d20_726f_6f48;
+    let map = HostMap { magic, address, columns, rows, row_bytes, box_columns, box_rows, nothing: [0; 10] };
+    // SAFETY: plain numbers of the same size.
+    Ok(unsafe { std::mem::transmute::<HostMap, TensorMap>(map) })
 }
 
 type HostLaunchFn = unsafe extern "C" fn(*const HostLaunch, *mut c_char, u64) -> c_int;

@@ -16,6 +16,7 @@ use crate::machine::crate_directory;
 
 mod attention;
 mod others;
+mod wgmma;
 
 /// Longer than the tests take by far; a mutant may run for ever.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -145,7 +146,7 @@ fn digest_in(table: &str, file: &str) -> Option<u64> {
 }
 
 fn mutants() -> impl Iterator<Item = &'static Mutant> {
-    attention::ATTENTION.iter().chain(others::OTHERS)
+    attention::ATTENTION.iter().chain(wgmma::WGMMA).chain(others::OTHERS)
 }
 
 fn table(verdicts: &[Verdict], caught: usize, digests: &BTreeMap<&str, u64>) -> String {
@@ -196,6 +197,7 @@ fn tests_of(file: &str) -> &'static [&'static str] {
         "attention_prefill.cu" => {
             &["attention::prefill", "attention::huge", "attention::what_was", "sizes::the_last_row_of_128k"]
         }
+        "attention_prefill_wgmma.cu" => &["attention::wgmma", "sizes::the_last_row_of_128k"],
         "attention_decode.cu" => {
             &["attention::chunks", "attention::decode", "attention::groups", "attention::what_was", "sizes::"]
         }

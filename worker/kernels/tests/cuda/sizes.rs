@@ -3,17 +3,17 @@
 //! Pools of 16 GB each are address space only; memory stands behind what is touched. Of large grids some blocks run.
 
 use half::bf16;
-use worker_kernels::Span;
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::moe::{self, MoeGemmParams, MoeSumParams, MoeTile};
 use worker_kernels::cuda::params::{
     AdjustParams, CombineParams, DecodeChunk, DecodeParams, Draw, GatherParams, LogitChange, Merge,
-    MixedParams, Paging, Penalties, PrefillParams, RmsNormParams, RopeStoreParams, SampleParams, Sequence,
-    SiluMulParams, Visibility,
+    MixedParams, Paging, Penalties, PrefillParams, PrefillWgmmaParams, RmsNormParams, RopeStoreParams,
+    SampleParams, Sequence, SiluMulParams, Visibility,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
+use worker_kernels::{KvLayout, Span};
 
-use crate::machine::{Buffer, Run, launch_blocks};
+use crate::machine::{Buffer, Run, launch_blocks, map};
 
 const HEADS: usize = 64;
 const KV_HEADS: usize = 8;
@@ -94,6 +94,20 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
     let prefill = launch::prefill(HEAD_DIM, plan.tiles.len(), HEADS).unwrap();
     launch_blocks(prefill, &prefill_params, RUN, &[HEADS as u32 - 1]).unwrap();
     check("prefill");
+
+    // Every work a block of its own.
+    let by_wgmma = launch::prefill_wgmma(HEAD_DIM, plan.tiles.len(), HEADS, u32::MAX).unwrap();
+    let layout = KvLayout {
+        layers: 1,
+        kv_heads: KV_HEADS,
+        head_dim: HEAD_DIM,
+        block_tokens: BLOCK_TOKENS,
+        blocks: BLOCKS,
+    };
+    let works = (plan.tiles.len(), by_wgmma.grid);
+    let params = PrefillWgmmaParams::new(&prefill_params, POSITIONS, layout, works, map).unwrap();
+    launch_blocks(by_wgmma, &params, RUN, &[HEADS as u32 - 1]).unwrap();
+    check("prefill by wgmma");
 
     let plan = AttentionPlan::new(&[decode_span], HEAD_DIM, visibility).unwrap();
     let mut whole = plan.chunks[1];

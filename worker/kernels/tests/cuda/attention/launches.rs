@@ -1,13 +1,14 @@
 //! A case of attention in a device's memory, and the launches of a step over it.
 
-use worker_kernels::cuda::launch;
+use worker_kernels::KvLayout;
 use worker_kernels::cuda::params::{
-    Address, CombineParams, DecodeParams, MixedParams, Paging, PrefillParams,
+    Address, CombineParams, DecodeParams, MixedParams, Paging, PrefillParams, PrefillWgmmaParams,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
+use worker_kernels::cuda::{PrefillKernel, launch};
 
 use super::{Case, Data, Launches, Sinks};
-use crate::machine::{Buffer, Run, copied_bytes, launch as run_launch};
+use crate::machine::{Buffer, Run, copied_bytes, gpu, launch as run_launch, map};
 
 /// A case in device memory.
 pub(super) struct Device {
@@ -18,6 +19,8 @@ pub(super) struct Device {
     sink_logits: Option<Buffer>,
     sequences: Buffer,
     block_tables: Buffer,
+    /// Of the pool.
+    blocks: usize,
     q_stride: u32,
     out_stride: u32,
 }
@@ -32,6 +35,7 @@ impl Device {
             sink_logits: (case.sinks == Sinks::Learned).then(|| Buffer::of(&data.sink_logits)),
             sequences: Buffer::of(&plan.sequences),
             block_tables: Buffer::of(&plan.block_tables),
+            blocks: data.keys.len() / (case.kv_heads * case.block_tokens * case.head_dim),
             q_stride: data.q_stride as u32,
             out_stride: data.out_stride as u32,
         }
@@ -61,7 +65,10 @@ impl Device {
             (self.prefill(case, tiles.address()), self.decode(case, chunks.address(), sums, logs));
         let tiles = launch::prefill(case.head_dim, plan.tiles.len(), case.heads).unwrap();
         let chunks = launch::decode(case.head_dim, plan.chunks.len(), case.heads, case.kv_heads).unwrap();
-        if tiles.grid == 0 || chunks.grid == 0 || case.launches == Launches::Separate {
+        if case.prefill == PrefillKernel::Wgmma {
+            self.prefill_by_wgmma(case, plan, &prefill, run);
+            run_launch(chunks, &decode, run).unwrap();
+        } else if tiles.grid == 0 || chunks.grid == 0 || case.launches == Launches::Separate {
             run_launch(tiles, &prefill, run).unwrap();
             run_launch(chunks, &decode, run).unwrap();
         } else {
@@ -92,6 +99,19 @@ impl Device {
         let params = self.decode(case, chunks.address(), sums.address(), logs.address());
         let launch = launch::decode(case.head_dim, plan.chunks.len(), case.heads, case.kv_heads).unwrap();
         copied_bytes(launch, &params, run).unwrap()
+    }
+
+    fn prefill_by_wgmma(&self, case: &Case, plan: &AttentionPlan, prefill: &PrefillParams, run: Run) {
+        // Fewer than there is work, so that each goes over several.
+        let multiprocessors = gpu().map_or(2, |gpu| gpu.multiprocessors());
+        let tiles = plan.tiles.len();
+        let launch = launch::prefill_wgmma(case.head_dim, tiles, case.heads, multiprocessors).unwrap();
+        let Case { kv_heads, head_dim, block_tokens, .. } = *case;
+        let layout = KvLayout { layers: 1, kv_heads, head_dim, blocks: self.blocks, block_tokens };
+        assert!(launch::wgmma_takes(layout));
+        let params =
+            PrefillWgmmaParams::new(prefill, case.rows(), layout, (tiles, launch.grid), map).unwrap();
+        run_launch(launch, &params, run).unwrap();
     }
 
     fn prefill(&self, case: &Case, tiles: Address) -> PrefillParams {
