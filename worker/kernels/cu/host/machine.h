@@ -5,7 +5,10 @@
 namespace host {
 
 enum class State { Running, AtCollective, AtBarrier, AtNamedBarrier, AtMbarrier, Done };
-enum class Op { None, Barrier, NamedBarrier, NamedArrival, Registers, ProductFence, ProductCommit, ProductWait, Product, LoadMatrix, LoadMatrixTransposed, Multiply, Shuffle, ShuffleXor, ShuffleUp, Ballot };
+enum class Op {
+    None, Barrier, NamedBarrier, NamedArrival, Registers, ProductFence, ProductCommit, ProductWait, Product, LoadMatrix,
+    LoadMatrixTransposed, Multiply, Shuffle, ShuffleXor, ShuffleUp, Ballot
+};
 // Where shared memory begins in descriptors and addresses of 32 bits.
 static constexpr u32 SHARED_BASE = 1024;
 enum CopyMode : u32 { LATE, EARLY, RANDOM };
