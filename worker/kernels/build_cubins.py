@@ -4,9 +4,10 @@
     python3 worker/kernels/build_cubins.py           writes worker/kernels/cubins: machine code, PTX, and RESOURCES.md
     python3 worker/kernels/build_cubins.py --check   writes nothing; fails when what is committed there is not what the sources give
 
-Both fail on a file that does not open with algorithm, source, shapes and costs, on a compiler warning, on a spilled register, on local memory, and
-on a kernel of tensor-core products whose machine code has none; that they do is tried first, on three bad kernels. NVRTC and nvdisasm come
-from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
+Both fail on a file that does not open with algorithm, source, shapes and costs, on a compiler warning, on what it says of products that wait
+for each other, on a spilled register, on local memory, on a kernel of tensor-core products whose machine code has none, and on one by wgmma
+whose exponentials do not run under products. That bad kernels are refused is tried first, on one of each kind but the last. NVRTC and
+nvdisasm come from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
 """
 import argparse
 import concurrent.futures
@@ -44,6 +45,10 @@ RESERVED_BYTES = 1024  # of shared memory, by each block
 
 # Kernels whose machine code must have tensor-core products.
 TENSOR_CORES = ("attention_prefill_", "attention_decode_", "attention_mixed_", "moe_gemm")
+
+# Kernels that compute a tile's weights, 64 exponentials of each thread, while the values of the tile before are added: between the wait that
+# leaves one group of products under way and the next.
+OVERLAPPED, EXPONENTIALS = "attention_prefill_wgmma_", 64
 
 
 class Failed(Exception):
@@ -120,14 +125,16 @@ def compile_one(job):
 
 def resources(path, target, code, log):
     """Registers of each kernel; fails on whatever makes one slow without anybody noticing."""
-    warnings = [line for line in log.splitlines() if "warning" in line.lower()]
+    # C75..: what becomes of wgmma and setmaxnreg, of which the compiler says some in passing ("info").
+    warnings = [line for line in log.splitlines() if "warning" in line.lower() or "(C75" in line]
     if warnings:
         raise Failed(f"{path.name} for {target}:\n" + "\n".join(warnings))
     pattern = r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers"
     found = re.findall(pattern, log, re.S)
     if not found:
         raise Failed(f"{path.name} for {target}: the compiler says nothing of registers:\n{log}")
-    products = tensor_core_products(code)
+    assembly = disassembled(code)
+    products = tensor_core_products(assembly)
     report = {}
     for kernel, stack, stores, loads, registers in found:
         if any(int(number) for number in (stack, stores, loads)):
@@ -135,6 +142,8 @@ def resources(path, target, code, log):
         if kernel.startswith(TENSOR_CORES) != bool(products.get(kernel)):
             raise Failed(f"{kernel} for {target}: {products.get(kernel, 0)} tensor-core products in its machine code")
         report[kernel] = (int(registers), products.get(kernel, 0))
+        if kernel.startswith(OVERLAPPED) and (found := exponentials_under_products(assembly[kernel])) < EXPONENTIALS:
+            raise Failed(f"{kernel} for {target}: {found} of {EXPONENTIALS} exponentials run under the products of values; the wait has moved")
     return report
 
 
@@ -146,6 +155,13 @@ BAD_KERNELS = {
         for (int i = 0; i < 64; i++) a[i] = p[i * 1024 + threadIdx.x];
         __syncthreads();
         for (int i = 0; i < 64; i++) p[i * 1024 + threadIdx.x] = a[63 - i] * a[i];
+    }""",
+    "C7519": """extern "C" __global__ void bad(float* p, unsigned long long a) {
+        float d[4] = {p[0], p[1], p[2], p[3]};
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0;\\n"
+                     "wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a));
+        for (int i = 0; i < 4; i++) p[threadIdx.x * 4 + i] = d[i];
     }""",
     "0 tensor-core products": 'extern "C" __global__ void attention_decode_64(int* p) { *p = 1; }',
 }
@@ -172,13 +188,13 @@ def check_refusals():
         with tempfile.NamedTemporaryFile(suffix=".cu", mode="w") as file:
             file.write(source)
             file.flush()
-            _, _, problem = compile_one((pathlib.Path(file.name), "sm_80"))
+            _, _, problem = compile_one((pathlib.Path(file.name), "sm_90a" if "wgmma" in source else "sm_80"))
         if reason not in (problem or ""):
             raise Failed(f"a kernel with {reason} in it was not refused: {problem}")
 
 
-def tensor_core_products(code):
-    """HMMA and HGMMA instructions of each kernel, as nvdisasm shows them."""
+def disassembled(code):
+    """The instructions of each kernel, a line each, as nvdisasm shows them."""
     [program] = TOOLCHAIN.glob("nvidia/*/bin/nvdisasm")
     program.chmod(0o755)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -187,13 +203,32 @@ def tensor_core_products(code):
         done = subprocess.run([program, "-c", file.name], capture_output=True, text=True)
     if done.returncode:
         raise Failed(f"nvdisasm: {done.stderr.strip()}")
-    counts, kernel = {}, None
+    kernels, lines = {}, None
     for line in done.stdout.splitlines():
         if section := re.match(r"\s*\.section\s+\.text\.(\w+)", line):
-            kernel = section[1]
-        elif kernel and re.search(r"\bHG?MMA\.", line):
-            counts[kernel] = counts.get(kernel, 0) + 1
-    return counts
+            lines = kernels.setdefault(section[1], [])
+        elif lines is not None:
+            lines.append(line)
+    return kernels
+
+
+def tensor_core_products(assembly):
+    """HMMA and HGMMA instructions of each kernel that has any."""
+    counts = {kernel: sum(bool(re.search(r"\bHG?MMA\.", line)) for line in lines) for kernel, lines in assembly.items()}
+    return {kernel: count for kernel, count in counts.items() if count}
+
+
+def exponentials_under_products(lines):
+    """How many stand between a wait that leaves a group of products under way and the wait after it."""
+    count, counting = 0, False
+    for line in lines:
+        if wait := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", line):
+            if counting:
+                break
+            counting = wait[1] == "1"
+        elif counting and "MUFU.EX2" in line:
+            count += 1
+    return count
 
 
 def blocks_at_once(target, threads, shared, registers):

@@ -8,7 +8,8 @@
 // has in common with it.
 //
 // Shapes: as in attention_prefill.cu, head_dim 64 and 128, KV blocks of 8 tokens or more. Grid: as many blocks as the GPU has
-// multiprocessors, or work if there is less; each goes over the list of (tile, head) in strides of the grid.
+// multiprocessors, or work if there is less; the list of (tile, head) is dealt out to them in rounds, every second one backwards, since
+// longest come first.
 //
 //   head_dim   rows × keys of a tile   threads   registers of copying and computing threads   shared memory
 //       64           128 × 128          384                    24, 240                            80 KiB
@@ -20,17 +21,17 @@
 
 struct PrefillWgmmaParams {
     TensorMap q;            // [rows, q_stride], boxes of 128 rows and 64 columns
-    TensorMap keys, values; // the pool as [pool_rows, head_dim], boxes of box_rows rows and 64 columns
+    TensorMap keys, values; // the pool as [rows, head_dim], boxes of box_rows rows and 64 columns
     bf16* out;
     const float* sink_logits; // [heads], or null
     const PrefillTile* tiles;
     const Sequence* sequences;
     Paging paging;
     Visibility visibility;
-    u32 heads, out_stride, pool_rows, box_rows; // the last is block_tokens, or 128 if that is less
-    u32 works, blocks;                          // tiles times heads; blocks of the grid
+    u32 heads, out_stride, box_rows; // the last is block_tokens, or 128 if that is less
+    u32 works, blocks;               // tiles times heads; blocks of the grid
     float score_scale;
-    u32 reserved[11];
+    u32 reserved[12];
 };
 
 template <int HEAD_DIM_> struct WgmmaShape {
@@ -61,6 +62,11 @@ struct Stage {
     DEVICE explicit Stage(u32 number) : index(number & 1), parity(number >> 1 & 1) {}
 };
 
+// Which of the list a block does in a round; none behind its end, nor in any later round.
+DEVICE u32 index_in_round(const PrefillWgmmaParams& p, u32 round) {
+    return round * p.blocks + (round & 1 ? p.blocks - 1 - block_index() : block_index());
+}
+
 // One of the list.
 struct Work {
     const u32* table;
@@ -86,10 +92,11 @@ template <class S> DEVICE Work work_at(const PrefillWgmmaParams& p, u32 index) {
 
 // --- the warp that copies
 
-// Of the tile that begins at `first`: in which row of the pool the lane's box begins, or one that is not there, of zeros, behind the end.
+// Of the tile that begins at `first`: in which row of the pool the lane's box begins; behind the end, that of the last box again, since
+// all boxes are expected: such keys nobody sees, and such values are cleared.
 template <class S> DEVICE u32 box_row(const PrefillWgmmaParams& p, const Work& work, u32 first, u32 lane) {
-    const u32 position = first + lane / S::PANELS * p.box_rows;
-    return position < work.end ? row_of_position(p.paging, work.table, work.kv_head, position) : p.pool_rows;
+    const u32 position = first + lane / S::PANELS * p.box_rows, last = (work.end - 1) & ~(p.box_rows - 1);
+    return row_of_position(p.paging, work.table, work.kv_head, position < last ? position : last);
 }
 
 // A tile of keys or values into a stage, once that is empty.
@@ -107,16 +114,16 @@ DEVICE void copy_boxes(bf16* stages, const TensorMap* map, u64* full, u64* empty
 template <class S> DEVICE void copy_all(const PrefillWgmmaParams& p, const WgmmaShared<S>& shared) {
     WgmmaBarriers& b = *shared.barriers;
     const u32 lane = thread_index() & 31;
-    u32 number = 0, works = 0;
-    for (u32 index = block_index(); index < p.works; index += p.blocks, works++) {
-        const Work work = work_at<S>(p, index);
+    u32 number = 0;
+    for (u32 round = 0; index_in_round(p, round) < p.works; round++) {
+        const Work work = work_at<S>(p, index_in_round(p, round));
         u32 row = box_row<S>(p, work, work.keys.at(0) * S::TILE_KEYS, lane);
-        mbarrier_wait(&b.queries_empty, (works & 1) ^ 1);
+        copy_boxes<S>(shared.keys, &p.keys, b.keys_full, b.keys_empty, number, row, p.box_rows, lane);
+        mbarrier_wait(&b.queries_empty, (round & 1) ^ 1); // later than keys are
         if (lane == 0) mbarrier_expect(&b.queries_full, S::TILE * 2);
         warp_barrier();
         if (lane < S::PANELS)
             tensor_copy(shared.queries + lane * S::PANEL, &p.q, work.head * S::HEAD_DIM + lane * 64, work.first_row, &b.queries_full);
-        copy_boxes<S>(shared.keys, &p.keys, b.keys_full, b.keys_empty, number, row, p.box_rows, lane);
         for (u32 i = 0; i < work.keys.count; i++, number++) {
             u32 next = row;
             if (i + 1 < work.keys.count) {
@@ -164,10 +171,9 @@ template <class S> DEVICE void start_values(Rows<S>& rows, const Weights<S>& wei
     wgmma_commit();
 }
 
-// Of the last tile, what its last box brought that is not the sequence's: weights of zero times NaN would not be zero.
-template <class S> DEVICE void clear_tail(bf16* values, u32 keys, u32 box_rows) {
-    const u32 chunks = ((keys + box_rows - 1) & ~(box_rows - 1)) * S::CHUNKS;
-    for (u32 i = keys * S::CHUNKS + thread_index(); i < chunks; i += S::COMPUTING)
+// Of the last tile, what was brought behind its keys: weights of zero times NaN would not be zero.
+template <class S> DEVICE void clear_tail(bf16* values, u32 keys) {
+    for (u32 i = keys * S::CHUNKS + thread_index(); i < S::TILE_KEYS * S::CHUNKS; i += S::COMPUTING)
         store_shared((Chunk16*)(values + S::query_place(i / S::CHUNKS, i % S::CHUNKS)), Chunk16{});
     proxy_fence();
     named_barrier<3, 256>();
@@ -178,16 +184,16 @@ template <class S> DEVICE void compute_all(const PrefillWgmmaParams& p, const Wg
     const u32 lane = thread_index() & 31, warp_row = (thread_index() >> 5) * 16, group = thread_index() >> 7;
     const bf16* queries = shared.queries + group * 64 * 64;
     const float scale_log2 = p.score_scale * LOG2_E;
-    u32 number = 0, works = 0;
+    u32 number = 0;
     if (group == 1) pass_turn(group);
-    for (u32 index = block_index(); index < p.works; index += p.blocks, works++) {
-        const Work work = work_at<S>(p, index);
-        const bool last_work = p.works - index <= p.blocks;
+    for (u32 round = 0; index_in_round(p, round) < p.works; round++) {
+        const Work work = work_at<S>(p, index_in_round(p, round));
+        const bool last_work = index_in_round(p, round + 1) >= p.works;
         Rows<S> rows;
         rows.clear();
         Weights<S> weights;
         Rescale<S> rescale;
-        mbarrier_wait(&b.queries_full, works & 1);
+        mbarrier_wait(&b.queries_full, round & 1);
         {
             const Stage stage(number);
             Scores<S> scores;
@@ -214,6 +220,9 @@ template <class S> DEVICE void compute_all(const PrefillWgmmaParams& p, const Wg
             release(b.keys_empty + stage.index, lane);
             mask<S>(scores, p.visibility, work.keys.at(i) * S::TILE_KEYS, work.first_position + warp_row, lane);
             weigh<S>(scores, rescale, rows, scale_log2);
+            // Never: totals are not negative. But ptxas moves a wait ahead of arithmetic, and not ahead of a barrier that may be: without
+            // this, weights would be computed when the values have been added, not meanwhile. build_cubins.py looks for it.
+            if (ballot(rows.total[0][0] + rows.total[0][1] < 0.f)) named_barrier<6, 128>();
             wgmma_wait<0>(rows.sums[0]);
             release(b.values_empty + before.index, lane);
             round_weights<S>(weights, scores);
@@ -222,8 +231,8 @@ template <class S> DEVICE void compute_all(const PrefillWgmmaParams& p, const Wg
         const Stage stage(number++);
         bf16* values = shared.values + stage.index * S::TILE;
         mbarrier_wait(b.values_full + stage.index, stage.parity);
-        const u32 tail = work.end & (p.box_rows - 1);
-        if (tail) clear_tail<S>(values, work.end - work.keys.at(work.keys.count - 1) * S::TILE_KEYS, p.box_rows);
+        const u32 keys = work.end - work.keys.at(work.keys.count - 1) * S::TILE_KEYS;
+        if (keys < S::TILE_KEYS) clear_tail<S>(values, keys);
         start_values<S>(rows, weights, values);
         wgmma_wait<0>(rows.sums[0]);
         release(b.values_empty + stage.index, lane);

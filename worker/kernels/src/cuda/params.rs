@@ -107,7 +107,7 @@ device_values! {
     PrefillWgmmaParams {
         /// Queries `[rows, q_stride]`, in boxes of 128 rows.
         q: TensorMap,
-        /// The layer's keys `[pool_rows, head_dim]`, in boxes of `box_rows`.
+        /// The layer's keys, `[blocks · kv_heads · block_tokens, head_dim]`, in boxes of `box_rows`.
         keys: TensorMap,
         /// The layer's values, likewise.
         values: TensorMap,
@@ -127,8 +127,6 @@ device_values! {
         heads: u32,
         /// As in [`PrefillParams`].
         out_stride: u32,
-        /// Rows of a head of all KV heads and blocks, below 2³¹.
-        pool_rows: u32,
         /// Positions of a block, at most 128.
         box_rows: u32,
         /// Tiles times heads.
@@ -138,7 +136,7 @@ device_values! {
         /// As in [`PrefillParams`].
         score_scale: f32,
         /// Nothing; keeps the size a multiple of 64.
-        reserved: [u32; 11],
+        reserved: [u32; 12],
     }
     /// Positions of one sequence that a block of the decode kernel goes over.
     DecodeChunk {

@@ -118,12 +118,11 @@ impl PrefillWgmmaParams {
             visibility: prefill.visibility,
             heads: prefill.heads,
             out_stride: prefill.out_stride,
-            pool_rows: pool_rows as u32,
             box_rows,
             works: tiles as u32 * prefill.heads,
             blocks,
             score_scale: prefill.score_scale,
-            reserved: [0; 11],
+            reserved: [0; 12],
         })
     }
 }
