@@ -248,7 +248,8 @@ impl Engine {
             (Asked { submission, client }, Generation { events })
         };
         let (asked, generations) = submissions.into_iter().map(begin).unzip();
-        if self.commands.send(Command::Submit(asked)).is_err() {
+        // A thread that has said so may still take commands, a moment before its end of the channel goes.
+        if self.has_ended() || self.commands.send(Command::Submit(asked)).is_err() {
             self.shared.queued.fetch_sub(count, Ordering::Relaxed);
             return Err(RequestError::EngineEnded);
         }
