@@ -6,10 +6,11 @@
 #   bench/apart/engines.sh events DIR           two others, 18201 and 18202, with small caches (8,192 tokens), that publish what happens in them (events.py)
 #   bench/apart/engines.sh adapters DIR [N]     two others, 18301 and 18302, with eight adapters and places for N of them (2; adapters.py)
 #   bench/apart/engines.sh priority DIR         one, 18401, that goes by priorities and computes four requests at a time (priority.py)
+#   bench/apart/engines.sh thoughts DIR         two, 18501 and 18502, that tell thoughts and tool calls apart from the answer, as Qwen3's (goes_on.py)
 #   bench/apart/engines.sh stop DIR             those that were started; each keeps a core busy while it runs
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-what=${1:?install, start, events, adapters, priority or stop} dir=${2:?a folder for engines and logs}
+what=${1:?install, start, events, adapters, priority, thoughts or stop} dir=${2:?a folder for engines and logs}
 mkdir -p "$dir" && cd "$dir"
 
 install() {
@@ -85,6 +86,13 @@ priority)
     engine priority 18401 1024 --scheduling-policy priority --max-num-seqs 4
     ready priority 18401
     ;;
+thoughts)
+    for engine in thinks-one:18501 thinks-two:18502; do
+        engine "${engine%:*}" "${engine#*:}" 1024 --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes
+    done
+    ready thinks-one 18501
+    ready thinks-two 18502
+    ;;
 stop)
     for file in *.pid; do
         pid=$(cat "$file")
@@ -93,5 +101,5 @@ stop)
         rm "$file"
     done
     ;;
-*) echo "install, start, events, adapters, priority or stop" && exit 2 ;;
+*) echo "install, start, events, adapters, priority, thoughts or stop" && exit 2 ;;
 esac

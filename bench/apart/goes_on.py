@@ -7,6 +7,10 @@
 
 After a hundred pieces of the answer the engine that writes it gets SIGKILL: all of it, or its core alone, which its server then says in the stream.
 Prints what the client saw. Start the engines anew before the next one. Needs nothing but Python.
+
+With `engines.sh thoughts DIR`, and workers 18501 and 18502, `thought` in place of `chat`: the engine is killed within a thought, which is said to end
+where a model of random weights comes to it, so that the answer follows (BIAS is how much it wants to); and `tools`, the same with a tool that might be
+called.
 """
 
 import json
@@ -17,15 +21,21 @@ import sys
 import time
 import urllib.request
 
-KILL_AFTER = 100
+KILL_AFTER = int(os.environ.get("KILL_AFTER", "100"))
 TOKENS = 300
+END_OF_THOUGHT = 151668
 
 
 def request(kind):
     text = "Tell me about the sky and the sea. " * 20
     body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-    if kind == "chat":
-        return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": text}]}
+    if kind != "completions":
+        body |= {"messages": [{"role": "user", "content": text}]}
+        if kind != "chat":
+            body |= {"logit_bias": {str(END_OF_THOUGHT): float(os.environ.get("BIAS", "0"))}}
+        if kind == "tools":
+            body |= {"tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]}
+        return "/v1/chat/completions", body
     return "/v1/completions", {**body, "prompt": text}
 
 
@@ -41,7 +51,8 @@ def kill(folder, name, what):
 def main():
     url, folder, kind, what = sys.argv[1:]
     path, body = request(kind)
-    ids, pieces, longest, last, said = set(), 0, 0.0, time.monotonic(), {}
+    ids, pieces, longest, last, said, parts = set(), 0, 0.0, time.monotonic(), {}, {}
+    names = ("one", "two") if kind in ("chat", "completions") else ("thinks-one", "thinks-two")
     call = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(call, timeout=120) as reply:
         worker = reply.headers["x-router-worker"]
@@ -55,12 +66,14 @@ def main():
             ids.add(event.get("id"))
             for choice in event.get("choices", []):
                 said |= {"finish": choice["finish_reason"]} if choice.get("finish_reason") else {}
-                if choice.get("text") or choice.get("delta", {}).get("content"):
+                told = {"text": choice.get("text"), **choice.get("delta", {})}
+                for part in [part for part in ("text", "content", "reasoning", "tool_calls") if told.get(part)]:
+                    parts[part] = parts.get(part, 0) + 1
                     pieces += 1
                     longest, last = max(longest, time.monotonic() - last), time.monotonic()
                     if pieces == KILL_AFTER:
-                        kill(folder, {"w0": "one", "w1": "two"}[worker], what)
-    print(f"{kind}, {what} of {worker} killed: {pieces} pieces under {len(ids)} id(s), longest pause {longest * 1e3:.0f} ms, {said}")
+                        kill(folder, names[int(worker[1:])], what)
+    print(f"{kind}, {what} of {worker} killed: {pieces} pieces ({parts}) under {len(ids)} id(s), longest pause {longest * 1e3:.0f} ms, {said}")
 
 
 if __name__ == "__main__":

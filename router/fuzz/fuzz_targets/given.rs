@@ -35,10 +35,11 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(together.trim_ascii_end(), passed[..heard].trim_ascii_end());
     assert_eq!((in_pieces.text(), in_pieces.pieces()), (whole.text(), whole.pieces()));
     assert_eq!((in_pieces.id(), in_pieces.can_go_on()), (whole.id(), whole.can_go_on()));
+    assert_eq!((in_pieces.thought(), in_pieces.thought_is_over()), (whole.thought(), whole.thought_is_over()));
 
     if whole.can_go_on() {
         // Each line by itself, with nothing before it to be compared with.
-        let mut text = String::new();
+        let (mut thought, mut text) = (String::new(), String::new());
         for line in passed[..heard].split_inclusive(|byte| *byte == b'\n') {
             let mut one = Given::new(kind);
             one.hear(line);
@@ -46,12 +47,13 @@ fuzz_target!(|input: &[u8]| {
                 // What is no JSON but for its text looks like the one before.
                 return;
             }
+            thought += one.thought().unwrap_or_default();
             text += one.text();
         }
-        assert_eq!(text, whole.text());
+        assert_eq!((&*thought, &*text), (whole.thought().unwrap_or_default(), whole.text()));
     }
     // What follows on it is changed event by event.
-    let (seam, after) = (Seam::after(&whole), Bytes::copy_from_slice(stream));
-    let changed = seam.pass(&after);
+    let (mut seam, after) = (Seam::after(&whole), Bytes::copy_from_slice(stream));
+    let changed = seam.pass(&after).events;
     assert!(changed.is_empty() || !after.is_empty());
 });

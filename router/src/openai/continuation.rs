@@ -1,5 +1,5 @@
 //! How an answer that broke off in its stream is gone on with by another worker: what of it has gone to the client ([`given`]), what the next
-//! worker is asked ([`request`]), and how its answer is made to follow on the first ([`seam`]).
+//! worker is asked ([`request`], and [`tokens`] where it had a thought), and how its answer is made to follow on the first ([`seam`]).
 //!
 //! Knows OpenAI's chat and completions, and of chat what vLLM, SGLang and our worker take (`continue_final_message`). Used by the relay, through
 //! `stages/continuing.rs`.
@@ -7,6 +7,7 @@
 pub mod given;
 pub mod request;
 pub mod seam;
+pub mod tokens;
 
 mod event;
 

@@ -32,6 +32,24 @@ struct Member {
     span: Range<usize>,
 }
 
+/// Which members of a body are kept.
+#[derive(Clone, Copy)]
+pub enum Others<'a> {
+    /// All but those of these names.
+    Except(&'a [&'a str]),
+    /// Those of these names.
+    Only(&'a [&'a str]),
+}
+
+impl Others<'_> {
+    fn has(self, member: &Member) -> bool {
+        match self {
+            Self::Except(names) => !names.iter().any(|name| member.is_named(name)),
+            Self::Only(names) => names.iter().any(|name| member.is_named(name)),
+        }
+    }
+}
+
 /// A body that is an object, and where its members are.
 #[derive(Debug)]
 pub struct Members {
@@ -66,6 +84,12 @@ impl Members {
         self.value(name).is_some_and(|value| value != b"null")
     }
 
+    /// Whether the value of a member is this short one.
+    #[must_use]
+    pub fn is(&self, name: &str, value: &[u8]) -> bool {
+        self.value(name) == Some(value)
+    }
+
     /// Whether the value of a member may say this somewhere: it stands there, or something is escaped, or there is too much to look at.
     #[must_use]
     pub fn may_say(&self, name: &str, what: &str) -> bool {
@@ -83,16 +107,26 @@ impl Members {
     /// Whether there is a member `key` anywhere within the value of a member; also where that is more than is looked at.
     #[must_use]
     pub fn has_within(&self, name: &str, key: &str) -> bool {
-        self.list.iter().filter(|member| member.is_named(name)).any(|member| {
-            if member.span.len() > MOST_PARSED_BYTES {
-                return true;
-            }
-            let mut out = PayloadBuilder::default();
-            out.push(Bytes::from_static(b"{"));
-            self.copy(member.span.clone(), &mut out);
-            out.push(Bytes::from_static(b"}"));
-            serde_json::from_slice(&out.finish().joined()).map_or(true, |value| is_within(&value, key))
-        })
+        let mut named = self.list.iter().filter(|member| member.is_named(name));
+        named.any(|member| self.parsed_member(member).is_none_or(|value| is_within(&value, key)))
+    }
+
+    /// The value of a member, the last one's if it is there more than once; `None` if there is none, or it is longer than is looked at.
+    #[must_use]
+    pub fn parsed(&self, name: &str) -> Option<serde_json::Value> {
+        self.parsed_member(self.list.iter().rfind(|member| member.is_named(name))?)
+    }
+
+    fn parsed_member(&self, member: &Member) -> Option<serde_json::Value> {
+        if member.span.len() > MOST_PARSED_BYTES {
+            return None;
+        }
+        let mut out = PayloadBuilder::default();
+        out.push(Bytes::from_static(b"{"));
+        self.copy(member.span.clone(), &mut out);
+        out.push(Bytes::from_static(b"}"));
+        let object = serde_json::from_slice::<serde_json::Map<_, _>>(&out.finish().joined()).ok()?;
+        object.into_iter().next().map(|(_, value)| value)
     }
 
     /// The value of a member that is a whole number.
@@ -118,14 +152,14 @@ impl Members {
         self.list.iter().all(is_fine)
     }
 
-    /// [`with`](Self::with), and `tail` before the end of a member's text or list of objects, whichever `opening` begins. `None` if it is something
-    /// else, or empty, or not there once.
+    /// An object of `added` (members as JSON text, separated by commas) and those of the body that are among `others`; with `tail` before the end of
+    /// one's text or list of objects, whichever `opening` begins. `None` if that is something else, or empty, or not there once.
     #[must_use]
     pub fn with_tail(
         &self,
         (name, opening, tail): (&str, u8, &str),
         added: &str,
-        without: &[&str],
+        others: Others<'_>,
     ) -> Option<Payload> {
         let mut found = self.list.iter().filter(|member| member.is_named(name));
         let (member, None) = (found.next()?, found.next()) else { return None };
@@ -139,8 +173,8 @@ impl Members {
         self.copy(member.span.start..member.span.end - 1, &mut out);
         out.push(Bytes::copy_from_slice(tail.as_bytes()));
         self.copy(member.span.end - 1..member.span.end, &mut out);
-        let kept = |member: &&Member| !without.iter().any(|without| member.is_named(without));
-        for other in self.list.iter().filter(|other| !other.is_named(name)).filter(kept) {
+        let kept = |other: &&Member| !other.is_named(name) && others.has(other);
+        for other in self.list.iter().filter(kept) {
             out.push(Bytes::from_static(b","));
             self.copy(other.span.clone(), &mut out);
         }
@@ -151,15 +185,20 @@ impl Members {
     /// The body with `added` (members as JSON text, separated by commas), and without those named in `without`.
     #[must_use]
     pub fn with(&self, added: &str, without: &[&str]) -> Payload {
+        self.with_others(added, Others::Except(without))
+    }
+
+    /// The same, with those `others` alone.
+    #[must_use]
+    pub fn with_others(&self, added: &str, others: Others<'_>) -> Payload {
         let mut out = PayloadBuilder::default();
         let mut separator = if added.is_empty() { "{" } else { "," };
         if !added.is_empty() {
             out.push(Bytes::from(format!("{{{added}")));
         }
-        let kept = |member: &&Member| !without.iter().any(|name| member.is_named(name));
-        for run in self.list.chunk_by(|one, next| kept(&one) && kept(&next)) {
+        for run in self.list.chunk_by(|one, next| others.has(one) && others.has(next)) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
-            if kept(&first) {
+            if others.has(first) {
                 out.push(Bytes::from_static(separator.as_bytes()));
                 self.copy(first.span.start..last.span.end, &mut out);
                 separator = ",";
@@ -379,9 +418,29 @@ mod tests {
     }
 
     #[test]
+    fn of_some_members_an_object_is_made() {
+        let members = find(r#"{"a":1,"b":[{"x":2}],"c":"d","e":null}"#, 3).unwrap();
+        let only = |added: &str, names: &[&str]| -> Value {
+            serde_json::from_slice(&members.with_others(added, Others::Only(names)).joined()).unwrap()
+        };
+        assert_eq!(only(r#""z":0"#, &["a", "c", "y"]), json!({"z": 0, "a": 1, "c": "d"}));
+        assert_eq!(only("", &[]), json!({}));
+        let tailed = members.with_tail(("b", b'[', ",{}"), "", Others::Only(&["e"])).unwrap().joined();
+        assert_eq!(
+            serde_json::from_slice::<Value>(&tailed).unwrap(),
+            json!({"b": [{"x": 2}, {}], "e": null})
+        );
+        assert_eq!(members.parsed("b"), Some(json!([{"x": 2}])));
+        assert_eq!((members.parsed("e"), members.parsed("f")), (Some(Value::Null), None));
+    }
+
+    #[test]
     fn a_text_or_a_list_gets_a_tail() {
         let tailed = |text: &str, opening: u8, tail: &str| {
-            let body = find(text, 3).unwrap().with_tail(("p", opening, tail), "\"z\":0", &["a"])?.joined();
+            let body = find(text, 3)
+                .unwrap()
+                .with_tail(("p", opening, tail), "\"z\":0", Others::Except(&["a"]))?
+                .joined();
             Some(serde_json::from_slice::<Value>(&body).unwrap_or_else(|error| panic!("{error}: {body:?}")))
         };
         let text = r#"{ "a":1, "p" : "he\"llo" , "b":[2] }"#;

@@ -2,21 +2,23 @@
 //! the client sees a pause.
 //!
 //! The text is in [`continuation`](crate::openai::continuation); here is what is kept of a request for it, and the way back to
-//! [`dispatch`](super::dispatch). Used by [`relay`](super::relay).
+//! [`dispatch`](super::dispatch), for some by way of [tokens](super::in_tokens). Used by [`relay`](super::relay).
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
-use router_core::{Lease, Worker, WorkerSlot};
+use router_core::{Lease, Worker};
 use tokio::time::Instant;
 
 use super::dispatch::{Begun, Times, attempts};
 use super::exchange::is_event_stream;
+use super::in_tokens::{self, TELL_TOKENS};
 use super::parse::Reading;
 use super::record::Recorder;
 use super::retries::{Cause, Failed, Retries};
@@ -24,9 +26,10 @@ use crate::app::App;
 use crate::body_memory::BodyShare;
 use crate::config::Switch;
 use crate::error::RequestError;
+use crate::fleet::Upstream;
 use crate::openai::continuation::given::Given;
-use crate::openai::continuation::request::{asks_for_one, rest_of};
-use crate::openai::continuation::seam::Seam;
+use crate::openai::continuation::request::{Rest, asks_for_one, rest_of};
+use crate::openai::continuation::seam::{Passed, Seam};
 use crate::openai::continuation::{Kind, ends};
 use crate::openai::members::Members;
 use crate::routes::Endpoint;
@@ -48,12 +51,22 @@ pub struct Continuing {
     _share: BodyShare,
 }
 
-/// A stream that broke off.
-pub(super) struct Broke {
+/// Why nothing more of an answer is expected of a worker, though it is not whole.
+pub(super) enum Stop {
+    /// It broke off.
+    Broke(TransportError),
+    /// The engine says that it has failed, in these events.
+    Failed(Bytes),
+    /// What was asked for was a thought's end, and that has come.
+    ThoughtIsOver,
+}
+
+/// A stream that has stopped.
+pub(super) struct Stopped {
     /// What the request occupied at its worker.
     pub lease: Option<Lease>,
-    /// What happened.
-    pub error: TransportError,
+    /// What happened; nothing if there is merely something else to be asked for.
+    pub error: Option<TransportError>,
 }
 
 /// What a request has been through, and what was read of it.
@@ -97,15 +110,22 @@ impl Continuing {
         })
     }
 
-    /// Whole events on their way, as they are to go to the client; and apart, if the engine says that it has failed, what it says.
-    pub(super) fn pass(&mut self, events: Bytes) -> (Bytes, Option<Bytes>) {
-        let mut events = match &self.seam {
+    /// Whole events on their way, as they are to go to the client; and why no more follow, if they say so.
+    pub(super) fn pass(&mut self, events: Bytes) -> (Bytes, Option<Stop>) {
+        let passed = |events| Passed { events, thought_is_over: false };
+        let Passed { mut events, thought_is_over } = match &mut self.seam {
             Some(seam) => seam.pass(&events),
-            None => events,
+            None => passed(events),
         };
         let answer = self.given.hear(&events);
-        let failure = (answer < events.len()).then(|| events.split_off(answer));
-        (events, failure)
+        if answer < events.len() {
+            let says = events.split_off(answer);
+            return (events, Some(Stop::Failed(says)));
+        }
+        if thought_is_over {
+            self.given.end_thought();
+        }
+        (events, thought_is_over.then_some(Stop::ThoughtIsOver))
     }
 
     /// Whether the events that pass are changed.
@@ -125,10 +145,10 @@ impl Continuing {
     }
 
     /// Finds another worker that goes on.
-    pub(super) async fn go_on(mut self: Box<Self>, broke: Broke, mut record: Record) -> Outcome {
+    pub(super) async fn go_on(mut self: Box<Self>, stopped: Stopped, mut record: Record) -> Outcome {
         let app = Arc::clone(&self.app);
         let result = {
-            let mut asking = pin!(self.ask_for_the_rest(broke, &mut record));
+            let mut asking = pin!(self.ask_for_the_rest(stopped, &mut record));
             poll_fn(|cx| match app.cuts_off() {
                 true => Poll::Ready(Err(TransportError::ShuttingDown)),
                 false => asking.as_mut().poll(cx),
@@ -141,23 +161,64 @@ impl Continuing {
     /// `None` if there is no rest: only the word for that was missing.
     async fn ask_for_the_rest(
         &mut self,
-        broke: Broke,
+        Stopped { lease, error }: Stopped,
         record: &mut Record,
     ) -> Result<Option<Begun>, TransportError> {
-        let Self { app, request, retries, times, given, seam, .. } = self;
-        let Record { recorder, reading } = record;
-        let Broke { lease, error } = broke;
-        let Some(worker) = recorder.worker().map(Arc::clone) else { return Err(error) };
-        let Some(members) = Members::of(&request.body).await else { return Err(error) };
-        if given.is_whole() && asks_for_one(&members) {
-            recorder.broke(&error);
+        let Some(members) = Members::of(&self.request.body).await else { return Err(cannot(error)) };
+        if self.given.is_whole() && asks_for_one(&members) {
+            error.iter().for_each(|error| record.recorder.broke(error));
             return Ok(None);
         }
-        let Some(body) = rest_of(given, &members) else { return Err(error) };
-        let follows = Seam::after(given);
-        if given.kind() == Kind::Chat && !given.text().is_empty() {
-            retries.leave_out(who_cannot_go_on_with_messages(app));
+        let Some(rest) = rest_of(&self.given, &members) else { return Err(cannot(error)) };
+        self.leave_out_who_cannot(&rest);
+        let has_broken = error.is_some();
+        let wait = match error {
+            Some(error) => self.after(error, lease, record)?,
+            None => {
+                record.recorder.did_its_part();
+                drop(lease);
+                Duration::ZERO
+            }
+        };
+        tokio::time::sleep_until(Instant::now() + wait).await;
+        let (mut asked, seam) = match rest {
+            Rest::Body(body) => (WorkerRequest { body, ..self.request.clone() }, Seam::after(&self.given)),
+            Rest::Tokens => {
+                let Self { app, request, retries, given, .. } = &*self;
+                let asked = (request, &members, given);
+                in_tokens::rest(app, asked, (&record.reading, retries.among()))
+                    .await
+                    .ok_or_else(nobody_tells)?
+            }
+        };
+        let begun = self.attempt(&mut asked, record).await;
+        let recorder = &mut record.recorder;
+        match begun {
+            Ok(begun) if goes_on(&begun) => {
+                if has_broken {
+                    recorder.went_on();
+                }
+                self.seam = Some(seam);
+                Ok(Some(begun))
+            }
+            Ok(begun) => {
+                recorder.did_its_part();
+                Err(TransportError::NotGoneOn { status: begun.response.status() })
+            }
+            Err(error) => Err(of_request(error)),
         }
+    }
+
+    /// Takes in that the stream broke off. Returns how long to wait before somebody else is asked; an error if nobody is to be.
+    fn after(
+        &mut self,
+        error: TransportError,
+        lease: Option<Lease>,
+        record: &mut Record,
+    ) -> Result<Duration, TransportError> {
+        let Self { app, retries, times, .. } = self;
+        let Record { recorder, reading } = record;
+        let Some(worker) = recorder.worker().map(Arc::clone) else { return Err(error) };
         recorder.broke(&error);
         let cause = Cause::of_error(&error);
         // While the lease still counts this request among those that are there.
@@ -166,36 +227,75 @@ impl Continuing {
         drop(lease);
         let told = Err(RequestError::Worker { worker: worker.id().clone(), source: error });
         let failed = Failed { worker, cause, in_flight, retry_after: None, told };
+        retries.after(app, reading, failed, times.1).ok_or_else(|| {
+            let told = retries.give_up().expect("it has just been given a failure");
+            told.map_or_else(of_request, |begun| TransportError::NotGoneOn {
+                status: begun.response.status(),
+            })
+        })
+    }
+
+    /// Asks for the rest.
+    async fn attempt(
+        &mut self,
+        asked: &mut WorkerRequest,
+        record: &mut Record,
+    ) -> Result<Begun, RequestError> {
+        let Self { app, retries, times, given, .. } = self;
+        let Record { recorder, reading } = record;
         // What has been given is prompt now: so it is weighed, and so speeds are learned from it.
         let given_tokens = given.pieces();
         reading.prompt_tokens += given_tokens;
-        let asked = reading.precedence;
-        reading.precedence = asked.of_one_that_has_begun();
-        let mut rest = WorkerRequest { body, ..request.clone() };
-        let begun = match retries.after(app, reading, failed, times.1) {
-            None => retries.give_up().expect("it has just been given a failure"),
-            Some(wait) => {
-                tokio::time::sleep_until(Instant::now() + wait).await;
-                // It does not wait in line: who has begun to read goes first.
-                attempts(app, (&mut rest, reading), (retries, None), *times, recorder).await
-            }
+        let precedence = reading.precedence;
+        reading.precedence = precedence.of_one_that_has_begun();
+        // It does not wait in line: who has begun to read goes first.
+        let begun = attempts(app, (asked, reading), (retries, None), *times, recorder).await;
+        (reading.prompt_tokens, reading.precedence) = (reading.prompt_tokens - given_tokens, precedence);
+        begun
+    }
+
+    /// Who would take the beginning of an answer for a turn that has ended, or does not tell tokens, is not asked.
+    fn leave_out_who_cannot(&mut self, rest: &Rest) {
+        let Self { app, given, retries, .. } = self;
+        let can: &[&str] = match rest {
+            Rest::Tokens => &[TELL_TOKENS],
+            Rest::Body(_) if given.kind() == Kind::Chat && !given.text().is_empty() => &GO_ON_WITH_MESSAGES,
+            Rest::Body(_) => return,
         };
-        (reading.prompt_tokens, reading.precedence) = (reading.prompt_tokens - given_tokens, asked);
-        match begun {
-            Ok(begun) if goes_on(&begun) => {
-                recorder.went_on();
-                *seam = Some(follows);
-                Ok(Some(begun))
-            }
-            Ok(begun) => {
-                recorder.declined();
-                Err(TransportError::NotGoneOn { status: begun.response.status() })
-            }
-            Err(RequestError::Worker { source, .. } | RequestError::Unreachable { source, .. }) => {
-                Err(source)
-            }
-            Err(other) => Err(TransportError::NobodyGoesOn { why: other.to_string() }),
-        }
+        let roster = app.fleet.roster();
+        let is_of_others = |worker: &&Arc<Worker>| {
+            let upstream = roster.upstream(worker);
+            !upstream.is_some_and(|upstream| is_of(&upstream, can))
+        };
+        let others = roster.snapshot.workers().iter().filter(is_of_others);
+        retries.leave_out(others.map(|worker| worker.slot).collect());
+    }
+}
+
+/// Whether an engine says of its models that they are one of these owners'.
+fn is_of(upstream: &Upstream, owners: &[&str]) -> bool {
+    let entries = upstream.model_entries.read().ok().map(|entries| Arc::clone(&entries));
+    let owner =
+        |entry: &serde_json::Value| entry.get("owned_by")?.as_str().map(|owner| owners.contains(&owner));
+    entries.is_some_and(|entries| entries.iter().filter_map(owner).any(|is_one| is_one))
+}
+
+/// The rest cannot be asked for, whoever is there.
+fn cannot(error: Option<TransportError>) -> TransportError {
+    let why = || "how the answer to it goes on cannot be asked for".to_owned();
+    error.unwrap_or_else(|| TransportError::NobodyGoesOn { why: why() })
+}
+
+/// The rest of a thought, or behind one, takes an engine that tells tokens.
+fn nobody_tells() -> TransportError {
+    TransportError::NobodyGoesOn { why: "no other engine tells the tokens of a thought".to_owned() }
+}
+
+/// What a request failed of is what a stream breaks off with.
+fn of_request(error: RequestError) -> TransportError {
+    match error {
+        RequestError::Worker { source, .. } | RequestError::Unreachable { source, .. } => source,
+        other => TransportError::NobodyGoesOn { why: other.to_string() },
     }
 }
 
@@ -213,18 +313,4 @@ fn compact(mut request: WorkerRequest) -> WorkerRequest {
 /// Whether an answer is a stream as far as its head goes.
 fn goes_on(begun: &Begun) -> bool {
     begun.response.status().is_success() && is_event_stream(begun.response.headers())
-}
-
-/// Who would take the beginning of an answer for a turn that has ended.
-fn who_cannot_go_on_with_messages(app: &App) -> Vec<WorkerSlot> {
-    let roster = app.fleet.roster();
-    let can = |worker: &Arc<Worker>| {
-        let entries =
-            roster.upstream(worker).and_then(|upstream| upstream.model_entries.read().ok()?.clone().into());
-        entries.is_some_and(|entries| {
-            let mut owners = entries.iter().filter_map(|entry| entry.get("owned_by")?.as_str());
-            owners.any(|owner| GO_ON_WITH_MESSAGES.contains(&owner))
-        })
-    };
-    roster.snapshot.workers().iter().filter(|worker| !can(worker)).map(|worker| worker.slot).collect()
 }

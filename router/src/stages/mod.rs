@@ -9,6 +9,7 @@ pub mod background;
 mod continuing;
 pub mod dispatch;
 mod exchange;
+mod in_tokens;
 mod legs;
 pub mod parse;
 pub mod pick;

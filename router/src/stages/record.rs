@@ -211,8 +211,8 @@ impl Recorder {
         self.app.metrics.continued.inc();
     }
 
-    /// Somebody else was asked to, and does not: that is no failure of its.
-    pub fn declined(&mut self) {
+    /// Whoever was asked has done what it was asked for, or does not go on with what another has begun: that is no failure of its.
+    pub fn did_its_part(&mut self) {
         if let Some(trial) = self.trial.take() {
             trial.succeed(self.app.now());
         }
@@ -258,6 +258,8 @@ impl Recorder {
         } else {
             self.compare(&usage, reading);
         }
+        // Whoever hears that the request is over may send the next one under its name.
+        self.followed = None;
         metrics.usage(&usage, self.hit_tokens);
         if reading.token_ids.is_none() && self.tells_of_its_body(&usage) {
             app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);

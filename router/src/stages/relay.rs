@@ -16,7 +16,7 @@ use router_core::Lease;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
-use super::continuing::{self, Broke, Continuing, Record};
+use super::continuing::{self, Continuing, Record, Stop, Stopped};
 use super::dispatch::{Begun, Dispatched};
 use super::exchange::is_event_stream;
 use super::record::{Outcome, Recorder};
@@ -66,8 +66,10 @@ pub struct RelayStream {
     events: Option<WholeEvents>,
     /// Of one that another worker could go on with.
     continuing: Option<Box<Continuing>>,
-    /// In place of the rest, what the worker says of its failure.
-    failed: Option<Bytes>,
+    /// Why no more is to be expected of this worker.
+    stop: Option<Stop>,
+    /// In place of the rest, what the worker has said of its failure.
+    said: Option<Bytes>,
     /// The stream has said that it is over; what comes after that is of no use to anybody.
     is_over: bool,
     limits: Limits,
@@ -168,7 +170,8 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         state: State::Flowing,
         events,
         continuing,
-        failed: None,
+        stop: None,
+        said: None,
         is_over: false,
         limits: Limits::new(limits.idle, limits.total, deadline),
         record: Some(Record { recorder, reading }),
@@ -221,8 +224,8 @@ impl RelayStream {
             return Poll::Ready(Some(self.break_off(TransportError::ShuttingDown)));
         }
         loop {
-            if self.failed.is_some() {
-                return Poll::Ready(self.broke(TransportError::EngineFailed));
+            if let Some(stop) = self.stop.take() {
+                return Poll::Ready(self.stopped(stop));
             }
             match Pin::new(&mut self.upstream).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -233,15 +236,15 @@ impl RelayStream {
                 Poll::Ready(None) => {
                     let rest = self.rest();
                     if self.is_unfinished(&rest) {
-                        return Poll::Ready(self.broke(TransportError::Unfinished));
+                        return Poll::Ready(self.stopped(Stop::Broke(TransportError::Unfinished)));
                     }
                     self.finish();
                     return Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))));
                 }
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(self.broke(error)),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(self.stopped(Stop::Broke(error))),
                 Poll::Pending => {
                     let error = std::task::ready!(self.limits.poll_exceeded(cx));
-                    return Poll::Ready(self.broke(error));
+                    return Poll::Ready(self.stopped(Stop::Broke(error)));
                 }
             }
         }
@@ -258,7 +261,7 @@ impl RelayStream {
         let frame = match frame.into_data() {
             Ok(piece) => {
                 let mut whole = self.pass(piece, now);
-                if self.failed.is_some() {
+                if self.stop.is_some() {
                     return (!whole.is_empty()).then(|| Ok(Frame::data(whole)));
                 }
                 if is_last {
@@ -298,8 +301,8 @@ impl RelayStream {
             self.note_end(&whole);
             return whole;
         };
-        let (whole, failed) = continuing.pass(whole);
-        self.failed = failed;
+        let (whole, stop) = continuing.pass(whole);
+        self.stop = stop;
         if changes && !whole.is_empty() {
             recorder.piece(&whole, now.into_std());
         }
@@ -351,18 +354,28 @@ impl RelayStream {
     }
 
     /// The rest will not come from this worker. `None` if somebody is looked for who goes on.
-    fn broke(&mut self, error: TransportError) -> Option<Result<Frame<Bytes>, TransportError>> {
+    fn stopped(&mut self, stop: Stop) -> Option<Result<Frame<Bytes>, TransportError>> {
         if self.is_over {
             self.finish();
             return None;
         }
-        let can_go_on = |continuing: &mut Box<Continuing>| continuing.can_go_on(&error);
+        let error = match stop {
+            Stop::Broke(error) => Some(error),
+            Stop::Failed(says) => {
+                self.said = Some(says);
+                Some(TransportError::EngineFailed)
+            }
+            Stop::ThoughtIsOver => None,
+        };
+        let can_go_on =
+            |continuing: &mut Box<Continuing>| error.as_ref().is_none_or(|error| continuing.can_go_on(error));
         let Some(continuing) = self.continuing.take_if(can_go_on) else {
-            return Some(self.break_off(error));
+            // It is there where a thought is over: that came by way of it.
+            return error.map(|error| self.break_off(error));
         };
         let record = self.record.take()?;
-        let broke = Broke { lease: self.lease.take(), error };
-        self.state = State::Continuing(Box::pin(continuing.go_on(broke, record)));
+        let stopped = Stopped { lease: self.lease.take(), error };
+        self.state = State::Continuing(Box::pin(continuing.go_on(stopped, record)));
         None
     }
 
@@ -372,7 +385,7 @@ impl RelayStream {
         continuing::Outcome { record, result }: continuing::Outcome,
     ) -> Option<Result<Frame<Bytes>, TransportError>> {
         self.record = Some(record);
-        let said = self.failed.take();
+        let said = self.said.take();
         match result {
             Ok(Some((Begun { response, first, lease, .. }, continuing))) => {
                 (self.upstream, self.first, self.lease) = (response.into_body(), first, lease);

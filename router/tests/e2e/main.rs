@@ -33,5 +33,6 @@ mod ranks;
 mod replicas;
 mod routing;
 mod smuggling;
+mod thoughts;
 mod upstream;
 mod upstream_h2;

@@ -30,6 +30,8 @@ pub(super) struct Piece<'a> {
     line: &'a [u8],
     /// Its text, between the quotes.
     pub(super) text: Option<&'a str>,
+    /// What it says of a thought, the same, and under which names.
+    pub(super) thought: Option<(&'a str, ThoughtNames)>,
     /// It says who speaks, as the first one of a chat does.
     pub(super) has_role: bool,
     /// It is the last one with text.
@@ -38,6 +40,15 @@ pub(super) struct Piece<'a> {
     pub(super) id: Option<&'a str>,
     /// The usage so far, or of all.
     pub(super) usage: Option<&'a str>,
+}
+
+/// The names that a piece of a thought has, side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct ThoughtNames {
+    /// `reasoning`, as vLLM says.
+    pub(super) short: bool,
+    /// `reasoning_content`, as vLLM said before, and SGLang does.
+    pub(super) long: bool,
 }
 
 impl<'a> Piece<'a> {
@@ -74,8 +85,15 @@ pub(super) fn read(line: &[u8], kind: Kind) -> Option<Said<'_>> {
         return error.filter(|error| is_the_engines(error)).map(|_| Said::Error);
     };
     let usage = usage.filter(|usage| !is_nothing(usage)).map(RawValue::get);
-    let mut piece =
-        Piece { line, text: None, has_role: false, is_last: false, id: id.map(RawValue::get), usage };
+    let mut piece = Piece {
+        line,
+        text: None,
+        thought: None,
+        has_role: false,
+        is_last: false,
+        id: id.map(RawValue::get),
+        usage,
+    };
     match &choices[..] {
         [] => {}
         [choice] => piece.choice(choice, kind)?,
@@ -107,6 +125,8 @@ impl<'a> Piece<'a> {
             match name {
                 "role" if value.get() == "\"assistant\"" => self.has_role = true,
                 "content" => self.text(value)?,
+                "reasoning" => self.thought(value, ThoughtNames { short: true, long: false })?,
+                "reasoning_content" => self.thought(value, ThoughtNames { short: false, long: true })?,
                 _ if is_nothing(value) => {}
                 _ => return None,
             }
@@ -116,10 +136,30 @@ impl<'a> Piece<'a> {
 
     fn text(&mut self, value: &'a RawValue) -> Option<()> {
         if !is_nothing(value) {
-            self.text = Some(value.get().strip_prefix('"')?.strip_suffix('"')?);
+            self.text = Some(unquoted(value)?);
         }
         Some(())
     }
+
+    /// Under two names it is to be the same.
+    fn thought(&mut self, value: &'a RawValue, name: ThoughtNames) -> Option<()> {
+        if is_nothing(value) || value.get() == "\"\"" {
+            return Some(());
+        }
+        let thought = unquoted(value)?;
+        let names = match self.thought {
+            None => name,
+            Some((same, _)) if same == thought => ThoughtNames { short: true, long: true },
+            Some(_) => return None,
+        };
+        self.thought = Some((thought, names));
+        Some(())
+    }
+}
+
+/// What stands between a text's quotes.
+fn unquoted(value: &RawValue) -> Option<&str> {
+    value.get().strip_prefix('"')?.strip_suffix('"')
 }
 
 /// Whether an error is not the request's own.

@@ -7,7 +7,7 @@
 use memchr::memchr;
 
 use super::Kind;
-use super::event::{Said, read};
+use super::event::{Piece, Said, ThoughtNames, read};
 
 /// A longer answer is not gone on with: what is kept of all streams is not bounded otherwise.
 const MOST_TEXT_BYTES: usize = 1 << 20;
@@ -18,6 +18,7 @@ pub struct Given {
     kind: Kind,
     /// As it stands in JSON, between quotes.
     text: Vec<u8>,
+    thought: Thought,
     pieces: usize,
     id: Option<Box<str>>,
     has_begun: bool,
@@ -26,12 +27,30 @@ pub struct Given {
     state: State,
 }
 
+/// What came before the answer, where the engine tells the two apart.
+#[derive(Default, Debug)]
+struct Thought {
+    /// As it stands in JSON, between quotes.
+    text: Vec<u8>,
+    names: ThoughtNames,
+    pieces: usize,
+    is_over: bool,
+}
+
+/// Which of the two a piece is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    Thought,
+    Answer,
+}
+
 /// The engine says so.
 #[derive(PartialEq, Eq)]
 struct EngineFailed;
 
 #[derive(Debug)]
 struct Around {
+    part: Part,
     /// Length of what stands before.
     before_bytes: usize,
     /// Its end, in which are the choice's number and the name of what the text is. Before that are names of the whole answer.
@@ -42,10 +61,11 @@ struct Around {
 
 impl Around {
     /// `None` where it is too short or too long.
-    fn of(before: &[u8], after: &[u8]) -> Option<Self> {
+    fn of(part: Part, before: &[u8], after: &[u8]) -> Option<Self> {
         let mut padded = [0; 120];
         padded.get_mut(..after.len())?.copy_from_slice(after);
         Some(Self {
+            part,
             before_bytes: before.len(),
             before: *before.last_chunk()?,
             after_bytes: after.len(),
@@ -74,8 +94,8 @@ impl Given {
     /// Nothing yet.
     #[must_use]
     pub fn new(kind: Kind) -> Self {
-        let (text, state) = (Vec::new(), State::Going);
-        Self { kind, text, pieces: 0, id: None, has_begun: false, around: None, state }
+        let (text, thought, state) = (Vec::new(), Thought::default(), State::Going);
+        Self { kind, text, thought, pieces: 0, id: None, has_begun: false, around: None, state }
     }
 
     /// Which endpoint's answer it is.
@@ -103,7 +123,36 @@ impl Given {
         std::str::from_utf8(&self.text).unwrap_or_default()
     }
 
-    /// Pieces of text: a token each, or more.
+    /// Of a thought the text, as it stands in JSON between quotes; `None` if there is none.
+    #[must_use]
+    pub fn thought(&self) -> Option<&str> {
+        std::str::from_utf8(&self.thought.text).ok().filter(|thought| !thought.is_empty())
+    }
+
+    /// Whether the thought has ended, if there was one.
+    #[must_use]
+    pub fn thought_is_over(&self) -> bool {
+        self.thought.is_over
+    }
+
+    /// Pieces of the thought, as [`pieces`](Self::pieces).
+    #[must_use]
+    pub fn thought_pieces(&self) -> usize {
+        self.thought.pieces
+    }
+
+    /// The names of its pieces.
+    pub(super) fn thought_names(&self) -> ThoughtNames {
+        self.thought.names
+    }
+
+    /// The thought is over, and nothing of the answer has come yet. A token says so.
+    pub fn end_thought(&mut self) {
+        self.thought.is_over = true;
+        self.pieces += 1;
+    }
+
+    /// Pieces of text: a token each, or more; with the end of a thought.
     #[must_use]
     pub fn pieces(&self) -> usize {
         self.pieces
@@ -143,10 +192,8 @@ impl Given {
             self.behind_the_end(line);
             return None;
         }
-        if let Some(text) = self.like_the_last(line) {
-            self.text.extend_from_slice(text);
-            self.pieces += usize::from(!text.is_empty());
-            self.bound();
+        if let Some((part, text)) = self.like_the_last(line) {
+            self.add(part, text);
             return None;
         }
         match read(line, self.kind) {
@@ -156,28 +203,51 @@ impl Given {
             Some(Said::Piece(piece)) => {
                 self.has_begun = true;
                 self.id = self.id.take().or_else(|| piece.id.map(Box::from));
-                if piece.is_last {
+                self.around = around(&piece, line).or_else(|| self.around.take());
+                if let Some((thought, names)) = piece.thought {
+                    self.thought.names = names;
+                    self.add(Part::Thought, thought.as_bytes());
+                }
+                self.add(Part::Answer, piece.text.unwrap_or_default().as_bytes());
+                if piece.is_last && self.state == State::Going {
                     self.state = State::Ended;
                 }
-                if let Some(text) = piece.text {
-                    self.text.extend_from_slice(text.as_bytes());
-                    self.pieces += usize::from(!text.is_empty());
-                    let place = piece.place(text);
-                    let is_plain = !piece.has_role && piece.usage.is_none();
-                    let around = is_plain.then(|| Around::of(&line[..place.start], &line[place.end..]));
-                    self.around = around.flatten();
-                }
-                self.bound();
             }
             None => self.lose(),
         }
         None
     }
 
+    fn add(&mut self, part: Part, piece: &[u8]) {
+        if piece.is_empty() {
+            return;
+        }
+        match part {
+            // One thought, and then the answer.
+            Part::Thought if self.thought.is_over || !self.text.is_empty() => return self.lose(),
+            Part::Thought => {
+                self.thought.text.extend_from_slice(piece);
+                self.thought.pieces += 1;
+            }
+            Part::Answer => {
+                if !self.thought.text.is_empty() && !self.thought.is_over {
+                    self.end_thought();
+                }
+                self.text.extend_from_slice(piece);
+            }
+        }
+        self.pieces += 1;
+        if self.text.len() + self.thought.text.len() > MOST_TEXT_BYTES {
+            self.lose();
+        }
+    }
+
     /// Behind the last text may come the usage. What says more is no answer that is known here: another choice's, or a failure.
     fn behind_the_end(&mut self, line: &[u8]) {
         let says_more = match read(line, self.kind) {
-            Some(Said::Piece(piece)) => piece.text.is_some_and(|text| !text.is_empty()),
+            Some(Said::Piece(piece)) => {
+                piece.thought.is_some() || piece.text.is_some_and(|text| !text.is_empty())
+            }
             Some(Said::Nothing | Said::Done) => false,
             Some(Said::Error) | None => true,
         };
@@ -187,21 +257,28 @@ impl Given {
     }
 
     /// The text of a line that is like the last one but for it. Only a quote could end it before its end.
-    fn like_the_last<'a>(&self, line: &'a [u8]) -> Option<&'a [u8]> {
-        let text = self.around.as_ref()?.between(line)?;
+    fn like_the_last<'a>(&self, line: &'a [u8]) -> Option<(Part, &'a [u8])> {
+        let around = self.around.as_ref()?;
+        let text = around.between(line)?;
         // The quote after a backslash would be the text's own.
         (memchr(b'"', text).is_none() && text.last() != Some(&b'\\') && std::str::from_utf8(text).is_ok())
-            .then_some(text)
-    }
-
-    fn bound(&mut self) {
-        if self.text.len() > MOST_TEXT_BYTES {
-            self.lose();
-        }
+            .then_some((around.part, text))
     }
 
     fn lose(&mut self) {
         self.state = State::Lost;
-        (self.text, self.around) = (Vec::new(), None);
+        (self.text, self.thought, self.around) = (Vec::new(), Thought::default(), None);
     }
+}
+
+/// What stands around the text of an event that has one; the next ones may be like it.
+fn around(piece: &Piece<'_>, line: &[u8]) -> Option<Around> {
+    let (part, text) = match (piece.thought, piece.text.filter(|text| !text.is_empty())) {
+        (Some((thought, names)), None) if !(names.short && names.long) => (Part::Thought, thought),
+        (None, Some(text)) => (Part::Answer, text),
+        _ => return None,
+    };
+    let place = piece.place(text);
+    let is_plain = !piece.has_role && piece.usage.is_none();
+    is_plain.then(|| Around::of(part, &line[..place.start], &line[place.end..])).flatten()
 }

@@ -4,8 +4,17 @@ use std::borrow::Cow;
 
 use super::Kind;
 use super::given::Given;
-use crate::openai::members::Members;
+use crate::openai::members::{Members, Others};
 use crate::payload::Payload;
+
+/// How the rest of an answer can be asked for.
+#[derive(Debug)]
+pub enum Rest {
+    /// With this body, where the whole was asked for.
+    Body(Payload),
+    /// By way of [tokens](super::tokens), of engines that tell them.
+    Tokens,
+}
 
 /// Members that mean the same for what is left of an answer. With any other, nobody goes on.
 const KEPT: &[&str] = &[
@@ -36,6 +45,7 @@ const KEPT: &[&str] = &[
     "safety_identifier",
     "prompt_cache_key",
     "chat_template_kwargs",
+    "reasoning_effort",
     "tools",
     "parallel_tool_calls",
 ];
@@ -50,6 +60,7 @@ const HARMLESS: &[(&str, &[&str])] = &[
     ("frequency_penalty", &["0", "0.0"]),
     ("presence_penalty", &["0", "0.0"]),
     ("min_tokens", &["0"]),
+    ("include_reasoning", &["true"]),
     ("suffix", &["\"\""]),
     ("tool_choice", &["\"auto\"", "\"none\""]),
     ("response_format", &["{\"type\":\"text\"}", "{\"type\": \"text\"}"]),
@@ -65,9 +76,9 @@ pub fn asks_for_one(body: &Members) -> bool {
     })
 }
 
-/// What is asked for the rest of `given`; `None` if that cannot be asked.
+/// How the rest of `given` is asked for; `None` if it cannot be.
 #[must_use]
-pub fn rest_of(given: &Given, body: &Members) -> Option<Payload> {
+pub fn rest_of(given: &Given, body: &Members) -> Option<Rest> {
     let (prompt, opening) = match given.kind() {
         Kind::Chat => ("messages", b'['),
         Kind::Completions => ("prompt", b'"'),
@@ -81,29 +92,43 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Payload> {
     if !given.can_go_on() || !body.all(is_kept) {
         return None;
     }
-    let text = given.text();
     // Without it engines have defaults of their own, which what has been given is part of.
     if given.kind() == Kind::Completions && !body.has("max_tokens") {
         return None;
     }
-    let mut added = Vec::new();
-    let mut without = Vec::new();
-    for name in ["max_tokens", "max_completion_tokens"] {
-        if body.has(name) {
-            let left = body.number(name)?.checked_sub(given.pieces() as u64).filter(|left| *left > 0)?;
-            added.push(format!("\"{name}\":{left}"));
-            without.push(name);
-        }
-    }
+    let mut added = limits(given, body)?;
+    let text = given.text();
     let tail = match given.kind() {
+        Kind::Chat if given.thought().is_some() || thinks_in_the_open(text) => return Some(Rest::Tokens),
         _ if text.is_empty() => Cow::Borrowed(""),
-        // A model that thinks in the open has not ended its thought: no template writes half of one.
-        Kind::Chat if text.contains("<think>") && !text.contains("</think>") => return None,
         Kind::Chat => {
-            added.push("\"add_generation_prompt\":false,\"continue_final_message\":true".to_owned());
+            added.push(CONTINUE_FINAL_MESSAGE.to_owned());
             Cow::Owned(format!(",{{\"role\":\"assistant\",\"content\":\"{text}\"}}"))
         }
         Kind::Completions => Cow::Borrowed(text),
     };
-    body.with_tail((prompt, opening, &tail), &added.join(","), &without)
+    body.with_tail((prompt, opening, &tail), &added.join(","), Others::Except(&LIMITS)).map(Rest::Body)
+}
+
+/// That what the last message says is gone on with.
+pub(super) const CONTINUE_FINAL_MESSAGE: &str =
+    "\"add_generation_prompt\":false,\"continue_final_message\":true";
+
+/// Members that say how long an answer may be. Of two the second counts.
+pub(super) const LIMITS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
+
+/// The same for the rest, each as JSON text; `None` if nothing is left, or one says something else than a number.
+pub(super) fn limits(given: &Given, body: &Members) -> Option<Vec<String>> {
+    let there = LIMITS.iter().filter(|name| body.has(name));
+    there.map(|name| Some(format!("\"{name}\":{}", left(given, body.number(name)?)?))).collect()
+}
+
+/// What is left of `most` tokens.
+pub(super) fn left(given: &Given, most: u64) -> Option<u64> {
+    most.checked_sub(given.pieces() as u64).filter(|left| *left > 0)
+}
+
+/// A model whose engine does not tell thoughts from answers has not ended its thought: no template writes half of one.
+fn thinks_in_the_open(text: &str) -> bool {
+    text.contains("<think>") && !text.contains("</think>")
 }

@@ -3,25 +3,51 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::Kind;
-use super::event::{Piece, Said, read};
-use super::given::Given;
+use super::event::{Piece, Said, ThoughtNames, read};
+use super::given::{Given, Part};
 
 /// Changes events of the rest.
 #[derive(Debug)]
 pub struct Seam {
-    kind: Kind,
     id: Option<Box<str>>,
+    /// In whose words the rest comes.
+    kind: Kind,
     /// The client knows who speaks.
     has_begun: bool,
     /// Tokens that were given before, and are now part of the prompt.
     tokens: u64,
+    /// Of them those of a thought, with those that follow.
+    thought_tokens: u64,
+    /// Tokens of the prompt that was asked first, if they have been counted.
+    prompt_tokens: Option<u64>,
+    /// Of a chat that is gone on with as a completion.
+    completion: Option<Completion>,
+}
+
+/// What a completion is of a chat.
+#[derive(Debug)]
+struct Completion {
+    part: Part,
+    /// Of pieces of a thought.
+    names: ThoughtNames,
+    /// The token behind which the thought is over, and something else is to be asked for.
+    end: Option<u32>,
+}
+
+/// What of the rest goes to the client.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Passed {
+    /// Whole events.
+    pub events: Bytes,
+    /// A thought is over, and with it what was asked for.
+    pub thought_is_over: bool,
 }
 
 impl Seam {
-    /// After what has been `given`.
+    /// After what has been `given`, in the same words.
     #[must_use]
     pub fn after(given: &Given) -> Self {
         Self {
@@ -29,11 +55,30 @@ impl Seam {
             id: given.id().map(Box::from),
             has_begun: given.has_begun(),
             tokens: given.pieces() as u64,
+            thought_tokens: given.thought_pieces() as u64,
+            prompt_tokens: None,
+            completion: None,
+        }
+    }
+
+    /// The same, where the prompt has that many tokens.
+    pub(super) fn in_messages(given: &Given, prompt_tokens: u64) -> Self {
+        Self { prompt_tokens: Some(prompt_tokens), ..Self::after(given) }
+    }
+
+    /// A part of a chat's answer that comes as a completion, up to a token if it is a thought.
+    pub(super) fn in_tokens(given: &Given, (part, end): (Part, Option<u32>), prompt_tokens: u64) -> Self {
+        let names = given.thought_names();
+        let completion = Completion { part, names, end };
+        Self {
+            kind: Kind::Completions,
+            completion: Some(completion),
+            ..Self::in_messages(given, prompt_tokens)
         }
     }
 
     /// Whole events, as they are to go to the client.
-    pub fn pass(&self, events: &Bytes) -> Bytes {
+    pub fn pass(&mut self, events: &Bytes) -> Passed {
         let mut out = Vec::with_capacity(events.len());
         let mut leaves_out = false;
         for line in events.split_inclusive(|byte| *byte == b'\n') {
@@ -46,6 +91,18 @@ impl Seam {
                 continue;
             }
             match read(text, self.kind) {
+                Some(Said::Piece(_)) if self.completion.is_some() => match self.as_chat(text) {
+                    Some(Told { event, thought_is_over }) => {
+                        let event = event.map(|event| format!("data: {event}\n"));
+                        leaves_out = event.is_none();
+                        out.extend_from_slice(event.unwrap_or_default().as_bytes());
+                        if thought_is_over {
+                            out.extend_from_slice(if leaves_out { b"" } else { b"\n" });
+                            return Passed { events: out.into(), thought_is_over };
+                        }
+                    }
+                    None => leaves_out = true,
+                },
                 Some(Said::Piece(piece)) => match self.changed(&piece) {
                     Some(changes) => {
                         splice(text, changes, &mut out);
@@ -56,7 +113,42 @@ impl Seam {
                 _ => out.extend_from_slice(line),
             }
         }
-        out.into()
+        Passed { events: out.into(), thought_is_over: false }
+    }
+
+    /// A completion's event as one of a chat.
+    fn as_chat(&mut self, line: &[u8]) -> Option<Told> {
+        let completion = self.completion.as_ref()?;
+        let mut event: Value = serde_json::from_slice(line.strip_prefix(b"data:")?).ok()?;
+        let mut choices = Vec::new();
+        let mut thought_is_over = false;
+        if let Some(choice) = event["choices"].get(0) {
+            let end = completion.end.filter(|end| choice["stop_reason"] == *end);
+            thought_is_over = end.is_some() && choice["finish_reason"] == "stop";
+            let delta = completion.delta(choice["text"].as_str()?);
+            if completion.part == Part::Thought && !delta.is_empty() {
+                self.thought_tokens += 1;
+            }
+            let mut finish = choice["finish_reason"].clone();
+            if thought_is_over {
+                finish.take();
+            }
+            if delta.is_empty() && finish.is_null() {
+                return Some(Told { event: None, thought_is_over });
+            }
+            choices.push(json!({"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}));
+        }
+        event["choices"] = choices.into();
+        event["object"] = "chat.completion.chunk".into();
+        if let Some(id) = &self.id {
+            event["id"] = serde_json::from_str(id).ok()?;
+        }
+        if event["usage"].is_object()
+            && let Some(whole) = self.usage(&event["usage"].to_string())
+        {
+            event["usage"] = serde_json::from_str(&whole).ok()?;
+        }
+        Some(Told { event: Some(event), thought_is_over })
     }
 
     /// What of an event is to be another; `None` if the client has it already.
@@ -65,7 +157,7 @@ impl Seam {
         if let (Some(id), Some(first)) = (piece.id, &self.id) {
             changes.push((piece.place(id), first.to_string()));
         }
-        let says_nothing = piece.text.is_none_or(str::is_empty) && !piece.is_last;
+        let says_nothing = piece.text.is_none_or(str::is_empty) && piece.thought.is_none() && !piece.is_last;
         if says_nothing && piece.has_role && self.has_begun {
             return None;
         }
@@ -80,15 +172,41 @@ impl Seam {
     /// The usage of the whole answer.
     fn usage(&self, rest: &str) -> Option<String> {
         let mut usage: Value = serde_json::from_str(rest).ok()?;
-        let prompt_tokens = usage["prompt_tokens"].as_u64()?.saturating_sub(self.tokens);
+        let of_the_rest = usage["prompt_tokens"].as_u64()?;
+        let prompt_tokens = self.prompt_tokens.unwrap_or(of_the_rest.saturating_sub(self.tokens));
         usage["prompt_tokens"] = prompt_tokens.into();
         if let Some(generated) = usage["completion_tokens"].as_u64() {
             usage["completion_tokens"] = (generated + self.tokens).into();
+            if usage["total_tokens"].is_u64() {
+                usage["total_tokens"] = (prompt_tokens + generated + self.tokens).into();
+            }
+        }
+        if self.thought_tokens > 0 {
+            usage["completion_tokens_details"]["reasoning_tokens"] = self.thought_tokens.into();
         }
         if let Some(cached) = usage["prompt_tokens_details"]["cached_tokens"].as_u64() {
             usage["prompt_tokens_details"]["cached_tokens"] = cached.min(prompt_tokens).into();
         }
         Some(usage.to_string())
+    }
+}
+
+/// What a completion's event says in a chat.
+struct Told {
+    /// `None` if nothing.
+    event: Option<Value>,
+    thought_is_over: bool,
+}
+
+impl Completion {
+    /// A piece of text as a chat's event has it.
+    fn delta(&self, text: &str) -> Map<String, Value> {
+        let names: &[(&str, bool)] = match self.part {
+            Part::Answer => &[("content", true)],
+            Part::Thought => &[("reasoning", self.names.short), ("reasoning_content", self.names.long)],
+        };
+        let told = names.iter().filter(|(_, is_told)| *is_told && !text.is_empty());
+        told.map(|(name, _)| ((*name).to_owned(), Value::from(text))).collect()
     }
 }
 

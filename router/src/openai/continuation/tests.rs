@@ -3,8 +3,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::given::Given;
-use super::request::rest_of;
+use super::request::{Rest, rest_of};
 use super::seam::Seam;
+use super::tokens::{InTokens, Marks, Next, Tokens, chat_question, written};
 use super::{Kind, event};
 use crate::openai::members::Members;
 
@@ -52,7 +53,8 @@ fn members(body: &Value) -> Members {
 
 fn asked(given: &Given, body: &Value) -> Option<Value> {
     let members = members(body);
-    let body = rest_of(given, &members)?.joined();
+    let Rest::Body(body) = rest_of(given, &members)? else { panic!("in tokens") };
+    let body = body.joined();
     Some(serde_json::from_slice(&body).unwrap_or_else(|error| panic!("{error}: {body:?}")))
 }
 
@@ -142,8 +144,6 @@ fn what_would_be_another_answer_is_not_asked_for() {
         assert!(asked(&text, &json!({"prompt": prompt, "max_tokens": 9})).is_none(), "{prompt}");
     }
     assert!(asked(&text, &json!({"prompt": "x"})).is_none(), "who knows how long it may be");
-    let thinks = given(Kind::Chat, &[content("a", "<think>"), content("a", "so")]);
-    assert!(asked(&thinks, &json!({"messages": [{"role": "user", "content": "x"}]})).is_none());
 }
 
 #[test]
@@ -163,6 +163,7 @@ fn what_nobody_else_could_go_on_with_is_not_gone_on_with() {
     );
     for event in [
         chat_event("a", &json!({"reasoning_content": "hm"}), &null),
+        chat_event("a", &json!({"reasoning": "hm", "reasoning_content": "so"}), &null),
         chat_event("a", &json!({"tool_calls": [{"index": 0}]}), &null),
         content("a", "x").replace("\"index\":0", "\"index\":1"),
         content("a", "x").replace("\"logprobs\":null", "\"logprobs\":{\"content\":[{}]}"),
@@ -196,11 +197,11 @@ fn an_error_is_heard_and_no_part_of_the_answer() {
 fn the_rest_has_one_name_one_opening_and_one_usage_with_the_beginning() {
     let beginning = [opening("a"), content("a", "The"), content("a", " sky"), content("a", "\n")];
     let given = given(Kind::Chat, &beginning);
-    let seam = Seam::after(&given);
+    let mut seam = Seam::after(&given);
     let stop = chat_event("b", &json!({"content": ""}), &json!("stop"));
     let rest = [opening("b"), content("b", " is"), content("b", " blue"), stop, usage_event("b", 23, 2, 22)];
     let events = rest.concat() + "data: [DONE]\n\n";
-    let out = seam.pass(&Bytes::from(events));
+    let out = seam.pass(&Bytes::from(events)).events;
     let expected = [
         content("a", " is"),
         content("a", " blue"),
@@ -209,7 +210,7 @@ fn the_rest_has_one_name_one_opening_and_one_usage_with_the_beginning() {
     ];
     assert_eq!(std::str::from_utf8(&out).unwrap(), expected.concat() + "data: [DONE]\n\n");
     let strange = Bytes::from_static(b"data: {\"choices\":[{},{}]}\n\n: x\n\n");
-    assert_eq!(seam.pass(&strange), strange, "as it is");
+    assert_eq!(seam.pass(&strange).events, strange, "as it is");
 }
 
 #[test]
@@ -220,4 +221,183 @@ fn places_are_those_of_the_line() {
     };
     assert_eq!(&line[piece.place(piece.text.unwrap())], "x");
     assert_eq!(&line[piece.place(piece.id.unwrap())], "\"a\"");
+}
+
+fn thought(id: &str, text: &str) -> String {
+    chat_event(id, &json!({"reasoning": text}), &Value::Null)
+}
+
+#[test]
+fn a_thought_is_heard_apart_from_the_answer() {
+    let both = |delta: Value| chat_event("a", &delta, &Value::Null);
+    let mut events = vec![opening("a"), thought("a", "\nHm"), thought("a", ", so")];
+    let within = given(Kind::Chat, &events);
+    assert_eq!((within.thought(), within.text(), within.pieces()), (Some("\\nHm, so"), "", 2));
+    assert!(!within.thought_is_over());
+    events.push(both(json!({"reasoning": ".", "content": "\n\nThe"})));
+    events.push(content("a", " sky"));
+    let behind = given(Kind::Chat, &[events.concat()]);
+    assert_eq!((behind.thought(), behind.text()), (Some("\\nHm, so."), "\\n\\nThe sky"));
+    // Its end is a token as well.
+    assert_eq!((behind.thought_is_over(), behind.thought_pieces(), behind.pieces()), (true, 3, 6));
+    let twice = both(json!({"reasoning": "Hm", "reasoning_content": "Hm", "content": null}));
+    let named_twice = given(Kind::Chat, &[twice.clone(), twice]);
+    assert_eq!(named_twice.thought(), Some("HmHm"));
+    events.push(thought("a", "again"));
+    assert!(!given(Kind::Chat, &events).can_go_on(), "one thought, and then the answer");
+}
+
+#[test]
+fn what_a_chat_says_of_its_template_is_told() {
+    let question = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}], "model": "m", "stream": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let question = chat_question(&members(&body), None)?.joined();
+        Some(serde_json::from_slice::<Value>(&question).unwrap())
+    };
+    let plain =
+        json!({"messages": [{"role": "user", "content": "x"}], "model": "m", "add_generation_prompt": true});
+    assert_eq!(question(json!({})).unwrap(), plain);
+    let told = |more: Value| question(more).unwrap()["chat_template_kwargs"].take();
+    assert_eq!(told(json!({"chat_template_kwargs": {"a": 1}})), json!({"a": 1}));
+    let effort = json!({"reasoning_effort": "low", "enable_thinking": true});
+    assert_eq!(told(json!({"reasoning_effort": "low"})), effort);
+    assert_eq!(told(json!({"reasoning_effort": "none"}))["enable_thinking"], false);
+    let own = json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}});
+    assert_eq!(told(own)["enable_thinking"], true);
+    assert!(question(json!({"chat_template_kwargs": 5})).is_none());
+}
+
+const BEGIN: u32 = 900;
+const END: u32 = 901;
+
+fn tokens(tokens: &[u32]) -> Tokens {
+    Tokens { tokens: tokens.to_vec(), max_model_len: Some(20) }
+}
+
+/// What a completion is asked for after `given`, whose tokens are `written`, in a chat of the tokens `chat`.
+fn asked_in_tokens(given: &Given, (chat, written): (&[u32], &[u32]), body: &Value) -> Option<Value> {
+    let members = members(body);
+    assert!(matches!(rest_of(given, &members), Some(Rest::Tokens)));
+    let next = Next::after(given, &members)?;
+    let marks = given.thought().and(Marks::of(&[BEGIN, END]));
+    let (rest, _) = InTokens { chat: &tokens(chat), given: written, marks }.rest((given, next), &members)?;
+    Some(serde_json::from_slice(&rest.joined()).unwrap())
+}
+
+#[test]
+fn a_thought_is_asked_for_in_tokens_up_to_its_end() {
+    let within = given(Kind::Chat, &[opening("a"), thought("a", "Hm"), thought("a", " \"so\"")]);
+    assert_eq!(written(&within, ("<t>", "</t>")).unwrap(), "Hm \"so\"");
+    let sent = json!({"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": true, "max_tokens": 10,
+        "tools": [{"type": "function"}], "temperature": 0.5, "logprobs": false, "user": "u", "metadata": {}});
+    let asked = asked_in_tokens(&within, (&[1, 2], &[3, 4]), &sent).unwrap();
+    let mut expected = json!({"model": "m", "stream": true, "temperature": 0.5, "prompt": [1, 2, BEGIN, 3, 4],
+        "add_special_tokens": false, "max_tokens": 8, "stop_token_ids": [END]});
+    assert_eq!(asked, expected);
+    let mut unbounded = sent.clone();
+    unbounded.as_object_mut().unwrap().remove("max_tokens");
+    let opened = asked_in_tokens(&within, (&[END, 1, BEGIN, 2], &[3, 4]), &unbounded).unwrap();
+    expected["prompt"] = json!([END, 1, BEGIN, 2, 3, 4]);
+    expected["max_tokens"] = json!(14);
+    assert_eq!(opened, expected, "the template has begun the thought; as much as there is room for");
+    assert!(asked_in_tokens(&within, (&[1; 20], &[3]), &sent).is_none(), "there is no room");
+    for (member, value) in [
+        ("stop_token_ids", json!([5])),
+        ("messages", json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])),
+    ] {
+        let mut other = sent.clone();
+        other[member] = value.clone();
+        assert!(asked_in_tokens(&within, (&[1], &[2]), &other).is_none(), "{member}: {value}");
+    }
+}
+
+#[test]
+fn the_answer_behind_a_thought_is_asked_for_in_tokens_or_in_messages() {
+    let mut given = given(Kind::Chat, &[opening("a"), thought("a", "Hm"), content("a", "\nThe")]);
+    assert_eq!(written(&given, ("<t>", "</t>")).unwrap(), "Hm\n</t>\nThe");
+    let mut sent =
+        json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "max_tokens": 9});
+    let asked = asked_in_tokens(&given, (&[1], &[3, END, 4]), &sent).unwrap();
+    let expected = json!({"prompt": [1, BEGIN, 3, END, 4], "add_special_tokens": false, "max_tokens": 6});
+    assert_eq!(asked, expected);
+    sent["tools"] = json!([{"type": "function"}]);
+    sent["tool_choice"] = json!("none");
+    assert_eq!(asked_in_tokens(&given, (&[1], &[3, END, 4]), &sent).unwrap(), expected);
+    sent["tool_choice"] = json!("auto");
+    let members = members(&sent);
+    assert_eq!(Next::after(&given, &members), Some(Next::AnswerOrCalls));
+    let in_tokens = |told: &[u32], given: &Given| {
+        let (chat, marks) = (tokens(&[1]), Marks::of(&[BEGIN, END]));
+        let written: &[u32] = if given.text().is_empty() { &[3, END] } else { &[3, END, 4] };
+        let in_tokens = InTokens { chat: &chat, given: written, marks };
+        let (rest, _) = in_tokens.rest_in_messages(&tokens(told), given, &members)?;
+        Some(serde_json::from_slice::<Value>(&rest.joined()).unwrap())
+    };
+    let rest = in_tokens(&[1, BEGIN, 7, 3, 7, END, 7, 4], &given).unwrap();
+    let message =
+        json!({"role": "assistant", "reasoning": "Hm", "reasoning_content": "Hm", "content": "\nThe"});
+    assert_eq!(rest["messages"][1], message);
+    assert_eq!((&rest["continue_final_message"], &rest["max_tokens"]), (&json!(true), &json!(6)));
+    for told in [
+        &[1, 4][..],
+        &[1, BEGIN, END, 3, 4, BEGIN],
+        &[1, BEGIN, 3, END, 4, 8],
+        &[1, BEGIN, 3, 3, 3, 3, 3, 3, END, 4],
+    ] {
+        assert!(in_tokens(told, &given).is_none(), "the template writes something else: {told:?}");
+    }
+    given = self::given(Kind::Chat, &[opening("a"), thought("a", "Hm")]);
+    given.end_thought();
+    assert!(in_tokens(&[1, BEGIN, 3, END, 7], &given).is_some());
+    assert!(in_tokens(&[1, BEGIN, 3, END, 7, 7, 7], &given).is_none(), "the end of a turn");
+}
+
+#[test]
+fn thinking_in_the_open_is_gone_on_with_in_tokens() {
+    let thinks = given(Kind::Chat, &[content("a", "<think>"), content("a", "so")]);
+    let sent = json!({"messages": [{"role": "user", "content": "x"}]});
+    let asked = asked_in_tokens(&thinks, (&[1], &[BEGIN, 2]), &sent).unwrap();
+    assert_eq!(asked["prompt"], json!([1, BEGIN, 2]));
+    let with_tools = json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}]});
+    assert!(asked_in_tokens(&thinks, (&[1], &[2]), &with_tools).is_none());
+}
+
+#[test]
+fn a_completion_is_told_as_the_chat_that_it_goes_on_with() {
+    let beginning = [opening("a"), chat_event("a", &json!({"reasoning_content": "Hm"}), &Value::Null)];
+    let given = given(Kind::Chat, &beginning);
+    let body = members(&json!({"messages": [{"role": "user", "content": "x"}]}));
+    let (chat, marks) = (tokens(&[1, 2]), Marks::of(&[BEGIN, END]));
+    let in_tokens = InTokens { chat: &chat, given: &[3], marks };
+    let seam = |next: Next| in_tokens.rest((&given, next), &body).unwrap().1;
+    let mut thought = seam(Next::Thought);
+    let stop = data(&json!({"id": "b", "object": "text_completion", "choices": [
+        {"index": 0, "text": "", "finish_reason": "stop", "stop_reason": END}]}));
+    let pieces = [" so", "", "\n"].map(|text| text_event("b", text, &Value::Null));
+    let passed = thought.pass(&Bytes::from(pieces.concat() + &stop + "data: [DONE]\n\n"));
+    assert!(passed.thought_is_over);
+    let told: Vec<Value> = std::str::from_utf8(&passed.events)
+        .unwrap()
+        .split_terminator("\n\n")
+        .map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap())
+        .collect();
+    let deltas: Vec<_> = told.iter().map(|event| &event["choices"][0]["delta"]).collect();
+    assert_eq!(deltas, [&json!({"reasoning_content": " so"}), &json!({"reasoning_content": "\n"})]);
+    for event in &told {
+        assert_eq!((&event["id"], &event["object"]), (&json!("a"), &json!("chat.completion.chunk")));
+        assert!(event["choices"][0]["finish_reason"].is_null());
+    }
+    // Where the model ends within its thought, that is the end.
+    let last = text_event("b", "!", &json!("stop")) + &usage_event("b", 4, 2, 9);
+    let passed = seam(Next::Thought).pass(&Bytes::from(last + "data: [DONE]\n\n"));
+    let text = std::str::from_utf8(&passed.events).unwrap();
+    let [last, usage, "data: [DONE]"] = text.trim_end().split("\n\n").collect::<Vec<_>>()[..] else {
+        panic!("{text}")
+    };
+    assert!(!passed.thought_is_over && last.contains(r#""finish_reason":"stop""#), "{text}");
+    let usage: Value = serde_json::from_str(usage.strip_prefix("data: ").unwrap()).unwrap();
+    let expected = json!({"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 2}});
+    assert_eq!((&usage["usage"], &usage["choices"]), (&expected, &json!([])));
 }

@@ -1,0 +1,237 @@
+//! The rest of a chat's answer by way of tokens: an engine says which tokens the chat is written in, and those of what has been given follow.
+//!
+//! So a thought can be gone on with. Templates write messages, and no message ends within a thought; and what an engine tells of thoughts has left
+//! out the marks around them. In tokens all of it can be put together again, and is asked for as a completion, which knows neither thoughts nor
+//! calls of tools: a thought is asked for up to its end, and the answer behind it for itself; with tools in messages again, if the template
+//! writes thoughts.
+//!
+//! In vLLM's words (`/tokenize`). Used by `stages/in_tokens.rs`.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::given::{Given, Part};
+use super::request::{CONTINUE_FINAL_MESSAGE, LIMITS, left, limits};
+use super::seam::Seam;
+use crate::openai::members::{Members, Others};
+use crate::payload::Payload;
+
+/// What stands around a thought, where each of the two is one token: as most models write it, Seed-OSS, and `MiniMax` M3 (vLLM's
+/// `reasoning/` and `parser/`).
+pub const MARKS: [(&str, &str); 3] =
+    [("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("<mm:think>", "</mm:think>")];
+
+/// Members of a chat that a completion has as well, and that mean the same there.
+const IN_COMPLETIONS: [&str; 17] = [
+    "model",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "cache_salt",
+    "priority",
+];
+
+/// Members of a chat that its tokens depend on, but for what is told to its template.
+const IN_TOKENS: [&str; 3] = ["model", "messages", "tools"];
+
+/// What an engine says of a text or a chat.
+#[derive(Deserialize, Debug)]
+pub struct Tokens {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens of a prompt and its answer together.
+    #[serde(default)]
+    pub max_model_len: Option<u64>,
+}
+
+/// The tokens around a thought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    begin: u32,
+    end: u32,
+}
+
+impl Marks {
+    /// From the tokens of two marks, one behind the other; `None` if the model has other ones.
+    #[must_use]
+    pub fn of(tokens: &[u32]) -> Option<Self> {
+        match *tokens {
+            [begin, end] if begin != end => Some(Self { begin, end }),
+            _ => None,
+        }
+    }
+
+    /// Which of the two comes last.
+    fn last(self, tokens: &[u32]) -> Option<(usize, u32)> {
+        let is_mark = |(_, token): &(usize, u32)| [self.begin, self.end].contains(token);
+        tokens.iter().copied().enumerate().rev().find(is_mark)
+    }
+}
+
+/// What is asked for next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// The rest of a thought, up to its end.
+    Thought,
+    /// The answer, or the rest of it.
+    Answer,
+    /// The same, in which tools may be called.
+    AnswerOrCalls,
+}
+
+impl Next {
+    /// What of the answer to `body` is to follow on `given`; `None` if that cannot be told.
+    #[must_use]
+    pub fn after(given: &Given, body: &Members) -> Option<Self> {
+        let has_tools = body.has("tools") && !body.is("tool_choice", b"\"none\"");
+        // What is no text has tokens that stand for something else.
+        let says_text_alone = body.parsed("messages").is_some_and(|messages| is_text_alone(&messages));
+        match given.thought() {
+            _ if !says_text_alone => None,
+            // Its mark is asked for beside no others.
+            Some(_) if !given.thought_is_over() => (!body.has("stop_token_ids")).then_some(Self::Thought),
+            Some(_) if has_tools => Some(Self::AnswerOrCalls),
+            None if has_tools => None,
+            _ => Some(Self::Answer),
+        }
+    }
+}
+
+fn is_text_alone(messages: &Value) -> bool {
+    let is_text = |part: &Value| part["type"] == "text";
+    let is_plain = |message: &Value| match &message["content"] {
+        Value::Array(parts) => parts.iter().all(is_text),
+        content => content.is_string() || content.is_null(),
+    };
+    messages.as_array().is_some_and(|messages| messages.iter().all(is_plain))
+}
+
+/// Asks for the tokens of a text.
+#[must_use]
+pub fn text_question(body: &Members, text: &str) -> Payload {
+    let added = format!("\"prompt\":{},\"add_special_tokens\":false", Value::from(text));
+    body.with_others(&added, Others::Only(&["model"]))
+}
+
+/// Asks for the tokens of a chat, with what has been `given` as the beginning of its next message, or with nothing but who is to speak.
+#[must_use]
+pub fn chat_question(body: &Members, given: Option<&Given>) -> Option<Payload> {
+    let told = template_arguments(body)?;
+    let Some(given) = given else {
+        let added = format!("\"add_generation_prompt\":true{told}");
+        return Some(body.with_others(&added, Others::Only(&IN_TOKENS)));
+    };
+    let added = format!("{CONTINUE_FINAL_MESSAGE}{told}");
+    body.with_tail(("messages", b'[', &message(given)), &added, Others::Only(&IN_TOKENS))
+}
+
+/// What is told to the template, behind a comma. vLLM tells it of the effort as well when it is asked for an answer.
+fn template_arguments(body: &Members) -> Option<String> {
+    let mut arguments = match body.parsed("chat_template_kwargs") {
+        None | Some(Value::Null) => serde_json::Map::new(),
+        Some(Value::Object(arguments)) => arguments,
+        Some(_) => return None,
+    };
+    if let Some(Value::String(effort)) = body.parsed("reasoning_effort") {
+        arguments.entry("enable_thinking").or_insert_with(|| (effort != "none").into());
+        arguments.insert("reasoning_effort".into(), effort.into());
+    }
+    let told = || format!(",\"chat_template_kwargs\":{}", Value::from(arguments.clone()));
+    Some(if arguments.is_empty() { String::new() } else { told() })
+}
+
+/// What has been given as a message, behind those of the chat. A thought has had two names.
+fn message(given: &Given) -> String {
+    let (thought, text) = (given.thought().unwrap_or_default(), given.text());
+    format!(
+        ",{{\"role\":\"assistant\",\"reasoning\":\"{thought}\",\"reasoning_content\":\"{thought}\",\"content\":\"{text}\"}}"
+    )
+}
+
+/// What has been given as the model wrote it, but for the mark at its beginning.
+#[must_use]
+pub fn written(given: &Given, (_, end): (&str, &str)) -> Option<String> {
+    let plain = |json: &str| serde_json::from_str::<String>(&format!("\"{json}\"")).ok();
+    let text = plain(given.text())?;
+    let Some(thought) = given.thought() else { return Some(text) };
+    let thought = plain(thought)?;
+    Some(match given.thought_is_over() {
+        false => thought,
+        // Engines take away the white space at a thought's end; nearly all models write one line's.
+        true => format!("{}\n{end}{text}", thought.trim_end()),
+    })
+}
+
+/// A chat in tokens.
+pub struct InTokens<'a> {
+    /// Those of the chat, up to where the answer begins.
+    pub chat: &'a Tokens,
+    /// Those of what has been [written].
+    pub given: &'a [u32],
+    /// Those around a thought, if there is one.
+    pub marks: Option<Marks>,
+}
+
+impl InTokens<'_> {
+    /// What a completion is asked for, and how its answer follows on `given`; `None` if nothing more fits.
+    #[must_use]
+    pub fn rest(&self, (given, next): (&Given, Next), body: &Members) -> Option<(Payload, Seam)> {
+        let begin = self.begin();
+        let tokens = self.chat.tokens.iter().chain(&begin).chain(self.given);
+        let prompt: Vec<String> = tokens.map(u32::to_string).collect();
+        let room = self.chat.max_model_len?.checked_sub(prompt.len() as u64).filter(|room| *room > 0)?;
+        let asked = LIMITS.iter().rev().find(|name| body.has(name));
+        let most = match asked {
+            Some(name) => left(given, body.number(name)?)?.min(room),
+            None => room,
+        };
+        let end = self.marks.filter(|_| next == Next::Thought).map(|marks| marks.end);
+        let mut added =
+            format!("\"prompt\":[{}],\"add_special_tokens\":false,\"max_tokens\":{most}", prompt.join(","));
+        if let Some(end) = end {
+            added.push_str(&format!(",\"stop_token_ids\":[{end}]"));
+        }
+        let part = if next == Next::Thought { Part::Thought } else { Part::Answer };
+        let seam = Seam::in_tokens(given, (part, end), self.chat.tokens.len() as u64);
+        Some((body.with_others(&added, Others::Only(&IN_COMPLETIONS)), seam))
+    }
+
+    /// The mark that a thought begins with, unless the chat ends with it.
+    fn begin(&self) -> Option<u32> {
+        let marks = self.marks?;
+        let is_open = marks.last(&self.chat.tokens).is_some_and(|(_, mark)| mark == marks.begin);
+        (!is_open).then_some(marks.begin)
+    }
+
+    /// The request with what has been given as a message to be gone on with, if its template writes that as the model did: `told` are the tokens of
+    /// that chat.
+    #[must_use]
+    pub fn rest_in_messages(&self, told: &Tokens, given: &Given, body: &Members) -> Option<(Payload, Seam)> {
+        let marks = self.marks?;
+        let expected = self.chat.tokens.len() + usize::from(self.begin().is_some()) + self.given.len();
+        let (at, mark) = marks.last(&told.tokens)?;
+        let (_, answer) = told.tokens.split_at(at + 1);
+        let ends_alike = match given.text().is_empty() {
+            // An empty line, and no end of a turn.
+            true => answer.len() <= 2,
+            false => answer.last() == self.given.last(),
+        };
+        let is_alike = mark == marks.end && ends_alike && told.tokens.len().abs_diff(expected) <= 4;
+        let mut added = limits(given, body)?;
+        added.push(CONTINUE_FINAL_MESSAGE.to_owned());
+        let tail = ("messages", b'[', &*message(given));
+        let rest = is_alike.then(|| body.with_tail(tail, &added.join(","), Others::Except(&LIMITS)))?;
+        Some((rest?, Seam::in_messages(given, self.chat.tokens.len() as u64)))
+    }
+}

@@ -1,0 +1,202 @@
+//! Streams that break off within a thought, or behind one, are gone on with.
+//!
+//! The mocks play an engine that tells thoughts from answers: each character is a token, and so is each mark around a thought.
+
+use serde_json::{Value, json};
+
+use crate::harness::*;
+
+const CHAT: &str = "/v1/chat/completions";
+const MODEL: &str = "vllm-m";
+const BEGIN: u32 = 2_000_000;
+const END: u32 = 2_000_001;
+/// What the model writes, and what an engine tells of it.
+const WRITES: &str = "<think>\nHm, so.\n</think>\n\nThe sky.";
+const THOUGHT: &str = "\nHm, so.";
+const ANSWER: &str = "\n\nThe sky.";
+
+fn tokens(text: &str) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let mark =
+            [("<think>", BEGIN), ("</think>", END)].into_iter().find(|(mark, _)| rest.starts_with(mark));
+        let (length, token) =
+            mark.map_or((next.len_utf8(), u32::from(next)), |(mark, token)| (mark.len(), token));
+        tokens.push(token);
+        rest = &rest[length..];
+    }
+    tokens
+}
+
+fn text(token: u32) -> String {
+    match token {
+        BEGIN => "<think>".to_owned(),
+        END => "</think>".to_owned(),
+        token => char::from_u32(token).unwrap().to_string(),
+    }
+}
+
+/// A chat as its template writes it.
+fn chat(body: &Value) -> String {
+    let mut written = "U:x\nA:".to_owned();
+    assert_eq!(body["messages"][0]["role"], "user");
+    if body["continue_final_message"] == true {
+        let message = &body["messages"][1];
+        let thought = message["reasoning_content"].as_str().unwrap();
+        assert_eq!(message["reasoning"], thought);
+        let content = message["content"].as_str().unwrap().trim_start();
+        written += &format!("<think>\n{}\n</think>\n\n{content}", thought.trim());
+    }
+    written
+}
+
+fn event(delta: &Value, finish: &Value) -> String {
+    chunk(&format!(
+        "data: {}\n\n",
+        json!({"id": "a", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], "usage": null})
+    ))
+    .into_iter()
+    .map(char::from)
+    .collect()
+}
+
+/// Pieces of a chat's answer, and its end.
+fn pieces(rest: &[(&str, String)]) -> Vec<String> {
+    rest.iter().map(|(name, piece)| event(&json!({*name: piece}), &Value::Null)).collect()
+}
+
+fn by_character<'a>(name: &'a str, text: &str) -> Vec<(&'a str, String)> {
+    text.chars().map(|character| (name, character.to_string())).collect()
+}
+
+fn usage(prompt: usize, completion: usize) -> String {
+    let usage = json!({"prompt_tokens": prompt, "completion_tokens": completion});
+    format!("data: {}\n\n", json!({"id": "b", "choices": [], "usage": usage}))
+}
+
+fn stream(events: &[String], ends: Option<String>) -> Vec<Act> {
+    let mut all = sse_head();
+    events.iter().for_each(|event| all.extend(event.as_bytes()));
+    match ends {
+        Some(end) => {
+            all.extend(chunk(&end));
+            all.extend(chunk("data: [DONE]\n\n"));
+            all.extend(last_chunk());
+            vec![Act::Write(all)]
+        }
+        None => vec![Act::Write(all), Act::Close],
+    }
+}
+
+/// An engine that dies of a chat after as many pieces of the answer as its first message says.
+fn answers(seen: &Seen) -> Vec<Act> {
+    let body: Value = serde_json::from_slice(&seen.body).unwrap();
+    match &*seen.path {
+        "/tokenize" => {
+            let text = body["prompt"].as_str().map_or_else(|| chat(&body), str::to_owned);
+            let told = json!({"tokens": tokens(&text), "count": 0, "max_model_len": 4096});
+            vec![Act::Write(json_reply(200, &told.to_string()))]
+        }
+        "/v1/completions" => completes(&body),
+        _ if body["continue_final_message"] == true => {
+            let written = chat(&body);
+            let answer = written.split_once("</think>").unwrap().1;
+            let rest = ANSWER.strip_prefix(answer).unwrap();
+            let events = pieces(&by_character("content", rest));
+            let stop = format!(
+                "data: {}\n\n",
+                json!({"id": "b", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+            );
+            stream(&events, Some(stop + &usage(tokens(&written).len(), rest.len())))
+        }
+        _ => {
+            let dies_after: usize = body["messages"][0]["content"].as_str().unwrap().parse().unwrap();
+            let opening = event(&json!({"role": "assistant", "content": ""}), &Value::Null);
+            let told = [by_character("reasoning", THOUGHT), by_character("content", ANSWER)].concat();
+            stream(&[vec![opening], pieces(&told[..dies_after])].concat(), None)
+        }
+    }
+}
+
+fn completes(body: &Value) -> Vec<Act> {
+    let prompt: Vec<u32> =
+        body["prompt"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect();
+    let written: String = prompt.iter().map(|token| text(*token)).collect();
+    let given = written.strip_prefix("U:x\nA:").unwrap();
+    let rest = tokens(WRITES.strip_prefix(given).unwrap_or_else(|| panic!("{given:?}")));
+    let stops =
+        |token: &u32| body["stop_token_ids"].as_array().is_some_and(|stops| stops.contains(&json!(token)));
+    let written: Vec<u32> = rest.iter().copied().take_while(|token| !stops(token)).collect();
+    let stopped_by = rest.get(written.len());
+    let choice = |text: &str, finish: &Value| {
+        let choice = json!({"index": 0, "text": text, "finish_reason": finish, "stop_reason": stopped_by.filter(|_| !finish.is_null())});
+        format!("data: {}\n\n", json!({"id": "b", "object": "text_completion", "choices": [choice]}))
+    };
+    let events: Vec<String> = written
+        .iter()
+        .map(|token| chunk(&choice(&text(*token), &Value::Null)).into_iter().map(char::from).collect())
+        .collect();
+    let generated = written.len() + usize::from(stopped_by.is_some());
+    stream(&events, Some(choice("", &json!("stop")) + &usage(prompt.len(), generated)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wherever_it_breaks_off_a_thought_and_its_answer_are_told_once() {
+    for tools in [json!(null), json!([{"type": "function", "function": {"name": "look"}}])] {
+        let mocks = [MockWorker::start(&[MODEL], answers).await, MockWorker::start(&[MODEL], answers).await];
+        let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+        for dies_after in 1..=THOUGHT.len() + ANSWER.len() {
+            let body = json!({"model": MODEL, "stream": true, "tools": tools, "max_tokens": 90,
+                "messages": [{"role": "user", "content": dies_after.to_string()}]});
+            let reply = router.post(CHAT, &body.to_string()).await;
+            let told = reply.text();
+            let why = format!("after {dies_after}, tools {tools}: {told}");
+            let data: Vec<_> = told.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+            assert!(reply.whole && data.last() == Some(&"[DONE]"), "{why}");
+            let events: Vec<Value> =
+                data[..data.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect();
+            let all = |name: &str| {
+                let piece = |event: &Value| {
+                    event["choices"][0]["delta"][name].as_str().unwrap_or_default().to_owned()
+                };
+                events.iter().map(piece).collect::<String>()
+            };
+            // The white space at a thought's end the first engine does not tell, and templates write the white space behind one themselves.
+            assert_eq!(
+                (all("reasoning").trim_end(), all("content").trim_start()),
+                (THOUGHT, ANSWER.trim_start()),
+                "{why}"
+            );
+            assert!(all("content") == ANSWER || !tools.is_null(), "{why}");
+            let thought_pieces = all("reasoning").len();
+            assert!(events.iter().all(|event| event["id"] == "a"), "{why}");
+            let ends = events.iter().filter(|event| event["choices"][0]["finish_reason"] == "stop");
+            assert_eq!(ends.count(), 1, "{why}");
+            let usage = &events.last().unwrap()["usage"];
+            let thought = &usage["completion_tokens_details"]["reasoning_tokens"];
+            assert_eq!((&usage["prompt_tokens"], thought), (&json!(6), &json!(thought_pieces)), "{why}");
+        }
+        let continued = router.metric("router_streams_continued_total").await;
+        assert_eq!(continued, (THOUGHT.len() + ANSWER.len()) as f64);
+        assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 0.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_nobody_tells_tokens_a_thought_ends_with_an_error() {
+    let mute = |seen: &Seen| match &*seen.path {
+        "/tokenize" => vec![Act::Write(json_reply(404, "{}"))],
+        _ => answers(seen),
+    };
+    for model in [&["sglang-m"][..], &[MODEL]] {
+        let mocks = [MockWorker::start(model, mute).await, MockWorker::start(model, mute).await];
+        let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+        let body = json!({"model": model[0], "stream": true, "messages": [{"role": "user", "content": "3"}]});
+        let reply = router.post(CHAT, &body.to_string()).await;
+        assert!(!reply.whole && reply.text().contains("worker_failed"), "{reply:?}");
+        assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 1.0);
+        until("nothing is in flight", || async { router.metric("router_requests_in_flight").await == 0.0 })
+            .await;
+    }
+}
