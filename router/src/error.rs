@@ -312,6 +312,13 @@ impl RequestError {
         }
         response
     }
+
+    /// The same in a stream that has begun.
+    #[must_use]
+    pub fn event_at(&self, endpoint: Endpoint) -> Bytes {
+        let (kind, code) = self.kind();
+        error_event(endpoint, &self.to_string(), (kind, code.unwrap_or("invalid_request")))
+    }
 }
 
 /// An error body in OpenAI's shape.
@@ -327,8 +334,8 @@ fn error_value(message: &str, kind: &str, param: Option<&str>, code: Option<&str
 /// The last event of a stream of `endpoint` that breaks off. Where events have names it has one too, and says its type in the data as
 /// they do; the error itself is in OpenAI's shape everywhere.
 #[must_use]
-pub fn error_event(endpoint: Endpoint, message: &str, code: &str) -> Bytes {
-    let mut data = error_value(message, "server_error", None, Some(code));
+pub fn error_event(endpoint: Endpoint, message: &str, (kind, code): (&str, &str)) -> Bytes {
+    let mut data = error_value(message, kind, None, Some(code));
     let name = match endpoint {
         Endpoint::Messages => "event: error\n",
         Endpoint::Responses => {
@@ -400,7 +407,7 @@ mod tests {
                 json!({ "type": "error", "code": "c", "message": "m", "param": null, "error": error }),
             ),
         ] {
-            assert_eq!(read(&error_event(endpoint, "m", "c")), (name.to_owned(), data));
+            assert_eq!(read(&error_event(endpoint, "m", ("server_error", "c"))), (name.to_owned(), data));
         }
     }
 

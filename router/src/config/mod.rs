@@ -192,6 +192,11 @@ pub struct Settings {
     #[arg(long, help_heading = "Failures", default_value = "off", value_parser = parse_time_limit, value_name = "TIME|off")]
     pub first_byte_timeout: TimeLimit,
 
+    /// When a stream whose answer has not begun does so all the same, with a comment, and how often more of them follow; or off. Set it below the time
+    /// after which whatever is before the router gives up on a silent connection. A failure after that is an event, and has no status
+    #[arg(long, help_heading = "Failures", default_value = "off", value_parser = parse_time_limit, value_name = "TIME|off")]
+    pub stream_keep_alive: TimeLimit,
+
     /// File of keys, one a line, of which clients must send one as `Authorization: Bearer KEY`; read again when it changes
     #[arg(long, help_heading = "Listeners, keys and TLS", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,

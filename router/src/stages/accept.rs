@@ -2,7 +2,7 @@
 //!
 //! Next: [`admit`](super::admit).
 
-use std::future::{Future as _, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -10,7 +10,8 @@ use std::task::Poll;
 use http::{HeaderValue, Request, Response};
 
 use super::dispatch::{REQUEST_ID, dispatch};
-use super::parse::{RequestBody, Understanding};
+use super::keep_alive;
+use super::parse::{Parsed, RequestBody, Understanding};
 use super::pick::check_model;
 use super::record::Recorder;
 use super::relay::{RelayBody, relay};
@@ -47,20 +48,20 @@ async fn answer<B: RequestBody>(
     }
     let outcome = match understanding {
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),
-        Some(understanding) => {
-            let dispatched = {
-                let mut forwarding = pin!(forward(app, request, understanding, &mut recorder));
-                poll_fn(|cx| match app.cuts_off() {
-                    true => Poll::Ready(Err(RequestError::ShuttingDown)),
-                    false => forwarding.as_mut().poll(cx),
-                })
-                .await
-            };
-            match dispatched {
-                Ok(dispatched) => return relay(app, dispatched, recorder),
-                Err(error) => Err(error),
+        Some(understanding) => match unless_cut_off(app, understood(app, request, understanding)).await {
+            Ok(parsed) => {
+                if let Some(every) = app.settings.stream_keep_alive.limit()
+                    && keep_alive::is_for(&parsed, endpoint).await
+                {
+                    return keep_alive::answer(app, parsed, recorder, every).await;
+                }
+                match unless_cut_off(app, dispatch(app, parsed, &mut recorder)).await {
+                    Ok(dispatched) => return relay(app, dispatched, recorder),
+                    Err(error) => Err(error),
+                }
             }
-        }
+            Err(error) => Err(error),
+        },
         None => answers::answer(app, endpoint, request.uri().path()),
     };
     match outcome {
@@ -75,17 +76,29 @@ async fn answer<B: RequestBody>(
     }
 }
 
-/// The middle of the path. What is left after it is to relay the answer, and to record.
-async fn forward<B: RequestBody>(
-    app: &Arc<App>,
+/// A request that has been admitted and read.
+async fn understood<B: RequestBody>(
+    app: &App,
     request: Request<B>,
     understanding: Understanding,
-    recorder: &mut Recorder,
-) -> Result<super::dispatch::Dispatched, RequestError> {
+) -> Result<Parsed, RequestError> {
     let admitted = app.admission.admit(request).await?;
     let parsed = app.parser.parse(admitted, understanding, &app.ratios).await?;
     check_model(app, &parsed.reading)?;
-    dispatch(app, parsed, recorder).await
+    Ok(parsed)
+}
+
+/// Does `work`, unless the router has to end before it has.
+pub(super) async fn unless_cut_off<T>(
+    app: &App,
+    work: impl Future<Output = Result<T, RequestError>>,
+) -> Result<T, RequestError> {
+    let mut work = pin!(work);
+    poll_fn(|cx| match app.cuts_off() {
+        true => Poll::Ready(Err(RequestError::ShuttingDown)),
+        false => work.as_mut().poll(cx),
+    })
+    .await
 }
 
 /// 32 hexadecimal digits.

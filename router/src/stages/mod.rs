@@ -10,6 +10,7 @@ mod continuing;
 pub mod dispatch;
 mod exchange;
 mod in_tokens;
+mod keep_alive;
 mod legs;
 pub mod parse;
 pub mod pick;

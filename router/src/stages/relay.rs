@@ -19,6 +19,7 @@ use tokio::time::{Instant, Sleep};
 use super::continuing::{self, Continuing, Record, Stop, Stopped};
 use super::dispatch::{Begun, Dispatched};
 use super::exchange::is_event_stream;
+use super::keep_alive::{Early, Next};
 use super::record::{Outcome, Recorder};
 use crate::app::App;
 use crate::config::Switch;
@@ -42,6 +43,8 @@ pub enum RelayBody {
     Full(Option<Bytes>),
     /// A worker's.
     Stream(Box<RelayStream>),
+    /// One that has begun before a worker's.
+    Early(Box<Early>),
 }
 
 impl RelayBody {
@@ -427,7 +430,7 @@ impl RelayStream {
         };
         let endpoint = self.record.as_ref().map_or(Endpoint::Unknown, |record| record.recorder.endpoint());
         self.state = State::Broken(error);
-        Ok(Frame::data(error_event(endpoint, &message, code)))
+        Ok(Frame::data(error_event(endpoint, &message, ("server_error", code))))
     }
 }
 
@@ -451,6 +454,17 @@ impl Body for RelayBody {
         match self.get_mut() {
             Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Stream(stream) => stream.poll_piece(cx),
+            this @ Self::Early(_) => {
+                let Self::Early(early) = &mut *this else { return Poll::Ready(None) };
+                match std::task::ready!(early.poll_next(cx)) {
+                    Next::Piece(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+                    Next::End => Poll::Ready(None),
+                    Next::Begins(body) => {
+                        *this = body;
+                        Pin::new(this).poll_frame(cx)
+                    }
+                }
+            }
         }
     }
 
@@ -458,13 +472,14 @@ impl Body for RelayBody {
         match self {
             Self::Full(bytes) => bytes.is_none(),
             Self::Stream(stream) => stream.first.is_none() && matches!(stream.state, State::Ended),
+            Self::Early(early) => early.is_over(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Self::Stream(_) => SizeHint::default(),
+            Self::Stream(_) | Self::Early(_) => SizeHint::default(),
         }
     }
 }

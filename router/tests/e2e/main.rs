@@ -20,6 +20,7 @@ mod grpc;
 mod handed_over;
 mod harness;
 mod http2;
+mod keep_alive;
 mod keys;
 mod kubernetes;
 mod legacy;
