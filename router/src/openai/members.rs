@@ -4,10 +4,12 @@
 //! Of a body that [`scan`](super::scan) has found to be JSON; of anything else it finds nothing, or members that are none. Knows no endpoint.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ops::Range;
 
 use bytes::Bytes;
 use memchr::memchr2;
+use serde::de::DeserializeOwned;
 
 use crate::payload::{Payload, PayloadBuilder};
 use crate::turns::turn_bytes;
@@ -111,13 +113,13 @@ impl Members {
         named.any(|member| self.parsed_member(member).is_none_or(|value| is_within(&value, key)))
     }
 
-    /// The value of a member, the last one's if it is there more than once; `None` if there is none, or it is longer than is looked at.
+    /// The value of a member, the last one's if it is there more than once; `None` if there is none, it is something else, or it is longer than is looked at.
     #[must_use]
-    pub fn parsed(&self, name: &str) -> Option<serde_json::Value> {
+    pub fn parsed<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         self.parsed_member(self.list.iter().rfind(|member| member.is_named(name))?)
     }
 
-    fn parsed_member(&self, member: &Member) -> Option<serde_json::Value> {
+    fn parsed_member<T: DeserializeOwned>(&self, member: &Member) -> Option<T> {
         if member.span.len() > MOST_PARSED_BYTES {
             return None;
         }
@@ -125,8 +127,8 @@ impl Members {
         out.push(Bytes::from_static(b"{"));
         self.copy(member.span.clone(), &mut out);
         out.push(Bytes::from_static(b"}"));
-        let object = serde_json::from_slice::<serde_json::Map<_, _>>(&out.finish().joined()).ok()?;
-        object.into_iter().next().map(|(_, value)| value)
+        let object: HashMap<String, T> = serde_json::from_slice(&out.finish().joined()).ok()?;
+        object.into_values().next()
     }
 
     /// The value of a member that is a whole number.
@@ -431,7 +433,7 @@ mod tests {
             json!({"b": [{"x": 2}, {}], "e": null})
         );
         assert_eq!(members.parsed("b"), Some(json!([{"x": 2}])));
-        assert_eq!((members.parsed("e"), members.parsed("f")), (Some(Value::Null), None));
+        assert_eq!((members.parsed("e"), members.parsed::<Value>("f")), (Some(Value::Null), None));
     }
 
     #[test]

@@ -7,8 +7,11 @@
 //!
 //! In vLLM's words (`/tokenize`). Used by `stages/in_tokens.rs`.
 
+use std::fmt::Write as _;
+
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::given::{Given, Part};
 use super::request::{CONTINUE_FINAL_MESSAGE, LIMITS, left, limits};
@@ -96,7 +99,8 @@ impl Next {
     pub fn after(given: &Given, body: &Members) -> Option<Self> {
         let has_tools = body.has("tools") && !body.is("tool_choice", b"\"none\"");
         // What is no text has tokens that stand for something else.
-        let says_text_alone = body.parsed("messages").is_some_and(|messages| is_text_alone(&messages));
+        let says_text_alone =
+            body.parsed("messages").is_some_and(|messages: Vec<_>| is_text_alone(&messages));
         match given.thought() {
             _ if !says_text_alone => None,
             // Its mark is asked for beside no others.
@@ -108,13 +112,25 @@ impl Next {
     }
 }
 
-fn is_text_alone(messages: &Value) -> bool {
-    let is_text = |part: &Value| part["type"] == "text";
-    let is_plain = |message: &Value| match &message["content"] {
-        Value::Array(parts) => parts.iter().all(is_text),
-        content => content.is_string() || content.is_null(),
+/// Of a message what it says, as it stands: chats may be long.
+#[derive(Deserialize)]
+struct Message {
+    content: Option<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct ContentPart<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+}
+
+fn is_text_alone(messages: &[Message]) -> bool {
+    let is_plain = |content: &RawValue| match content.get().as_bytes() {
+        [b'[', ..] => serde_json::from_str::<Vec<ContentPart<'_>>>(content.get())
+            .is_ok_and(|parts| parts.iter().all(|part| part.kind == "text")),
+        content => content.starts_with(b"\""),
     };
-    messages.as_array().is_some_and(|messages| messages.iter().all(is_plain))
+    messages.iter().all(|message| message.content.as_deref().is_none_or(is_plain))
 }
 
 /// Asks for the tokens of a text.
@@ -188,19 +204,22 @@ impl InTokens<'_> {
     #[must_use]
     pub fn rest(&self, (given, next): (&Given, Next), body: &Members) -> Option<(Payload, Seam)> {
         let begin = self.begin();
-        let tokens = self.chat.tokens.iter().chain(&begin).chain(self.given);
-        let prompt: Vec<String> = tokens.map(u32::to_string).collect();
-        let room = self.chat.max_model_len?.checked_sub(prompt.len() as u64).filter(|room| *room > 0)?;
+        let mut added = String::from("\"prompt\":[");
+        let mut count = 0;
+        for token in self.chat.tokens.iter().chain(&begin).chain(self.given) {
+            write!(added, "{}{token}", if count > 0 { "," } else { "" }).ok()?;
+            count += 1;
+        }
+        let room = self.chat.max_model_len?.checked_sub(count).filter(|room| *room > 0)?;
         let asked = LIMITS.iter().rev().find(|name| body.has(name));
         let most = match asked {
             Some(name) => left(given, body.number(name)?)?.min(room),
             None => room,
         };
         let end = self.marks.filter(|_| next == Next::Thought).map(|marks| marks.end);
-        let mut added =
-            format!("\"prompt\":[{}],\"add_special_tokens\":false,\"max_tokens\":{most}", prompt.join(","));
+        write!(added, "],\"add_special_tokens\":false,\"max_tokens\":{most}").ok()?;
         if let Some(end) = end {
-            added.push_str(&format!(",\"stop_token_ids\":[{end}]"));
+            write!(added, ",\"stop_token_ids\":[{end}]").ok()?;
         }
         let part = if next == Next::Thought { Part::Thought } else { Part::Answer };
         let seam = Seam::in_tokens(given, (part, end), self.chat.tokens.len() as u64);
