@@ -10,7 +10,7 @@ Prints what the client saw. Start the engines anew before the next one. Needs no
 
 With `engines.sh thoughts DIR`, and workers 18501 and 18502, `thought` in place of `chat`: the engine is killed within a thought, which is said to end
 where a model of random weights comes to it, so that the answer follows (BIAS is how much it wants to); and `tools`, the same with a tool that might be
-called.
+called, which goes on behind the thought alone.
 """
 
 import json

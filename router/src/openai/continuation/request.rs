@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::Kind;
 use super::given::Given;
+use super::tokens::Next;
 use crate::openai::members::{Members, Others};
 use crate::payload::Payload;
 
@@ -99,7 +100,9 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Rest> {
     let mut added = limits(given, body)?;
     let text = given.text();
     let tail = match given.kind() {
-        Kind::Chat if given.thought().is_some() || thinks_in_the_open(text) => return Some(Rest::Tokens),
+        Kind::Chat if given.thought().is_some() || thinks_in_the_open(text) => {
+            return Next::after(given, body).map(|_| Rest::Tokens);
+        }
         _ if text.is_empty() => Cow::Borrowed(""),
         Kind::Chat => {
             added.push(CONTINUE_FINAL_MESSAGE.to_owned());

@@ -120,6 +120,7 @@ impl Seam {
     fn as_chat(&mut self, line: &[u8]) -> Option<Told> {
         let completion = self.completion.as_ref()?;
         let mut event: Value = serde_json::from_slice(line.strip_prefix(b"data:")?).ok()?;
+        event.as_object()?;
         let mut choices = Vec::new();
         let mut thought_is_over = false;
         if let Some(choice) = event["choices"].get(0) {
@@ -172,6 +173,7 @@ impl Seam {
     /// The usage of the whole answer.
     fn usage(&self, rest: &str) -> Option<String> {
         let mut usage: Value = serde_json::from_str(rest).ok()?;
+        usage.as_object()?;
         let of_the_rest = usage["prompt_tokens"].as_u64()?;
         let prompt_tokens = self.prompt_tokens.unwrap_or(of_the_rest.saturating_sub(self.tokens));
         usage["prompt_tokens"] = prompt_tokens.into();
@@ -182,9 +184,14 @@ impl Seam {
             }
         }
         if self.thought_tokens > 0 {
+            if !usage["completion_tokens_details"].is_object() {
+                usage["completion_tokens_details"] = json!({});
+            }
             usage["completion_tokens_details"]["reasoning_tokens"] = self.thought_tokens.into();
         }
-        if let Some(cached) = usage["prompt_tokens_details"]["cached_tokens"].as_u64() {
+        if usage["prompt_tokens_details"].is_object()
+            && let Some(cached) = usage["prompt_tokens_details"]["cached_tokens"].as_u64()
+        {
             usage["prompt_tokens_details"]["cached_tokens"] = cached.min(prompt_tokens).into();
         }
         Some(usage.to_string())

@@ -278,7 +278,7 @@ fn tokens(tokens: &[u32]) -> Tokens {
 /// What a completion is asked for after `given`, whose tokens are `written`, in a chat of the tokens `chat`.
 fn asked_in_tokens(given: &Given, (chat, written): (&[u32], &[u32]), body: &Value) -> Option<Value> {
     let members = members(body);
-    assert!(matches!(rest_of(given, &members), Some(Rest::Tokens)));
+    let Rest::Tokens = rest_of(given, &members)? else { panic!("not in tokens") };
     let next = Next::after(given, &members)?;
     let marks = given.thought().and(Marks::of(&[BEGIN, END]));
     let (rest, _) = InTokens { chat: &tokens(chat), given: written, marks }.rest((given, next), &members)?;
@@ -290,7 +290,7 @@ fn a_thought_is_asked_for_in_tokens_up_to_its_end() {
     let within = given(Kind::Chat, &[opening("a"), thought("a", "Hm"), thought("a", " \"so\"")]);
     assert_eq!(written(&within, ("<t>", "</t>")).unwrap(), "Hm \"so\"");
     let sent = json!({"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": true, "max_tokens": 10,
-        "tools": [{"type": "function"}], "temperature": 0.5, "logprobs": false, "user": "u", "metadata": {}});
+        "temperature": 0.5, "logprobs": false, "user": "u", "metadata": {}});
     let asked = asked_in_tokens(&within, (&[1, 2], &[3, 4]), &sent).unwrap();
     let mut expected = json!({"model": "m", "stream": true, "temperature": 0.5, "prompt": [1, 2, BEGIN, 3, 4],
         "add_special_tokens": false, "max_tokens": 8, "stop_token_ids": [END]});
@@ -301,9 +301,14 @@ fn a_thought_is_asked_for_in_tokens_up_to_its_end() {
     expected["prompt"] = json!([END, 1, BEGIN, 2, 3, 4]);
     expected["max_tokens"] = json!(14);
     assert_eq!(opened, expected, "the template has begun the thought; as much as there is room for");
+    let talks = asked_in_tokens(&within, (&[BEGIN, 1, 2, 3], &[4]), &unbounded).unwrap();
+    assert_eq!(talks["prompt"], json!([BEGIN, 1, 2, 3, BEGIN, 4]), "somebody talks of the mark");
     assert!(asked_in_tokens(&within, (&[1; 20], &[3]), &sent).is_none(), "there is no room");
     for (member, value) in [
         ("stop_token_ids", json!([5])),
+        ("tools", json!([{"type": "function"}])),
+        ("add_special_tokens", json!(true)),
+        ("messages", json!([{"role": "assistant", "content": "x", "reasoning_content": "y"}])),
         ("messages", json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])),
     ] {
         let mut other = sent.clone();
@@ -314,7 +319,7 @@ fn a_thought_is_asked_for_in_tokens_up_to_its_end() {
 
 #[test]
 fn the_answer_behind_a_thought_is_asked_for_in_tokens_or_in_messages() {
-    let mut given = given(Kind::Chat, &[opening("a"), thought("a", "Hm"), content("a", "\nThe")]);
+    let given = given(Kind::Chat, &[opening("a"), thought("a", "Hm"), content("a", "\nThe")]);
     assert_eq!(written(&given, ("<t>", "</t>")).unwrap(), "Hm\n</t>\nThe");
     let mut sent =
         json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "max_tokens": 9});
@@ -322,9 +327,6 @@ fn the_answer_behind_a_thought_is_asked_for_in_tokens_or_in_messages() {
     let expected = json!({"prompt": [1, BEGIN, 3, END, 4], "add_special_tokens": false, "max_tokens": 6});
     assert_eq!(asked, expected);
     sent["tools"] = json!([{"type": "function"}]);
-    sent["tool_choice"] = json!("none");
-    assert_eq!(asked_in_tokens(&given, (&[1], &[3, END, 4]), &sent).unwrap(), expected);
-    sent["tool_choice"] = json!("auto");
     let members = members(&sent);
     assert_eq!(Next::after(&given, &members), Some(Next::AnswerOrCalls));
     let in_tokens = |told: &[u32], given: &Given| {
@@ -347,10 +349,18 @@ fn the_answer_behind_a_thought_is_asked_for_in_tokens_or_in_messages() {
     ] {
         assert!(in_tokens(told, &given).is_none(), "the template writes something else: {told:?}");
     }
-    given = self::given(Kind::Chat, &[opening("a"), thought("a", "Hm")]);
-    given.end_thought();
-    assert!(in_tokens(&[1, BEGIN, 3, END, 7], &given).is_some());
-    assert!(in_tokens(&[1, BEGIN, 3, END, 7, 7, 7], &given).is_none(), "the end of a turn");
+    let mut silent = self::given(Kind::Chat, &[opening("a"), thought("a", "Hm")]);
+    silent.end_thought();
+    assert_eq!(Next::after(&silent, &members), None, "it might be the end of a turn");
+}
+
+#[test]
+fn strange_usage_is_no_end_of_everything() {
+    let given = given(Kind::Chat, &[opening("a"), thought("a", "Hm"), content("a", "x")]);
+    let usage = json!({"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": 5, "completion_tokens_details": 5});
+    let event = data(&json!({"id": "b", "choices": [], "usage": usage}));
+    let passed = Seam::after(&given).pass(&Bytes::from(event));
+    assert!(std::str::from_utf8(&passed.events).unwrap().contains(r#""reasoning_tokens":1"#));
 }
 
 #[test]

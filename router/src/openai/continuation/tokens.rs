@@ -10,6 +10,7 @@
 use std::fmt::Write as _;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -47,6 +48,9 @@ const IN_COMPLETIONS: [&str; 17] = [
 
 /// Members of a chat that its tokens depend on, but for what is told to its template.
 const IN_TOKENS: [&str; 3] = ["model", "messages", "tools"];
+
+/// A template that begins a thought does so with no more, at the end of the chat: the mark, and a line's end.
+const OPENING_TOKENS: usize = 3;
 
 /// What an engine says of a text or a chat.
 #[derive(Deserialize, Debug)]
@@ -97,15 +101,18 @@ impl Next {
     /// What of the answer to `body` is to follow on `given`; `None` if that cannot be told.
     #[must_use]
     pub fn after(given: &Given, body: &Members) -> Option<Self> {
-        let has_tools = body.has("tools") && !body.is("tool_choice", b"\"none\"");
+        let has_tools = body.has("tools");
+        let answers = given.thought_is_over() && !given.text().is_empty();
         // What is no text has tokens that stand for something else.
         let says_text_alone =
             body.parsed("messages").is_some_and(|messages: Vec<_>| is_text_alone(&messages));
         match given.thought() {
-            _ if !says_text_alone => None,
+            // What is told of a chat's tokens is another chat's then.
+            _ if !says_text_alone || body.has("add_special_tokens") => None,
+            // A call may end a thought without its mark, and where nothing is said of the answer no token shows that the template goes on.
+            Some(_) if has_tools => answers.then_some(Self::AnswerOrCalls),
             // Its mark is asked for beside no others.
             Some(_) if !given.thought_is_over() => (!body.has("stop_token_ids")).then_some(Self::Thought),
-            Some(_) if has_tools => Some(Self::AnswerOrCalls),
             None if has_tools => None,
             _ => Some(Self::Answer),
         }
@@ -116,6 +123,8 @@ impl Next {
 #[derive(Deserialize)]
 struct Message {
     content: Option<Box<RawValue>>,
+    /// vLLM's `/tokenize` passes it over, and its chat does not.
+    reasoning_content: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -130,7 +139,10 @@ fn is_text_alone(messages: &[Message]) -> bool {
             .is_ok_and(|parts| parts.iter().all(|part| part.kind == "text")),
         content => content.starts_with(b"\""),
     };
-    messages.iter().all(|message| message.content.as_deref().is_none_or(is_plain))
+    let is_told = |message: &Message| {
+        message.reasoning_content.is_none() && message.content.as_deref().is_none_or(is_plain)
+    };
+    messages.iter().all(is_told)
 }
 
 /// Asks for the tokens of a text.
@@ -229,7 +241,9 @@ impl InTokens<'_> {
     /// The mark that a thought begins with, unless the chat ends with it.
     fn begin(&self) -> Option<u32> {
         let marks = self.marks?;
-        let is_open = marks.last(&self.chat.tokens).is_some_and(|(_, mark)| mark == marks.begin);
+        // Elsewhere somebody talks of it.
+        let (_, end) = self.chat.tokens.split_at(self.chat.tokens.len().saturating_sub(OPENING_TOKENS));
+        let is_open = marks.last(end).is_some_and(|(_, mark)| mark == marks.begin);
         (!is_open).then_some(marks.begin)
     }
 
@@ -241,11 +255,7 @@ impl InTokens<'_> {
         let expected = self.chat.tokens.len() + usize::from(self.begin().is_some()) + self.given.len();
         let (at, mark) = marks.last(&told.tokens)?;
         let (_, answer) = told.tokens.split_at(at + 1);
-        let ends_alike = match given.text().is_empty() {
-            // An empty line, and no end of a turn.
-            true => answer.len() <= 2,
-            false => answer.last() == self.given.last(),
-        };
+        let ends_alike = !answer.is_empty() && answer.last() == self.given.last();
         let is_alike = mark == marks.end && ends_alike && told.tokens.len().abs_diff(expected) <= 4;
         let mut added = limits(given, body)?;
         added.push(CONTINUE_FINAL_MESSAGE.to_owned());
