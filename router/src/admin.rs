@@ -30,6 +30,7 @@ use crate::routes::{Endpoint, Routes};
 use crate::stages::parse::Reading;
 use crate::stages::pick::check_model;
 use crate::stages::relay::RelayBody;
+use crate::why::why;
 
 /// Admin requests at once; more are answered 503.
 const MAX_CONCURRENT: usize = 32;
@@ -239,44 +240,10 @@ fn explained(explanation: &Explanation, reading: &Reading) -> Value {
             })
         })
         .collect();
-    let Explained { worker: picked, candidate: chosen, cost, .. } =
-        &explanation.candidates[explanation.picked];
-    let why = format!(
-        "{}: {} costs {}, the least of {} candidates, with {} of about {} prompt tokens expected in its cache, {} \
-         prefill tokens queued and {} requests in flight",
-        explanation.policy,
-        picked.id(),
-        three_digits(*cost),
-        candidates.len(),
-        chosen.hit_tokens,
-        reading.prompt_tokens,
-        chosen.load.prefill_tokens,
-        chosen.load.requests,
-    );
     json!({
         "policy": explanation.policy,
-        "worker": picked.id().as_str(),
-        "why": why,
+        "worker": explanation.candidates[explanation.picked].worker.id().as_str(),
+        "why": why(explanation, reading.prompt_tokens),
         "candidates": candidates,
     })
-}
-
-/// With the first three digits that tell something: costs are milliseconds to minutes in one unit, or counts.
-fn three_digits(value: f64) -> String {
-    if value == 0.0 {
-        return "0".to_owned();
-    }
-    let decimals = (0..=6).find(|&decimals| value.abs() * 10_f64.powi(decimals) >= 100.0).unwrap_or(6);
-    format!("{value:.*}", decimals.unsigned_abs() as usize)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::three_digits;
-
-    #[test]
-    fn costs_are_told_with_three_digits_whatever_their_size() {
-        let told = [0.003_456_7, 0.45, 1.0, 12.34, 1_234.6, 0.0].map(three_digits);
-        assert_eq!(told, ["0.00346", "0.450", "1.00", "12.3", "1235", "0"]);
-    }
 }

@@ -26,6 +26,8 @@ use crate::precedence::PrecedenceHeaders;
 use crate::recording::{Recording, RecordingError};
 use crate::replicas::Replicas;
 use crate::routes::Routes;
+use crate::spans::Spans;
+use crate::spans::collector::Collector;
 use crate::stages::admit::Admission;
 use crate::stages::background::Backlogs;
 use crate::stages::parse::{BodyLimits, Parser};
@@ -70,6 +72,8 @@ pub struct App {
     pub failure_logs: FailureLogs,
     /// The trace of what passes, if one is written.
     pub recording: Option<Recording>,
+    /// What becomes of requests, if somebody is told.
+    pub spans: Option<Spans>,
     /// When the process began to serve.
     pub started: Instant,
     /// Where to leave what is known of prefixes, and the seed of their hashes.
@@ -96,6 +100,9 @@ pub enum AppError {
     /// What passes could not be recorded.
     #[error(transparent)]
     Recording(#[from] RecordingError),
+    /// What becomes of requests could not be told.
+    #[error("{0}")]
+    Spans(String),
 }
 
 impl App {
@@ -135,6 +142,7 @@ impl App {
             tenant: header(&settings.tenant_header)?,
         };
         let (started, metrics) = (Instant::now(), Metrics::default());
+        let spans = spans(config, &metrics)?;
         let sources = config.sources.iter().map(|source| {
             let failures = metrics.discovery_failures(&source.name);
             Arc::new(SourceState::new(Arc::clone(&source.name), failures))
@@ -166,6 +174,7 @@ impl App {
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),
             recording,
+            spans,
             started,
             prefix_state: state_file.map(|file| (file, seed)),
             draining: AtomicBool::new(false),
@@ -227,4 +236,14 @@ impl App {
     pub fn begin_cutting_off(&self) {
         self.cuts_off.store(true, Ordering::Release);
     }
+}
+
+/// What tells of requests, if it is to.
+fn spans(config: &Config, metrics: &Metrics) -> Result<Option<Spans>, AppError> {
+    let Some(address) = config.otlp_traces.clone() else { return Ok(None) };
+    let Settings { connect_timeout, otlp_traces_share, .. } = config.settings;
+    let share = otlp_traces_share.share().unwrap_or(1.0);
+    let collector = Collector::new(address, connect_timeout, config.worker_authorities.clone());
+    let started = collector.and_then(|collector| Spans::start(collector, share, &metrics.spans));
+    started.map(Some).map_err(AppError::Spans)
 }

@@ -19,6 +19,7 @@ use crate::logs;
 use crate::openai::usage::ReportedUsage;
 use crate::replicas::metrics::ReplicaMetrics;
 use crate::routes::Endpoint;
+use crate::spans::collector::SpanCounters;
 
 /// From a millisecond to ten minutes: first tokens of a cached prompt and of a very long one.
 const SECONDS: &[f64] = &[
@@ -92,6 +93,8 @@ pub struct Metrics {
     pub retries_refused: IntCounter,
     /// Streams that broke off and were gone on with.
     pub continued: IntCounter,
+    /// Spans of requests.
+    pub spans: SpanCounters,
     /// Attempts at two workers, of which one computes the prompt.
     pub splits: IntCounter,
     /// Time to the first piece of the reply.
@@ -185,6 +188,11 @@ impl Default for Metrics {
             "Prompt tokens found in a prefix cache: as the router predicted, and as workers report.",
             &["source"],
         );
+        let spans = maker.counters(
+            "router_spans_total",
+            "Spans of requests that have ended, those that a collector has taken, and those that none has. Others wait, or were too many to.",
+            &["state"],
+        );
         Self {
             listener: ListenerMetrics::new(&maker.0),
             replicas: ReplicaMetrics::new(&maker.0),
@@ -207,6 +215,11 @@ impl Default for Metrics {
                 "router_streams_continued_total",
                 "Streams that broke off at one worker and were gone on with by another.",
             )),
+            spans: SpanCounters {
+                ended: spans.with_label_values(&["ended"]),
+                sent: spans.with_label_values(&["sent"]),
+                failed: spans.with_label_values(&["failed"]),
+            },
             retries_refused: maker.add(IntCounter::new(
                 "router_retries_refused_total",
                 "Failures relayed because the retry budget was used up.",

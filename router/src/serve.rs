@@ -112,6 +112,9 @@ pub async fn serve(
         recording.flush();
     }
     app.leave_prefixes();
+    if let Some(spans) = &app.spans {
+        spans.end().await;
+    }
     if cut_off > 0 {
         tracing::warn!(connections = cut_off, "grace period over, connections cut off");
     }

@@ -10,6 +10,7 @@ use super::replicas::{NamedReplicas, parse_replicas};
 use super::workers::{Named, parse_fleet};
 use super::{Config, ConfigErrors, Settings, model_timeouts};
 use crate::discovery::kubernetes::api::ApiAddress;
+use crate::spans::collector::CollectorAddress;
 
 /// A worker that is down is asked at least this often.
 const LONGEST_PROBE_INTERVAL_DOWN: Duration = Duration::from_millis(500);
@@ -78,6 +79,13 @@ impl Settings {
             let parsed = ApiAddress::parse(text);
             parsed.map_err(|error| errors.push(format!("kubernetes-api: {error}"))).ok()
         });
+        let otlp_traces = self.otlp_traces_endpoint.as_deref().and_then(|text| {
+            let parsed = CollectorAddress::parse(text);
+            parsed.map_err(|error| errors.push(format!("otlp-traces-endpoint: {error}"))).ok()
+        });
+        if self.otlp_traces_share.share().is_none_or(|share| share > 1.0) {
+            errors.push("otlp-traces-share: must be from 0% to 100%".to_owned());
+        }
         let model_timeouts = model_timeouts::parse_model_timeouts(&self.model_timeouts, &mut errors);
         let admin_listen = self.check_listeners(&mut errors);
         let files = Files::open(&self, &mut errors);
@@ -128,6 +136,7 @@ impl Settings {
                 replica_sources,
                 replica_key,
                 kubernetes_api,
+                otlp_traces,
                 admin_listen,
                 keys,
                 worker_keys,

@@ -31,6 +31,7 @@ use crate::discovery::kubernetes::api::{ApiAddress, CREDENTIALS};
 use crate::discovery::source::SourceSpec;
 use crate::keys::{Keys, WorkerKeys};
 use crate::precedence::EnginePriority;
+use crate::spans::collector::CollectorAddress;
 
 /// All knobs of the router.
 #[derive(Clone, Debug, clap::Args)]
@@ -327,6 +328,15 @@ pub struct Settings {
     #[arg(long, help_heading = "Routing", value_name = "FILE")]
     pub record: Option<PathBuf>,
 
+    /// Collector to send OpenTelemetry traces of requests to, by OTLP over HTTP: http://host:4318, or https:// and a path if it is not /v1/traces. A caller's trace is
+    /// gone on with, and engines are told of it. What the collector wants to be shown stands in OTEL_EXPORTER_OTLP_HEADERS
+    #[arg(long, help_heading = "Process", value_name = "URL")]
+    pub otlp_traces_endpoint: Option<String>,
+
+    /// Of requests that are part of no caller's trace, how many have traces of their own
+    #[arg(long, help_heading = "Process", default_value = "100%", value_parser = parse_share, value_name = "SHARE")]
+    pub otlp_traces_share: Share,
+
     /// Time to go on accepting after SIGTERM while /readyz says 503, so that balancers notice
     #[arg(long, help_heading = "Process", default_value = "5s", value_parser = parse_duration_or_zero, value_name = "TIME")]
     pub drain_delay: Duration,
@@ -412,6 +422,8 @@ pub struct Config {
     pub replica_key: Option<[u8; 32]>,
     /// Where the Kubernetes API is, if that is said.
     pub kubernetes_api: Option<ApiAddress>,
+    /// Where traces of requests go, if anywhere.
+    pub otlp_traces: Option<CollectorAddress>,
     /// Where the admin listener goes, if anywhere.
     pub admin_listen: Option<SocketAddr>,
     /// Who must show which key.

@@ -120,6 +120,19 @@ fn limits_are_checked_at_start() {
 }
 
 #[test]
+fn traces_go_where_http_is_spoken() {
+    let ConfigErrors(errors) =
+        configure(&["--workers=a", "--otlp-traces-endpoint=http://otel:4317", "--otlp-traces-share=200%"])
+            .unwrap_err();
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    for (error, expected) in errors.iter().zip(["otlp-traces-endpoint: ", "from 0% to 100%"]) {
+        assert!(error.contains(expected), "{error}");
+    }
+    let given = ["--workers=a", "--otlp-traces-endpoint=https://otel", "--otlp-traces-share=5%"];
+    assert!(configure(&given).unwrap().otlp_traces.is_some());
+}
+
+#[test]
 fn lists_of_the_file_are_lists() {
     let path = std::env::temp_dir().join(format!("router-config-lists-{}.yaml", std::process::id()));
     let text =

@@ -36,6 +36,9 @@ async fn answer<B: RequestBody>(
     let endpoint = app.routes.find(request.uri().path());
     let understanding = endpoint.understanding();
     let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id.clone());
+    if understanding.is_some() {
+        recorder.trace(&mut request);
+    }
     match app.keys.authorize(endpoint, request.headers_mut()) {
         Ok(grant) => {
             grant.map(|grant| request.extensions_mut().insert(grant));
@@ -50,6 +53,7 @@ async fn answer<B: RequestBody>(
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),
         Some(understanding) => match unless_cut_off(app, understood(app, request, understanding)).await {
             Ok(parsed) => {
+                recorder.has_read(&parsed);
                 if let Some(every) = app.settings.stream_keep_alive.limit()
                     && keep_alive::is_for(&parsed, endpoint).await
                 {

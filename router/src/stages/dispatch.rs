@@ -223,7 +223,7 @@ async fn whole(
     times: Times,
     recorder: &mut Recorder,
 ) -> Result<Begun, Stopped> {
-    let picked = pick_in_turn(app, view, (among, now), times).await?;
+    let picked = pick_in_turn(app, view, (among, now), times, recorder).await?;
     Ok(attempt(app, asked, (picked, view.leg), times, recorder).await?)
 }
 
@@ -232,13 +232,28 @@ pub(super) async fn pick_in_turn(
     app: &App,
     view: &RequestView<'_>,
     (among, now): (Among<'_>, Duration),
+    times: Times,
+    recorder: &mut Recorder,
+) -> Result<Picked, RequestError> {
+    recorder.picks(view, among);
+    let picked = picked_in_turn(app, view, (among, now), times, recorder).await;
+    recorder.picked(picked.as_ref());
+    picked
+}
+
+async fn picked_in_turn(
+    app: &App,
+    view: &RequestView<'_>,
+    (among, now): (Among<'_>, Duration),
     (limits, deadline): Times,
+    recorder: &mut Recorder,
 ) -> Result<Picked, RequestError> {
     if app.decider.waits_for_spare(view) {
         // Boxed, since it is rare, and a request's future should be small.
         return Box::pin(pick_when_spare(app, view, among, (deadline, limits.total))).await;
     }
     let picked = pick(app, view, among, now)?;
+    recorder.waits_for(&picked);
     take_turn(app, view, picked, among, (deadline, limits.total)).await
 }
 
@@ -254,8 +269,8 @@ pub(super) async fn attempt(
     let Picked { decided, upstream } = picked;
     recorder.attempt(&decided, leg);
     let follower = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref());
-    let named = follower.and_then(|follower| recorder.follow(follower, (request, reading)));
-    let request = named.as_ref().unwrap_or(request);
+    let told = recorder.follow(follower, (request, reading), (&decided, leg));
+    let request = told.as_ref().unwrap_or(request);
     if let Some(gateway) = request.gateway.as_ref().filter(|_| leg == Leg::Whole) {
         let offering = offer_others(app, gateway, (request, reading), &decided.worker);
         // Without them the request goes all the same.

@@ -99,7 +99,7 @@ impl Splitter {
         recorder: &mut Recorder,
     ) -> Result<Begun, Stopped> {
         let prefill_view = RequestView { leg: Leg::Prefill, ..*view };
-        let picked = pick_in_turn(app, &prefill_view, (among, app.now()), times).await?;
+        let picked = pick_in_turn(app, &prefill_view, (among, app.now()), times, recorder).await?;
         app.metrics.splits.inc();
         match self.protocol {
             PrefillProtocol::Vllm => {
@@ -142,7 +142,7 @@ impl Splitter {
         let Some(transfer) = transfer else {
             let precedence = view.precedence.of_one_that_has_begun();
             let view = RequestView { may_wait_since: None, precedence, ..*view };
-            let picked = pick_in_turn(app, &view, (among, app.now()), times).await?;
+            let picked = pick_in_turn(app, &view, (among, app.now()), times, recorder).await?;
             return Ok(attempt(app, asked, (picked, Leg::Whole), times, recorder).await?);
         };
         // Never queued: the prefill worker keeps the KV for a while only.
@@ -177,8 +177,11 @@ impl Splitter {
         let room = rand::random::<u64>() >> 1;
         let specs = (&prefill_worker.spec, &decode.decided.worker.spec);
         let (prefill_body, decode_body) = sglang_legs(&self.body, specs, room);
-        let decode_request = WorkerRequest { body: decode_body, ..request.clone() };
-        let mut prefilling = Prefilling::begin(app, prefill, leg_of(request, prefill_body), times);
+        let mut decode_request = WorkerRequest { body: decode_body, ..request.clone() };
+        let mut prefill_request = leg_of(request, prefill_body);
+        recorder.sends(&mut prefill_request, &prefill.decided, Leg::Prefill);
+        recorder.sends(&mut decode_request, &decode.decided, Leg::Decode);
+        let mut prefilling = Prefilling::begin(app, prefill, prefill_request, times);
         let answer = {
             let mut decoding = pin!(exchange(decode.upstream.as_deref(), &decode_request, times));
             tokio::select! {

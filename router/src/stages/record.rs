@@ -6,14 +6,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderValue, Method, Request, StatusCode};
 use router_core::prefix::feed::PromptUsage;
 use router_core::prefix::index::Basis;
 use router_core::request::Answer;
 use router_core::telling::{Found, Listener as _, Word};
-use router_core::{Decided, Leg, Trial, Worker};
+use router_core::{Among, Decided, Leg, RequestView, Trial, Worker};
 
-use super::parse::{Extent, Reading};
+use super::parse::{Extent, Parsed, Reading};
+use super::pick::Picked;
 use crate::app::App;
 use crate::error::{Blame, RequestError};
 use crate::kv_events::{Followed, Follower, SESSION_ID};
@@ -21,6 +22,7 @@ use crate::metrics::AttemptOutcome;
 use crate::openai::usage::{ReplyTail, ReportedUsage, Words};
 use crate::recording::Passed;
 use crate::routes::Endpoint;
+use crate::spans::{End, RequestSpans, TRACEPARENT};
 use crate::transport::{TransportError, WorkerRequest};
 
 /// How a relayed reply ended.
@@ -66,6 +68,8 @@ pub struct Recorder {
     trial: Option<Trial>,
     recorded: bool,
     in_background: bool,
+    /// Where they are sent somewhere, and the request is among those whose are.
+    spans: Option<Box<RequestSpans>>,
 }
 
 impl Recorder {
@@ -96,6 +100,47 @@ impl Recorder {
             trial: None,
             recorded: false,
             in_background: false,
+            spans: None,
+        }
+    }
+
+    /// Begins the request's spans, if there are to be any.
+    pub fn trace<B>(&mut self, request: &mut Request<B>) {
+        let Some(spans) = &self.app.spans else { return };
+        let path = request.uri().path().to_owned();
+        self.spans = spans.begin((&self.method, path, self.endpoint), request.headers_mut());
+    }
+
+    /// All of the request is there.
+    pub fn has_read(&mut self, parsed: &Parsed) {
+        if let Some(spans) = &mut self.spans {
+            spans.has_read(&parsed.reading, parsed.body.len());
+        }
+    }
+
+    /// A worker is about to be picked.
+    pub fn picks(&mut self, view: &RequestView<'_>, among: Among<'_>) {
+        let Some(spans) = &mut self.spans else { return };
+        let is_first = matches!(among, Among::Untried(tried) if tried.is_empty());
+        let (fleet, app) = (self.app.fleet.roster(), &self.app);
+        let explain = || app.decider.explain(&fleet.snapshot, view, app.now()).ok();
+        let explanation = is_first.then(explain).flatten();
+        spans.picks(explanation.as_ref().map(|explanation| (explanation, view.prompt_tokens)));
+    }
+
+    /// It has been, and there may be a line to wait in.
+    pub fn waits_for(&mut self, picked: &Picked) {
+        if let Some(spans) = &mut self.spans
+            && picked.decided.lease.waits()
+        {
+            spans.waits_in_line(&picked.decided.worker);
+        }
+    }
+
+    /// The request can be sent there, or it has turned out that nobody can be asked.
+    pub fn picked(&mut self, picked: Result<&Picked, &RequestError>) {
+        if let Some(spans) = &mut self.spans {
+            spans.picked(picked.map(|picked| &picked.decided));
         }
     }
 
@@ -151,21 +196,42 @@ impl Recorder {
         (self.told, self.followed) = (decided.lease.told(), None);
     }
 
-    /// The attempt goes to a worker that may tell of its cache; `None`, or the request as that worker is to get it.
+    /// The attempt goes to a worker that may tell of its cache, and of what it does; `None`, or the request as that worker is to get it.
     pub fn follow(
         &mut self,
-        follower: &Follower,
+        follower: Option<&Follower>,
         (request, reading): (&WorkerRequest, &Reading),
+        (decided, leg): (&Decided, Leg),
     ) -> Option<WorkerRequest> {
-        self.followed = follower.follow(&self.request_id, &request.headers, reading);
-        let name = self.followed.as_ref()?.to_say()?;
-        let mut named = request.clone();
-        named.headers.insert(SESSION_ID, name.clone());
-        Some(named)
+        self.followed =
+            follower.and_then(|follower| follower.follow(&self.request_id, &request.headers, reading));
+        let session = self.followed.as_ref().and_then(Followed::to_say);
+        let trace = self.spans.as_mut().map(|spans| spans.attempt(decided, leg));
+        if session.is_none() && trace.is_none() {
+            return None;
+        }
+        let mut told = request.clone();
+        if let Some(session) = session {
+            told.headers.insert(SESSION_ID, session.clone());
+        }
+        if let Some(trace) = trace {
+            told.headers.insert(TRACEPARENT, trace);
+        }
+        Some(told)
+    }
+
+    /// One of two attempts at once begins.
+    pub fn sends(&mut self, request: &mut WorkerRequest, decided: &Decided, leg: Leg) {
+        if let Some(spans) = &mut self.spans {
+            request.headers.insert(TRACEPARENT, spans.attempt(decided, leg));
+        }
     }
 
     /// An attempt came to nothing.
-    pub fn attempt_failed(&self, worker: &Worker, error: &TransportError) {
+    pub fn attempt_failed(&mut self, worker: &Worker, error: &TransportError) {
+        if let Some(spans) = &mut self.spans {
+            spans.attempt_failed(worker, error);
+        }
         self.app.metrics.attempt(worker, AttemptOutcome::Failed);
         if self.app.failure_logs.allow(worker.id()) {
             tracing::warn!(worker = %worker.id(), %error, "attempt failed");
@@ -173,7 +239,10 @@ impl Recorder {
     }
 
     /// A worker answered an attempt.
-    pub fn attempt_answered(&self, worker: &Worker, status: StatusCode) {
+    pub fn attempt_answered(&mut self, worker: &Worker, status: StatusCode) {
+        if let Some(spans) = &mut self.spans {
+            spans.attempt_answered(worker, status);
+        }
         self.app.metrics.attempt(worker, status.into());
     }
 
@@ -186,6 +255,9 @@ impl Recorder {
     pub fn prefilled(&mut self, usage: Option<ReportedUsage>, reading: &Reading) {
         if let Some(trial) = self.trial.take() {
             trial.succeed(self.app.now());
+        }
+        if let (Some(spans), Some(worker)) = (&mut self.spans, &self.worker) {
+            spans.prefilled(worker);
         }
         self.prefill_usage = usage;
         self.compare(&usage.unwrap_or_default(), reading);
@@ -225,6 +297,9 @@ impl Recorder {
         match self.last_piece {
             None => {
                 self.first_piece = Some(now);
+                if let Some(spans) = &mut self.spans {
+                    spans.first_piece();
+                }
                 if succeeds && !self.in_background {
                     metrics.ttft_seconds.observe((now - self.began).as_secs_f64());
                 }
@@ -300,6 +375,9 @@ impl Recorder {
         // That a reply takes longer than a request may is no sign of a sick worker.
         let trial = self.trial.take().filter(|_| !matches!(error, TransportError::Total { .. }));
         if let Some(worker) = &self.worker {
+            if let Some(spans) = &mut self.spans {
+                spans.attempt_failed(worker, error);
+            }
             if let Some(trial) = trial {
                 app.report_failure(worker.id(), trial);
             }
@@ -404,7 +482,7 @@ impl Recorder {
         if error.blame() != Blame::Client && self.app.failure_logs.allow(&"request") {
             tracing::warn!(%error, "request failed");
         }
-        self.record("failed", None);
+        self.record_with("failed", None, Some(error));
     }
 
     /// The router itself has answered.
@@ -415,10 +493,21 @@ impl Recorder {
     }
 
     fn record(&mut self, outcome: &'static str, usage: Option<ReportedUsage>) {
+        self.record_with(outcome, usage, None);
+    }
+
+    fn record_with(
+        &mut self,
+        outcome: &'static str,
+        usage: Option<ReportedUsage>,
+        error: Option<&RequestError>,
+    ) {
         self.recorded = true;
+        let trace_id = self.spans.as_ref().map(|spans| spans.trace_id());
         let status = self.status.unwrap_or(CLIENT_CLOSED_REQUEST);
         self.app.metrics.request(self.endpoint, status);
         let usage = usage.unwrap_or_default();
+        self.end_spans((status, outcome), usage, error);
         let milliseconds = |time: Duration| time.as_secs_f64() * 1_000.0;
         tracing::info!(
             method = %self.method,
@@ -436,8 +525,21 @@ impl Recorder {
             ttft_ms = self.first_piece.map(|first| milliseconds(first - self.began)),
             e2e_ms = milliseconds(self.began.elapsed()),
             request_id = self.request_id.to_str().ok(),
+            trace_id,
             "request"
         );
+    }
+
+    fn end_spans(
+        &mut self,
+        (status, outcome): (StatusCode, &'static str),
+        usage: ReportedUsage,
+        error: Option<&RequestError>,
+    ) {
+        let Some(spans) = self.spans.take() else { return };
+        let (attempts, continued, worker) = (self.attempts, self.continued, self.worker.as_deref());
+        let ttft = self.first_piece.map(|first| first - self.began);
+        spans.end(&End { status, outcome, attempts, continued, worker, ttft, usage }, error);
     }
 }
 

@@ -65,6 +65,12 @@ impl WorkerRequest {
         Self { method: Method::GET, path, headers, body, underway: None, gateway: None }
     }
 
+    /// A POST to `path` of what is yet to be filled in.
+    #[must_use]
+    pub fn post(path: PathAndQuery) -> Self {
+        Self { method: Method::POST, ..Self::get(path) }
+    }
+
     /// There is a way to the worker now, and the request goes there.
     fn sets_out(&self) {
         if let Some(underway) = &self.underway {

@@ -11,7 +11,7 @@ use crate::harness::*;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
-const MODEL: &str = "vllm-m";
+pub(crate) const MODEL: &str = "vllm-m";
 
 fn event(id: &str, choice: &Value) -> String {
     json!({"id": id, "choices": [choice], "usage": null}).to_string()
@@ -21,19 +21,19 @@ fn delta(id: &str, delta: &Value) -> String {
     event(id, &json!({"index": 0, "delta": delta, "finish_reason": null}))
 }
 
-fn opening(id: &str) -> String {
+pub(crate) fn opening(id: &str) -> String {
     delta(id, &json!({"role": "assistant", "content": ""}))
 }
 
-fn content(id: &str, text: &str) -> String {
+pub(crate) fn content(id: &str, text: &str) -> String {
     delta(id, &json!({"content": text}))
 }
 
-fn stop(id: &str) -> String {
+pub(crate) fn stop(id: &str) -> String {
     event(id, &json!({"index": 0, "delta": {}, "finish_reason": "stop"}))
 }
 
-fn usage(id: &str, prompt: usize, completion: usize) -> String {
+pub(crate) fn usage(id: &str, prompt: usize, completion: usize) -> String {
     json!({"id": id, "choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}})
         .to_string()
 }
@@ -47,17 +47,17 @@ fn text_event(id: &str, text: &str) -> String {
     event(id, &json!({"index": 0, "text": text, "finish_reason": null}))
 }
 
-fn whole(list: &[String]) -> Vec<Act> {
+pub(crate) fn whole(list: &[String]) -> Vec<Act> {
     vec![Act::Write(events(list)), Act::Write(chunk("data: [DONE]\n\n")), Act::Write(last_chunk())]
 }
 
 /// Breaks off after these events.
-fn breaks(list: &[String]) -> Vec<Act> {
+pub(crate) fn breaks(list: &[String]) -> Vec<Act> {
     vec![Act::Write(events(list)), Act::Close]
 }
 
 /// One breaks off, whichever is asked first; the other is asked for the rest, and answers so.
-async fn pair(model: &'static [&'static str], first: Vec<Act>, rest: Vec<Act>) -> [MockWorker; 2] {
+pub(crate) async fn pair(model: &'static [&'static str], first: Vec<Act>, rest: Vec<Act>) -> [MockWorker; 2] {
     let asked = AtomicUsize::new(0);
     let script = move |_: &Seen| match asked.fetch_add(1, Ordering::SeqCst) {
         0 => first.clone(),

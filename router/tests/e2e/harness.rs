@@ -436,10 +436,12 @@ pub(crate) async fn read_request(stream: &mut (impl AsyncRead + Unpin), raw: &mu
     let head = String::from_utf8(raw[..head_end].to_vec()).unwrap();
     let mut lines = head.split("\r\n");
     let mut first = lines.next()?.split(' ');
-    let headers: HashMap<_, _> = lines
-        .filter_map(|line| line.split_once(": "))
-        .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
-        .collect();
+    let mut headers = HashMap::<_, String>::new();
+    for (name, value) in lines.filter_map(|line| line.split_once(": ")) {
+        // One that comes twice shows.
+        let before = headers.entry(name.to_ascii_lowercase());
+        before.and_modify(|before| *before += &format!(", {value}")).or_insert_with(|| value.to_owned());
+    }
     let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
     while raw.len() < head_end + 4 + length {
         if stream.read_buf(raw).await.ok()? == 0 {

@@ -34,6 +34,7 @@ mod ranks;
 mod replicas;
 mod routing;
 mod smuggling;
+mod spans;
 mod thoughts;
 mod upstream;
 mod upstream_h2;

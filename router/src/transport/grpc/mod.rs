@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::header::{self, HeaderName};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame};
 use prost::Message;
 use roundhouse_wire::v1::generate_reply::Event;
@@ -137,7 +137,7 @@ fn grpc_request(path: &'static str, body: Payload) -> WorkerRequest {
     let mut headers = HeaderMap::with_capacity(2);
     headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
     let path = PathAndQuery::from_static(path);
-    WorkerRequest { method: Method::POST, path, headers, body, underway: None, gateway: None }
+    WorkerRequest { headers, body, ..WorkerRequest::post(path) }
 }
 
 fn headers_of(head: HttpHead) -> Result<HeaderMap, TransportError> {
@@ -231,8 +231,7 @@ mod tests {
 
     #[test]
     fn a_request_goes_whole_and_without_headers_of_its_connection() {
-        let mut request = WorkerRequest::get(PathAndQuery::from_static("/v1/chat/completions?a=b"));
-        request.method = Method::POST;
+        let mut request = WorkerRequest::post(PathAndQuery::from_static("/v1/chat/completions?a=b"));
         for (name, value) in [("connection", "x-mine"), ("x-mine", "1"), ("host", "router"), ("x-kept", "2")]
         {
             request.headers.append(name, HeaderValue::from_static(value));
