@@ -7,11 +7,12 @@
 #   bench/apart/engines.sh adapters DIR [N]     two others, 18301 and 18302, with eight adapters and places for N of them (2; adapters.py)
 #   bench/apart/engines.sh priority DIR         one, 18401, that goes by priorities and computes four requests at a time (priority.py)
 #   bench/apart/engines.sh thoughts DIR         two, 18501 and 18502, that tell thoughts and tool calls apart from the answer, as Qwen3's (goes_on.py)
+#   bench/apart/engines.sh renders DIR          two, 18701 and 18702, that write chats as DeepSeek V3.2's do, by code of vLLM's own (goes_on.py)
 #   bench/apart/engines.sh traces DIR           one, 18601, that sends OpenTelemetry traces to 4318 (traces.py)
 #   bench/apart/engines.sh stop DIR             those that were started; each keeps a core busy while it runs
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-what=${1:?install, start, events, adapters, priority, thoughts, traces or stop} dir=${2:?a folder for engines and logs}
+what=${1:?install, start, events, adapters, priority, thoughts, renders, traces or stop} dir=${2:?a folder for engines and logs}
 mkdir -p "$dir" && cd "$dir"
 
 install() {
@@ -94,6 +95,13 @@ thoughts)
     ready thinks-one 18501
     ready thinks-two 18502
     ;;
+renders)
+    for engine in renders-one:18701 renders-two:18702; do
+        engine "${engine%:*}" "${engine#*:}" 1024 --tokenizer-mode deepseek_v32
+    done
+    ready renders-one 18701
+    ready renders-two 18702
+    ;;
 traces)
     uv pip install -q --python venv/bin/python opentelemetry-sdk opentelemetry-exporter-otlp opentelemetry-semantic-conventions-ai
     export OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf OTEL_SERVICE_NAME=vllm
@@ -108,5 +116,5 @@ stop)
         rm "$file"
     done
     ;;
-*) echo "install, start, events, adapters, priority, thoughts, traces or stop" && exit 2 ;;
+*) echo "install, start, events, adapters, priority, thoughts, renders, traces or stop" && exit 2 ;;
 esac

@@ -11,6 +11,9 @@ Prints what the client saw. Start the engines anew before the next one. Needs no
 With `engines.sh thoughts DIR`, and workers 18501 and 18502, `thought` in place of `chat`: the engine is killed within a thought, which is said to end
 where a model of random weights comes to it, so that the answer follows (BIAS is how much it wants to); and `tools`, the same with a tool that might be
 called, which goes on behind the thought alone.
+
+With `engines.sh renders DIR`, and workers 18701 and 18702, `renders` in place of `chat`: engines that write a turn's end behind a message that has only begun, whatever they
+are told. KILL_AFTER=0 kills nobody, and shows how many tokens the prompt has where nothing went wrong.
 """
 
 import json
@@ -31,7 +34,7 @@ def request(kind):
     body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     if kind != "completions":
         body |= {"messages": [{"role": "user", "content": text}]}
-        if kind != "chat":
+        if kind in ("thought", "tools"):
             body |= {"logit_bias": {str(END_OF_THOUGHT): float(os.environ.get("BIAS", "0"))}}
         if kind == "tools":
             body |= {"tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]}
@@ -52,7 +55,7 @@ def main():
     url, folder, kind, what = sys.argv[1:]
     path, body = request(kind)
     ids, pieces, longest, last, said, parts = set(), 0, 0.0, time.monotonic(), {}, {}
-    names = ("one", "two") if kind in ("chat", "completions") else ("thinks-one", "thinks-two")
+    names = {"chat": ("one", "two"), "completions": ("one", "two"), "renders": ("renders-one", "renders-two")}.get(kind, ("thinks-one", "thinks-two"))
     call = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(call, timeout=120) as reply:
         worker = reply.headers["x-router-worker"]

@@ -31,6 +31,7 @@ use crate::spans::collector::Collector;
 use crate::stages::admit::Admission;
 use crate::stages::background::Backlogs;
 use crate::stages::parse::{BodyLimits, Parser};
+use crate::templates::Templates;
 use crate::time_limits::TimeLimitTable;
 use crate::transport::Connector;
 
@@ -66,6 +67,8 @@ pub struct App {
     pub parser: Parser,
     /// Who waits in the background.
     pub backlogs: Backlogs,
+    /// Which models go on with a message that has begun.
+    pub templates: Templates,
     /// What is served where.
     pub routes: Routes,
     /// Bounds the lines about failures.
@@ -171,6 +174,7 @@ impl App {
             doubt: Doubt::default(),
             parser: Parser::new(scan, session_header, precedence, limits),
             backlogs: Backlogs::new(settings.max_background.min(settings.max_in_flight.div_ceil(2))),
+            templates: Templates::default(),
             routes: Routes::default(),
             failure_logs: FailureLogs::default(),
             recording,

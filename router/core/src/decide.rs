@@ -437,7 +437,7 @@ impl Decider {
     pub fn least_busy(
         fleet: &FleetSnapshot,
         request: &RequestView<'_>,
-        may_serve: impl Fn(&Worker) -> bool,
+        may_serve: impl Fn(&Arc<Worker>) -> bool,
         (most, now): (usize, Duration),
     ) -> Vec<Arc<Worker>> {
         let eligible = Eligible::new(fleet, request, Among::Untried(&[]));

@@ -30,6 +30,7 @@ use crate::fleet::Upstream;
 use crate::openai::continuation::given::Given;
 use crate::openai::continuation::request::{Rest, asks_for_one, rest_of};
 use crate::openai::continuation::seam::{Passed, Seam};
+use crate::openai::continuation::tokens::Next;
 use crate::openai::continuation::{Kind, ends};
 use crate::openai::members::Members;
 use crate::routes::Endpoint;
@@ -169,7 +170,7 @@ impl Continuing {
             error.iter().for_each(|error| record.recorder.broke(error));
             return Ok(None);
         }
-        let Some(rest) = rest_of(&self.given, &members) else { return Err(cannot(error)) };
+        let Some(mut rest) = rest_of(&self.given, &members) else { return Err(cannot(error)) };
         self.leave_out_who_cannot(&rest);
         let has_broken = error.is_some();
         let wait = match error {
@@ -181,12 +182,18 @@ impl Continuing {
             }
         };
         tokio::time::sleep_until(Instant::now() + wait).await;
+        if self.is_asked_in_messages(&rest) && !self.messages_go_on(&members, &record.reading).await {
+            // Their tokens can be put together all the same.
+            Next::after(&self.given, &members).ok_or_else(template_ends_it)?;
+            rest = Rest::Tokens;
+            self.leave_out_who_cannot(&rest);
+        }
         let (mut asked, seam) = match rest {
             Rest::Body(body) => (WorkerRequest { body, ..self.request.clone() }, Seam::after(&self.given)),
             Rest::Tokens => {
-                let Self { app, request, retries, given, .. } = &*self;
+                let Self { app, request, retries, given, times, .. } = &*self;
                 let asked = (request, &members, given);
-                in_tokens::rest(app, asked, (&record.reading, retries.among()))
+                in_tokens::rest(app, asked, (&record.reading, retries.among()), times.1)
                     .await
                     .ok_or_else(nobody_tells)?
             }
@@ -254,12 +261,31 @@ impl Continuing {
         begun
     }
 
+    fn is_asked_in_messages(&self, rest: &Rest) -> bool {
+        matches!(rest, Rest::Body(_)) && is_begun_message(&self.given)
+    }
+
+    /// Whether an engine goes on with the message that the answer is so far, and does not end it. Where nobody tells, most do.
+    async fn messages_go_on(&mut self, members: &Members, reading: &Reading) -> bool {
+        let Self { app, request, retries, given, times, .. } = &*self;
+        let model = reading.model.as_deref().unwrap_or_default();
+        if app.templates.go_on(model) {
+            return true;
+        }
+        let asked = (request, members, given);
+        let told = in_tokens::messages_go_on(app, asked, (reading, retries.among()), times.1).await;
+        if told == Some(true) {
+            app.templates.note(model);
+        }
+        told.unwrap_or(true)
+    }
+
     /// Who would take the beginning of an answer for a turn that has ended, or does not tell tokens, is not asked.
     fn leave_out_who_cannot(&mut self, rest: &Rest) {
         let Self { app, given, retries, .. } = self;
         let can: &[&str] = match rest {
             Rest::Tokens => &[TELL_TOKENS],
-            Rest::Body(_) if given.kind() == Kind::Chat && !given.text().is_empty() => &GO_ON_WITH_MESSAGES,
+            Rest::Body(_) if is_begun_message(given) => &GO_ON_WITH_MESSAGES,
             Rest::Body(_) => return,
         };
         let roster = app.fleet.roster();
@@ -272,8 +298,13 @@ impl Continuing {
     }
 }
 
+/// Whether the answer to a chat has begun, so that it is the beginning of a message.
+fn is_begun_message(given: &Given) -> bool {
+    given.kind() == Kind::Chat && !given.text().is_empty()
+}
+
 /// Whether an engine says of its models that they are one of these owners'.
-fn is_of(upstream: &Upstream, owners: &[&str]) -> bool {
+pub(super) fn is_of(upstream: &Upstream, owners: &[&str]) -> bool {
     let entries = upstream.model_entries.read().ok().map(|entries| Arc::clone(&entries));
     let owner =
         |entry: &serde_json::Value| entry.get("owned_by")?.as_str().map(|owner| owners.contains(&owner));
@@ -284,6 +315,12 @@ fn is_of(upstream: &Upstream, owners: &[&str]) -> bool {
 fn cannot(error: Option<TransportError>) -> TransportError {
     let why = || "how the answer to it goes on cannot be asked for".to_owned();
     error.unwrap_or_else(|| TransportError::NobodyGoesOn { why: why() })
+}
+
+/// With tools the rest cannot be asked for in tokens, nor with pictures.
+fn template_ends_it() -> TransportError {
+    let why = "the model's template ends a message that has only begun".to_owned();
+    TransportError::NobodyGoesOn { why }
 }
 
 /// The rest of a thought, or behind one, takes an engine that tells tokens.

@@ -304,7 +304,7 @@ async fn offer_others(
     let beyond = gateway.beyond(roster.snapshot.workers().iter());
     let rank = |worker: &Worker| worker.spec.dp_rank.map(|rank| rank.number);
     // Who gets the same: another rank would be told by another header.
-    let reaches = |worker: &Worker| {
+    let reaches = |worker: &Arc<Worker>| {
         worker.slot != picked.slot && rank(worker) == rank(picked) && !beyond.contains(&worker.slot)
     };
     for worker in Decider::least_busy(&roster.snapshot, &reading.view(), reaches, (most, app.now())) {

@@ -3,21 +3,25 @@
 //! What they say is [`tokens`](crate::openai::continuation::tokens)'; here is who is asked, and for how long. Used by
 //! [`continuing`](super::continuing).
 
+use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::ACCEPT_ENCODING;
 use http::uri::PathAndQuery;
 use http_body_util::{BodyExt, Limited};
+use rand::seq::SliceRandom;
 use router_core::{Among, Decider, Worker};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
+use super::continuing::is_of;
 use super::parse::Reading;
 use crate::app::App;
 use crate::fleet::Upstream;
 use crate::openai::continuation::given::Given;
 use crate::openai::continuation::seam::Seam;
 use crate::openai::continuation::tokens::{
-    InTokens, MARKS, Marks, Next, Tokens, chat_question, text_question, written,
+    BEFORE_ANSWERS, InTokens, MARKS, Marks, Next, Tokens, chat_question, text_question, written,
 };
 use crate::openai::members::Members;
 use crate::payload::Payload;
@@ -28,6 +32,8 @@ pub(super) const TELL_TOKENS: &str = "vllm";
 
 /// How many engines are asked, one after the other.
 const MOST_ASKED: usize = 3;
+/// And of how many they are drawn.
+const MOST_DRAWN: usize = 8;
 /// How long one has for all that it is asked: some milliseconds are needed.
 const ASKED_FOR: Duration = Duration::from_secs(5);
 /// Of an answer: a million tokens and more.
@@ -36,26 +42,61 @@ const MOST_BYTES: usize = 16 << 20;
 const TOKENIZE: PathAndQuery = PathAndQuery::from_static("/tokenize");
 const COMPLETIONS: PathAndQuery = PathAndQuery::from_static("/v1/completions");
 
-/// What is asked for the rest of `given`, and how that follows on it; `None` if nobody tells, or it cannot be told in tokens.
+/// What is asked for the rest of `given`, and how that follows on it; `None` if nobody tells by `deadline`, or it cannot be told in tokens.
 pub(super) async fn rest(
     app: &App,
-    (request, body, given): (&WorkerRequest, &Members, &Given),
+    asked: Asked<'_>,
     (reading, among): (&Reading, Among<'_>),
+    deadline: Instant,
 ) -> Option<(WorkerRequest, Seam)> {
+    let (request, body, given) = asked;
     let next = Next::after(given, body)?;
-    let roster = app.fleet.roster();
-    let may = |worker: &Worker| match among {
-        Among::Untried(tried) => !tried.contains(&worker.slot),
-        _ => true,
-    };
-    let workers = Decider::least_busy(&roster.snapshot, &reading.view(), may, (MOST_ASKED, app.now()));
-    for upstream in workers.iter().filter_map(|worker| roster.upstream(worker)) {
+    for upstream in engines(app, reading, among) {
         let engine = Engine { upstream: &upstream, request };
-        if let Ok(Some((path, body, seam))) = timeout(ASKED_FOR, engine.rest((given, next), body)).await {
+        let told = within(deadline, engine.rest((given, next), body)).await;
+        if let Some((path, body, seam)) = told {
             return Some((WorkerRequest { path, body, ..request.clone() }, seam));
         }
     }
     None
+}
+
+/// Whether a chat is written so that what has been `given` of its answer can be gone on with as a message; `None` if nobody tells.
+pub(super) async fn messages_go_on(
+    app: &App,
+    (request, body, given): Asked<'_>,
+    (reading, among): (&Reading, Among<'_>),
+    deadline: Instant,
+) -> Option<bool> {
+    for upstream in engines(app, reading, among) {
+        let engine = Engine { upstream: &upstream, request };
+        let told = within(deadline, engine.messages_go_on(given, body)).await;
+        if told.is_some() {
+            return told;
+        }
+    }
+    None
+}
+
+/// A request, what it is made of, and what has been given in answer.
+pub(super) type Asked<'a> = (&'a WorkerRequest, &'a Members, &'a Given);
+
+/// Who is asked, one after the other: any of those with little to do, since who has least is the same for all whose worker has died.
+fn engines(app: &App, reading: &Reading, among: Among<'_>) -> Vec<Arc<Upstream>> {
+    let roster = app.fleet.roster();
+    let may = |worker: &Arc<Worker>| {
+        let is_tried = matches!(among, Among::Untried(tried) if tried.contains(&worker.slot));
+        !is_tried && roster.upstream(worker).is_some_and(|upstream| is_of(&upstream, &[TELL_TOKENS]))
+    };
+    let most = (MOST_DRAWN, app.now());
+    let mut workers = Decider::least_busy(&roster.snapshot, &reading.view(), may, most);
+    workers.shuffle(&mut rand::rng());
+    workers.iter().take(MOST_ASKED).filter_map(|worker| roster.upstream(worker)).collect()
+}
+
+/// What is told before `deadline`, and before one engine's time is over.
+async fn within<T>(deadline: Instant, told: impl Future<Output = Option<T>>) -> Option<T> {
+    timeout_at(deadline.min(Instant::now() + ASKED_FOR), told).await.ok().flatten()
 }
 
 /// An engine that is asked on behalf of a request.
@@ -88,10 +129,27 @@ impl Engine<'_> {
         Some((COMPLETIONS, body, seam))
     }
 
+    /// Whether the chat with what has been given ends where that ends. Some templates leave out white space at its end.
+    async fn messages_go_on(&self, given: &Given, body: &Members) -> Option<bool> {
+        let text = written(given, MARKS[0])?;
+        let told = self.ask(chat_question(body, Some(given))?);
+        let (told, written) = tokio::join!(told, self.ask(text_question(body, &text)));
+        let (last, written) = (told?.tokens.last().copied()?, written?.tokens);
+        if written.last() == Some(&last) {
+            return Some(true);
+        }
+        let trimmed = text.trim_end();
+        if trimmed.len() == text.len() {
+            return Some(false);
+        }
+        let written = self.ask(text_question(body, trimmed)).await?.tokens;
+        Some(written.last().is_none_or(|token| *token == last))
+    }
+
     /// What the model has around its thoughts.
     async fn marks(&self, body: &Members) -> Option<(Marks, (&'static str, &'static str))> {
         for (begin, end) in MARKS {
-            let told = self.ask(text_question(body, &format!("{begin}{end}"))).await?;
+            let told = self.ask(text_question(body, &format!("{begin}{end}{BEFORE_ANSWERS}"))).await?;
             if let Some(marks) = Marks::of(&told.tokens) {
                 return Some((marks, (begin, end)));
             }

@@ -186,6 +186,108 @@ async fn wherever_it_breaks_off_a_thought_and_its_answer_are_told_once() {
     }
 }
 
+/// An engine with a renderer of its own, which ends a message whatever it is told, of a model that does not think.
+fn ends_messages(seen: &Seen) -> Vec<Act> {
+    let body: Value = serde_json::from_slice(&seen.body).unwrap();
+    match &*seen.path {
+        "/tokenize" if body["continue_final_message"] == true => {
+            let text = body["messages"][1]["content"].as_str().unwrap();
+            let tokens = [tokens("U:x\nA:"), tokens(text), vec![END]].concat();
+            vec![Act::Write(json_reply(200, &json!({"tokens": tokens, "max_model_len": 4096}).to_string()))]
+        }
+        "/v1/completions" => {
+            let prompt: Vec<u32> = serde_json::from_value(body["prompt"].clone()).unwrap();
+            let written: String = prompt.into_iter().map(text).collect();
+            let rest = ANSWER.strip_prefix(written.strip_prefix("U:x\nA:").unwrap()).unwrap();
+            let choice = |text: &str, finish: Value| {
+                let choice = json!({"index": 0, "text": text, "finish_reason": finish});
+                format!("data: {}\n\n", json!({"id": "b", "choices": [choice]}))
+            };
+            let events = [String::from_utf8(chunk(&choice(rest, Value::Null))).unwrap()];
+            stream(&events, Some(choice("", json!("stop")) + &usage(written.len(), rest.len())))
+        }
+        _ if body["continue_final_message"] == true => {
+            let again = pieces(&[("content", "Another turn.".to_owned())]);
+            stream(&again, Some(event(&json!({}), &json!("stop"))))
+        }
+        "/tokenize" => answers(seen),
+        _ => {
+            let opening = event(&json!({"role": "assistant", "content": ""}), &Value::Null);
+            let told = pieces(&by_character("content", &ANSWER[..6]));
+            stream(&[vec![opening], told].concat(), None)
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_a_template_ends_what_has_begun_the_rest_is_asked_for_in_tokens() {
+    let mocks =
+        [MockWorker::start(&[MODEL], ends_messages).await, MockWorker::start(&[MODEL], ends_messages).await];
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    let ask = async |tools: Value| {
+        let body = json!({"model": MODEL, "stream": true, "tools": tools, "messages": [{"role": "user", "content": "1"}]});
+        router.post(CHAT, &body.to_string()).await
+    };
+    let reply = ask(Value::Null).await;
+    let told = reply.text();
+    let events = told.split("\n\n").filter_map(|event| event.strip_prefix("data: {"));
+    let events = events.map(|event| serde_json::from_str::<Value>(&format!("{{{event}")).unwrap());
+    let content =
+        |event: Value| event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(events.map(content).collect::<String>(), ANSWER, "{told}");
+    assert!(reply.whole && told.contains("[DONE]") && !told.contains("Another"), "{told}");
+    // A completion knows no calls.
+    let refused = ask(json!([{"type": "function", "function": {"name": "look"}}])).await;
+    assert!(!refused.whole && refused.text().contains("has only begun"), "{}", refused.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn that_a_model_goes_on_with_messages_is_asked_once() {
+    let goes_on = |seen: &Seen| {
+        let body: Value = serde_json::from_slice(&seen.body).unwrap();
+        match &*seen.path {
+            "/tokenize" => {
+                let text = body["prompt"].as_str().map(str::to_owned);
+                let chat = || format!("U:x\nA:{}", body["messages"][1]["content"].as_str().unwrap());
+                let told = json!({"tokens": tokens(&text.unwrap_or_else(chat)), "max_model_len": 4096});
+                vec![Act::Write(json_reply(200, &told.to_string()))]
+            }
+            _ if body["continue_final_message"] == true => {
+                let rest = pieces(&[("content", ANSWER[6..].to_owned())]);
+                stream(&rest, Some(event(&json!({}), &json!("stop"))))
+            }
+            _ => stream(&pieces(&by_character("content", &ANSWER[..6])), None),
+        }
+    };
+    let mocks = [MockWorker::start(&[MODEL], goes_on).await, MockWorker::start(&[MODEL], goes_on).await];
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    for _ in 0..3 {
+        let body = json!({"model": MODEL, "stream": true, "messages": [{"role": "user", "content": "1"}]});
+        let reply = router.post(CHAT, &body.to_string()).await;
+        assert!(reply.whole && reply.text().contains("stop"), "{}", reply.text());
+    }
+    let asked = mocks.iter().flat_map(MockWorker::seen).filter(|seen| seen.path == "/tokenize");
+    assert_eq!(asked.count(), 2, "the chat, and the text");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_whose_answers_have_marks_of_their_own_is_not_gone_on_with_in_tokens() {
+    let marked = |seen: &Seen| {
+        let body: Value = serde_json::from_slice(&seen.body).unwrap();
+        match body["prompt"].as_str() {
+            Some(text) if seen.path == "/tokenize" && text.contains("<response>") => {
+                vec![Act::Write(json_reply(200, &json!({"tokens": [BEGIN, END, 7]}).to_string()))]
+            }
+            _ => answers(seen),
+        }
+    };
+    let mocks = [MockWorker::start(&[MODEL], marked).await, MockWorker::start(&[MODEL], marked).await];
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    let body = json!({"model": MODEL, "stream": true, "messages": [{"role": "user", "content": "3"}]});
+    let reply = router.post(CHAT, &body.to_string()).await;
+    assert!(!reply.whole && reply.text().contains("tells the tokens"), "{}", reply.text());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn where_nobody_tells_tokens_a_thought_ends_with_an_error() {
     let mute = |seen: &Seen| match &*seen.path {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::Kind;
 use super::given::Given;
-use super::tokens::Next;
+use super::tokens::{Next, message};
 use crate::openai::members::{Members, Others};
 use crate::payload::Payload;
 
@@ -106,7 +106,7 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Rest> {
         _ if text.is_empty() => Cow::Borrowed(""),
         Kind::Chat => {
             added.push(CONTINUE_FINAL_MESSAGE.to_owned());
-            Cow::Owned(format!(",{{\"role\":\"assistant\",\"content\":\"{text}\"}}"))
+            Cow::Owned(message(given))
         }
         Kind::Completions => Cow::Borrowed(text),
     };

@@ -280,7 +280,7 @@ fn asked_in_tokens(given: &Given, (chat, written): (&[u32], &[u32]), body: &Valu
     let members = members(body);
     let Rest::Tokens = rest_of(given, &members)? else { panic!("not in tokens") };
     let next = Next::after(given, &members)?;
-    let marks = given.thought().and(Marks::of(&[BEGIN, END]));
+    let marks = given.thought().and(Marks::of(&[BEGIN, END, 60, 61]));
     let (rest, _) = InTokens { chat: &tokens(chat), given: written, marks }.rest((given, next), &members)?;
     Some(serde_json::from_slice(&rest.joined()).unwrap())
 }
@@ -330,7 +330,7 @@ fn the_answer_behind_a_thought_is_asked_for_in_tokens_or_in_messages() {
     let members = members(&sent);
     assert_eq!(Next::after(&given, &members), Some(Next::AnswerOrCalls));
     let in_tokens = |told: &[u32], given: &Given| {
-        let (chat, marks) = (tokens(&[1]), Marks::of(&[BEGIN, END]));
+        let (chat, marks) = (tokens(&[1]), Marks::of(&[BEGIN, END, 60, 61]));
         let written: &[u32] = if given.text().is_empty() { &[3, END] } else { &[3, END, 4] };
         let in_tokens = InTokens { chat: &chat, given: written, marks };
         let (rest, _) = in_tokens.rest_in_messages(&tokens(told), given, &members)?;
@@ -378,7 +378,7 @@ fn a_completion_is_told_as_the_chat_that_it_goes_on_with() {
     let beginning = [opening("a"), chat_event("a", &json!({"reasoning_content": "Hm"}), &Value::Null)];
     let given = given(Kind::Chat, &beginning);
     let body = members(&json!({"messages": [{"role": "user", "content": "x"}]}));
-    let (chat, marks) = (tokens(&[1, 2]), Marks::of(&[BEGIN, END]));
+    let (chat, marks) = (tokens(&[1, 2]), Marks::of(&[BEGIN, END, 60, 61]));
     let in_tokens = InTokens { chat: &chat, given: &[3], marks };
     let seam = |next: Next| in_tokens.rest((&given, next), &body).unwrap().1;
     let mut thought = seam(Next::Thought);

@@ -49,6 +49,10 @@ const IN_COMPLETIONS: [&str; 17] = [
 /// Members of a chat that its tokens depend on, but for what is told to its template.
 const IN_TOKENS: [&str; 3] = ["model", "messages", "tools"];
 
+/// What stands before an answer of ERNIE 4.5's, which its engine takes away: where it is one token, what is asked for in tokens is no answer as clients
+/// know it (vLLM's `reasoning/ernie45_reasoning_parser.py`).
+pub const BEFORE_ANSWERS: &str = "<response>";
+
 /// A template that begins a thought does so with no more, at the end of the chat: the mark, and a line's end.
 const OPENING_TOKENS: usize = 3;
 
@@ -70,11 +74,11 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// From the tokens of two marks, one behind the other; `None` if the model has other ones.
+    /// From the tokens of two marks and of what stands [before answers](BEFORE_ANSWERS), one behind the other; `None` if the model has other ones, or that as well.
     #[must_use]
     pub fn of(tokens: &[u32]) -> Option<Self> {
         match *tokens {
-            [begin, end] if begin != end => Some(Self { begin, end }),
+            [begin, end, _, _, ..] if begin != end => Some(Self { begin, end }),
             _ => None,
         }
     }
@@ -180,11 +184,13 @@ fn template_arguments(body: &Members) -> Option<String> {
 }
 
 /// What has been given as a message, behind those of the chat. A thought has had two names.
-fn message(given: &Given) -> String {
-    let (thought, text) = (given.thought().unwrap_or_default(), given.text());
-    format!(
-        ",{{\"role\":\"assistant\",\"reasoning\":\"{thought}\",\"reasoning_content\":\"{thought}\",\"content\":\"{text}\"}}"
-    )
+pub(super) fn message(given: &Given) -> String {
+    let text = given.text();
+    let thought = given
+        .thought()
+        .map(|thought| format!("\"reasoning\":\"{thought}\",\"reasoning_content\":\"{thought}\","));
+    let thought = thought.unwrap_or_default();
+    format!(",{{\"role\":\"assistant\",{thought}\"content\":\"{text}\"}}")
 }
 
 /// What has been given as the model wrote it, but for the mark at its beginning.
