@@ -26,8 +26,8 @@ use crate::precedence::PrecedenceHeaders;
 use crate::recording::{Recording, RecordingError};
 use crate::replicas::Replicas;
 use crate::routes::Routes;
-use crate::spans::Spans;
 use crate::spans::collector::Collector;
+use crate::spans::{Spans, SpansError};
 use crate::stages::admit::Admission;
 use crate::stages::background::Backlogs;
 use crate::stages::parse::{BodyLimits, Parser};
@@ -104,8 +104,8 @@ pub enum AppError {
     #[error(transparent)]
     Recording(#[from] RecordingError),
     /// What becomes of requests could not be told.
-    #[error("{0}")]
-    Spans(String),
+    #[error(transparent)]
+    Spans(#[from] SpansError),
 }
 
 impl App {
@@ -246,8 +246,7 @@ impl App {
 fn spans(config: &Config, metrics: &Metrics) -> Result<Option<Spans>, AppError> {
     let Some(address) = config.otlp_traces.clone() else { return Ok(None) };
     let Settings { connect_timeout, otlp_traces_share, .. } = config.settings;
-    let share = otlp_traces_share.share().unwrap_or(1.0);
-    let collector = Collector::new(address, connect_timeout, config.worker_authorities.clone());
-    let started = collector.and_then(|collector| Spans::start(collector, share, &metrics.spans));
-    started.map(Some).map_err(AppError::Spans)
+    let share = otlp_traces_share.share().unwrap_or(0.0);
+    let collector = Collector::new(address, connect_timeout, config.worker_authorities.clone())?;
+    Ok(Some(Spans::start(collector, share, &metrics.spans)?))
 }

@@ -232,6 +232,12 @@ impl RequestError {
         }
     }
 
+    /// OpenAI's `code`, if it has one.
+    #[must_use]
+    pub fn code(&self) -> Option<&'static str> {
+        self.kind().1
+    }
+
     /// OpenAI's `type` and `code`.
     fn kind(&self) -> (&'static str, Option<&'static str>) {
         match self {

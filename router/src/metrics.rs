@@ -190,7 +190,7 @@ impl Default for Metrics {
         );
         let spans = maker.counters(
             "router_spans_total",
-            "Spans of requests that have ended, those that a collector has taken, and those that none has. Others wait, or were too many to.",
+            "Spans of requests: that have ended, that were sent to the collector, that it has rejected of these, that it has not taken (failed), and that were too many to wait (left_out).",
             &["state"],
         );
         Self {
@@ -218,7 +218,9 @@ impl Default for Metrics {
             spans: SpanCounters {
                 ended: spans.with_label_values(&["ended"]),
                 sent: spans.with_label_values(&["sent"]),
+                rejected: spans.with_label_values(&["rejected"]),
                 failed: spans.with_label_values(&["failed"]),
+                left_out: spans.with_label_values(&["left_out"]),
             },
             retries_refused: maker.add(IntCounter::new(
                 "router_retries_refused_total",

@@ -5,14 +5,23 @@ use router_core::{Explained, Explanation};
 /// Who was picked, and what spoke for it, of a prompt of about `prompt_tokens`.
 #[must_use]
 pub fn why(explanation: &Explanation, prompt_tokens: usize) -> String {
-    let Explained { worker, candidate, cost, .. } = &explanation.candidates[explanation.picked];
+    let candidates = &explanation.candidates;
+    let Explained { worker, candidate, cost, .. } = &candidates[explanation.picked];
+    let least = candidates.iter().min_by(|one, other| one.cost.total_cmp(&other.cost));
+    let count = candidates.len();
+    let beside = match least.filter(|least| least.cost < *cost) {
+        None => format!("the least of {count} candidates"),
+        // Who is nearly as cheap as that may have the prompt's beginning, or its turn.
+        Some(least) => {
+            format!("of {count} candidates at least {}, at {}", three_digits(least.cost), least.worker.id())
+        }
+    };
     format!(
-        "{}: {} costs {}, the least of {} candidates, with {} of about {prompt_tokens} prompt tokens expected in its cache, {} \
+        "{}: {} costs {}, {beside}, with {} of about {prompt_tokens} prompt tokens expected in its cache, {} \
          prefill tokens queued and {} requests in flight",
         explanation.policy,
         worker.id(),
         three_digits(*cost),
-        explanation.candidates.len(),
         candidate.hit_tokens,
         candidate.load.prefill_tokens,
         candidate.load.requests,

@@ -83,7 +83,7 @@ impl Settings {
             let parsed = CollectorAddress::parse(text);
             parsed.map_err(|error| errors.push(format!("otlp-traces-endpoint: {error}"))).ok()
         });
-        if self.otlp_traces_share.share().is_none_or(|share| share > 1.0) {
+        if self.otlp_traces_share.share().is_some_and(|share| share > 1.0) {
             errors.push("otlp-traces-share: must be from 0% to 100%".to_owned());
         }
         let model_timeouts = model_timeouts::parse_model_timeouts(&self.model_timeouts, &mut errors);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Response, StatusCode, header, response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header, response};
 use http_body::{Body, Frame};
 use prost::Message as _;
 use roundhouse_wire::gateway as wire;
@@ -25,6 +25,7 @@ use crate::answers::respond;
 use crate::app::App;
 use crate::error::error_body;
 use crate::grpc_messages::{Messages, frame_into};
+use crate::spans::TRACEPARENT;
 use crate::stages::accept;
 use crate::stages::relay::RelayBody;
 use crate::transport::{Gateway, Handover, ShownBody, TransportError};
@@ -49,6 +50,8 @@ pub(super) struct Conversation<B> {
     incoming: B,
     messages: Messages<wire::ProcessingRequest>,
     gateway: Gateway,
+    /// The gateway's own trace, of which the call is a part.
+    trace: Option<HeaderValue>,
     /// The request's headers as they came, and its body.
     headers: HeaderMap,
     request: ShownBody,
@@ -102,12 +105,13 @@ impl<B> Conversation<B>
 where
     B: Body<Data = Bytes, Error: std::error::Error> + Unpin,
 {
-    pub(super) fn new(app: &Arc<App>, incoming: B) -> Self {
+    pub(super) fn new(app: &Arc<App>, trace: Option<HeaderValue>, incoming: B) -> Self {
         Self {
             app: Arc::clone(app),
             incoming,
             messages: Messages::of_at_most(MOST_MESSAGE_BYTES),
             gateway: Gateway::default(),
+            trace,
             headers: HeaderMap::new(),
             request: ShownBody::default(),
             answer_headers: HeaderMap::new(),
@@ -231,6 +235,9 @@ where
         }
         self.gateway = Gateway::new(subset);
         request.extensions_mut().insert(self.gateway.clone());
+        if let (Some(trace), Some(_)) = (self.trace.take(), &self.app.spans) {
+            request.headers_mut().entry(TRACEPARENT).or_insert(trace);
+        }
         let (app, request) = (Arc::clone(&self.app), request.map(|()| self.request.clone()));
         self.stage = Stage::Serving(Box::pin(async move { accept::serve(&app, request).await }));
     }

@@ -24,6 +24,7 @@ use self::status::Code;
 use crate::answers;
 use crate::app::App;
 use crate::grpc_messages::{Messages, frame_into};
+use crate::spans::TRACEPARENT;
 use crate::transport::TransportError;
 
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
@@ -45,7 +46,11 @@ enum Answer {
 /// Answers a call of a gateway.
 pub async fn answer(app: &Arc<App>, request: Request<Incoming>) -> Response<GatewayBody> {
     let answer = match request.uri().path() {
-        PROCESS => Answer::Conversation(Box::new(Conversation::new(app, request.into_body()))),
+        PROCESS => {
+            let (head, body) = request.into_parts();
+            let trace = head.headers.get(TRACEPARENT).cloned();
+            Answer::Conversation(Box::new(Conversation::new(app, trace, body)))
+        }
         HEALTH_CHECK => Box::pin(check_health(app, request.into_body())).await,
         path => {
             let message = format!("{path} is not served here; {PROCESS} and {HEALTH_CHECK} are");

@@ -1,10 +1,11 @@
 //! Where spans go: a collector that takes OTLP over HTTP.
 //!
-//! The messages and their retries are OpenTelemetry's; the connection is ours, as to any worker, and shows none of the workers' keys. What the collector wants to be shown
-//! stands in OTEL_EXPORTER_OTLP_HEADERS.
+//! The messages are OpenTelemetry's, and that they are sent up to three times more where the collector is busy or cannot be reached; the connection is ours, as to any worker, and
+//! shows none of the workers' keys. What the collector wants to be shown stands in OTEL_EXPORTER_OTLP_HEADERS.
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,27 +16,32 @@ use http_body_util::{BodyExt, Limited};
 use opentelemetry::Context;
 use opentelemetry_http::{HttpClient, HttpError};
 use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
 use prometheus::IntCounter;
+use prost::Message as _;
 use router_core::{WorkerId, WorkerSpec};
 use rustls::pki_types::CertificateDer;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use super::SpansError;
 use crate::failure_logs::FailureLogs;
 use crate::keys::WorkerKeys;
-use crate::transport::{Connector, HttpTransport, Transport, WorkerRequest};
+use crate::transport::{Connector, HttpTransport, Transport, TransportError, WorkerRequest};
 
 /// Where collectors take traces, if an address does not say it.
 const TRACES: &str = "/v1/traces";
 /// Where they take gRPC, which we do not speak to them.
 const GRPC_PORT: u16 = 4_317;
-/// Time for a batch to be taken.
+/// Time for a batch to be taken: as long as OpenTelemetry's exporters give it.
 const TAKEN_WITHIN: Duration = Duration::from_secs(10);
-/// Of an answer: it says how many spans were refused, and why.
+/// Of an answer: it may say how many spans were refused, and why.
 const MOST_BYTES: usize = 64 << 10;
+/// What it wants to be shown: the second counts if the first is not there.
+const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
 
 /// Where a collector is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,10 +57,10 @@ impl CollectorAddress {
     /// # Errors
     /// What would be right.
     pub fn parse(text: &str) -> Result<Self, String> {
+        // Of one that has a key in it no more is said.
+        let shown = if text.contains(['@', '?']) { "this" } else { text };
         let wrong = || {
-            format!(
-                "{text:?} is no address of a collector; write http://host:4318, or https://host/v1/traces"
-            )
+            format!("{shown} is no address of a collector; write http://host:4318, or https://host/v1/traces")
         };
         let uri: Uri = text.parse().map_err(|_| wrong())?;
         let (scheme, usual) = match uri.scheme_str() {
@@ -72,7 +78,7 @@ impl CollectorAddress {
         };
         if port == GRPC_PORT {
             return Err(format!(
-                "{text:?} is where collectors take gRPC; write the port for HTTP, usually 4318"
+                "{shown} is where collectors take gRPC; write the port for HTTP, usually 4318"
             ));
         }
         let path = uri.path_and_query().filter(|path| path.as_str() != "/").cloned();
@@ -83,15 +89,19 @@ impl CollectorAddress {
     }
 }
 
-/// Counts spans: those that ended, and what became of them. What is neither sent nor failed waits, or was left out.
+/// Counts spans, and what became of them.
 #[derive(Clone, Debug)]
 pub struct SpanCounters {
-    /// That have ended.
+    /// Those that have ended.
     pub ended: IntCounter,
     /// That a collector has taken.
     pub sent: IntCounter,
-    /// That none has.
+    /// That it has said of that it did not keep them.
+    pub rejected: IntCounter,
+    /// That none has taken.
     pub failed: IntCounter,
+    /// That were too many to wait.
+    pub left_out: IntCounter,
 }
 
 /// A way to a collector.
@@ -99,6 +109,8 @@ pub struct Collector {
     address: CollectorAddress,
     transport: Arc<HttpTransport>,
     runtime: Handle,
+    logs: Arc<FailureLogs>,
+    rejected: Option<IntCounter>,
 }
 
 impl fmt::Debug for Collector {
@@ -116,24 +128,49 @@ impl Collector {
         address: CollectorAddress,
         connect_timeout: Duration,
         authorities: Vec<CertificateDer<'static>>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, SpansError> {
         let connector = Connector::new(connect_timeout, authorities, WorkerKeys::default());
         let id = WorkerId::new("collector");
-        let transport = connector.transport(&WorkerSpec::new(id, address.origin.clone()));
-        let transport = transport.map_err(|error| error.to_string())?;
-        Ok(Self { address, transport: Arc::new(transport), runtime: Handle::current() })
+        let transport = connector.transport(&WorkerSpec::new(id, address.origin.clone()))?;
+        let (transport, logs) = (Arc::new(transport), Arc::default());
+        Ok(Self { address, transport, runtime: Handle::current(), logs, rejected: None })
     }
 
-    pub(super) fn exporter(self, counters: &SpanCounters) -> Result<Exporter, String> {
-        let endpoint = format!("{}{}", self.address.origin, self.address.path);
+    /// What sends spans there, and a count of those that it has not sent yet.
+    pub(super) fn exporter(
+        mut self,
+        counters: &SpanCounters,
+    ) -> Result<(Exporter, Arc<AtomicUsize>), SpansError> {
+        let said = |name: &&&str| std::env::var(name).is_ok_and(|value| !value.is_empty());
+        if let Some(name) = HEADERS.iter().find(said).copied()
+            && std::env::var(name).is_ok_and(|value| value.split(',').any(|header| !header.contains('=')))
+        {
+            return Err(SpansError::Headers { name });
+        }
+        let (logs, waiting) = (Arc::clone(&self.logs), Arc::<AtomicUsize>::default());
+        let collector = self.address.origin.clone();
+        self.rejected = Some(counters.rejected.clone());
         let otlp = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_protocol(Protocol::HttpBinary)
-            .with_endpoint(&endpoint)
+            .with_endpoint(format!("{}{}", self.address.origin, self.address.path))
             .with_http_client(self)
-            .build()
-            .map_err(|error| error.to_string())?;
-        Ok(Exporter { otlp, endpoint, counters: counters.clone(), logs: FailureLogs::default() })
+            .build()?;
+        let exporter =
+            Exporter { otlp, collector, counters: counters.clone(), waiting: Arc::clone(&waiting), logs };
+        Ok((exporter, waiting))
+    }
+
+    /// A collector may take a batch, and say that it does not keep some of it.
+    fn read(&self, answer: &Bytes) {
+        let told = ExportTraceServiceResponse::decode(answer.clone()).ok();
+        let Some(told) = told.and_then(|told| told.partial_success) else { return };
+        let rejected = u64::try_from(told.rejected_spans).unwrap_or(0);
+        self.rejected.iter().for_each(|counter| counter.inc_by(rejected));
+        if (rejected > 0 || !told.error_message.is_empty()) && self.logs.allow(&"rejected") {
+            let (collector, why) = (&self.address.origin, told.error_message);
+            tracing::warn!(collector, rejected, why, "spans were not kept");
+        }
     }
 }
 
@@ -147,10 +184,26 @@ impl HttpClient for Collector {
         let transport = Arc::clone(&self.transport);
         let exchange = async move {
             let (head, body) = transport.send(&request).await?.into_parts();
-            let body = Limited::new(body, MOST_BYTES).collect().await?.to_bytes();
-            Ok(Response::from_parts(head, body))
+            // The head says whether it was taken.
+            let body = Limited::new(body, MOST_BYTES).collect().await;
+            let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            Ok::<_, TransportError>(Response::from_parts(head, body))
         };
-        self.runtime.spawn(async { timeout(TAKEN_WITHIN, exchange).await }).await??
+        let answer = self.runtime.spawn(async { timeout(TAKEN_WITHIN, exchange).await }).await?;
+        match answer.unwrap_or(Err(TransportError::Total { limit: TAKEN_WITHIN })) {
+            Ok(answer) => {
+                if answer.status().is_success() {
+                    self.read(answer.body());
+                }
+                Ok(answer)
+            }
+            Err(error) => {
+                if self.logs.allow(&"collector") {
+                    tracing::warn!(collector = self.address.origin, %error, "the collector cannot be asked");
+                }
+                Err(error.into())
+            }
+        }
     }
 }
 
@@ -158,21 +211,23 @@ impl HttpClient for Collector {
 #[derive(Debug)]
 pub(super) struct Exporter {
     otlp: opentelemetry_otlp::SpanExporter,
-    endpoint: String,
+    collector: String,
     counters: SpanCounters,
-    logs: FailureLogs,
+    waiting: Arc<AtomicUsize>,
+    logs: Arc<FailureLogs>,
 }
 
 impl SpanExporter for Exporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
         let exported = self.otlp.export(batch).await;
+        self.waiting.fetch_sub(spans, Ordering::Relaxed);
         let counter = if exported.is_ok() { &self.counters.sent } else { &self.counters.failed };
         counter.inc_by(spans as u64);
         if let Err(error) = &exported
             && self.logs.allow(&"spans")
         {
-            tracing::warn!(collector = self.endpoint, spans, %error, "spans could not be sent");
+            tracing::warn!(collector = self.collector, spans, %error, "spans could not be sent");
         }
         exported
     }
@@ -182,16 +237,23 @@ impl SpanExporter for Exporter {
     }
 }
 
-/// Counts what goes by, to whoever is next.
+/// Counts what goes by, to whoever is next, and leaves out what is too much.
 #[derive(Debug)]
 pub(super) struct Counting<P> {
     next: P,
     ended: IntCounter,
+    left_out: IntCounter,
+    waiting: Arc<AtomicUsize>,
+    most_waiting: usize,
 }
 
 impl<P> Counting<P> {
-    pub(super) fn new(next: P, counters: &SpanCounters) -> Self {
-        Self { next, ended: counters.ended.clone() }
+    pub(super) fn new(
+        next: P,
+        (counters, waiting, most_waiting): (&SpanCounters, Arc<AtomicUsize>, usize),
+    ) -> Self {
+        let (ended, left_out) = (counters.ended.clone(), counters.left_out.clone());
+        Self { next, ended, left_out, waiting, most_waiting }
     }
 }
 
@@ -202,6 +264,11 @@ impl<P: SpanProcessor> SpanProcessor for Counting<P> {
 
     fn on_end(&self, span: SpanData) {
         self.ended.inc();
+        if self.waiting.load(Ordering::Relaxed) >= self.most_waiting {
+            self.left_out.inc();
+            return;
+        }
+        self.waiting.fetch_add(1, Ordering::Relaxed);
         self.next.on_end(span);
     }
 

@@ -3,9 +3,11 @@
 //! A caller's trace is gone on with, and engines that are told of it (`traceparent`, W3C Trace Context) put their own spans below those of the attempts here. No
 //! text of a request is in a span, nor whose it is. What is said of one request is in [`request`]; how spans leave the process, in [`collector`].
 
+mod attempt;
 pub mod collector;
 mod request;
 
+use std::mem;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -13,28 +15,52 @@ use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{SpanKind, TraceContextExt, TraceFlags, Tracer, TracerProvider};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_http::HeaderExtractor;
+use opentelemetry_otlp::ExporterBuildError;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider,
 };
 
-use self::collector::{Collector, SpanCounters};
+use self::collector::{Collector, Counting, SpanCounters};
 use crate::routes::Endpoint;
+use crate::transport::AddressError;
 
-pub use self::request::{End, RequestSpans};
+pub use self::attempt::AttemptSpan;
+pub use self::request::{End, RequestSpans, in_short};
 
 /// Header that says which trace a request belongs to (W3C Trace Context, 3.2).
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// And what others have to say of it (3.3).
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Spans that wait to be sent, some kilobyte each; more are left out. At 10,000 requests a second this is half a second of them.
 const MOST_WAITING: usize = 16_384;
-/// And how many go at once.
+/// How many go at once: half a megabyte.
 const AT_ONCE: usize = 512;
-/// Time for the last ones to be sent when the process ends.
+/// And how often, if they are fewer: whoever has just asked something wants to see it.
+const SENT_EVERY: Duration = Duration::from_secs(1);
+/// Time for the last ones to be sent when the process ends, which has been draining before.
 const LAST_SPANS: Duration = Duration::from_secs(3);
-/// What the router is called unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say otherwise.
+/// What the router is called unless the environment says otherwise.
 const SERVICE: &str = "roundhouse-router";
+
+/// Why spans cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum SpansError {
+    /// To that address, ever.
+    #[error("otlp-traces-endpoint: {0}")]
+    Address(#[from] AddressError),
+    /// By that configuration.
+    #[error("otlp-traces-endpoint: {0}")]
+    Exporter(#[from] ExporterBuildError),
+    /// With what the collector wants to be shown.
+    #[error("{name}: write name=value, and commas between several")]
+    Headers {
+        /// The environment variable.
+        name: &'static str,
+    },
+}
 
 /// Makes spans, and sends them.
 pub struct Spans {
@@ -49,25 +75,26 @@ impl Spans {
     /// Must be called within a tokio runtime, which then does the sending.
     ///
     /// # Errors
-    /// When one of OpenTelemetry's environment variables makes no sense.
-    pub fn start(collector: Collector, share: f64, counters: &SpanCounters) -> Result<Self, String> {
-        let exporter = collector.exporter(counters)?;
+    /// [`SpansError`].
+    pub fn start(collector: Collector, share: f64, counters: &SpanCounters) -> Result<Self, SpansError> {
+        let (exporter, waiting) = collector.exporter(counters)?;
         let batches = BatchConfigBuilder::default()
-            .with_max_queue_size(MOST_WAITING)
-            .with_max_export_batch_size(AT_ONCE);
+            // What would be too many is left out, and counted, before it comes there.
+            .with_max_queue_size(2 * MOST_WAITING)
+            .with_max_export_batch_size(AT_ONCE)
+            .with_scheduled_delay(SENT_EVERY);
         let batches = BatchSpanProcessor::builder(exporter).with_batch_config(batches.build()).build();
-        let named = ["OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"]
-            .iter()
-            .any(|name| std::env::var_os(name).is_some());
-        let resource = Resource::builder();
-        let resource = if named { resource } else { resource.with_service_name(SERVICE) };
         let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
+        let resource = Resource::builder().with_attribute(version);
+        let resource = if has_name() { resource } else { resource.with_service_name(SERVICE) };
         let provider = SdkTracerProvider::builder()
-            .with_resource(resource.with_attribute(version).build())
+            .with_resource(resource.build())
             // What is sampled is decided before there is a span.
             .with_sampler(Sampler::AlwaysOn)
-            .with_span_processor(collector::Counting::new(batches, counters))
+            .with_span_processor(Counting::new(batches, (counters, waiting, MOST_WAITING)))
             .build();
+        // Dropped, the last one would wait for what is still to be sent, and on the very thread that sends it: a process that is told to end at once is to.
+        mem::forget(provider.clone());
         Ok(Self { tracer: provider.tracer("router"), provider, share })
     }
 
@@ -77,26 +104,31 @@ impl Spans {
         (method, path, endpoint): (&Method, String, Endpoint),
         headers: &mut HeaderMap,
     ) -> Option<Box<RequestSpans>> {
-        let caller = match headers.contains_key(TRACEPARENT) {
-            true => TraceContextPropagator::new()
-                .extract_with_context(&Context::new(), &HeaderExtractor(&*headers)),
-            false => Context::new(),
-        };
-        let callers = caller.span().span_context().clone();
-        if callers.is_valid() && !callers.is_sampled() {
+        let caller = callers(headers);
+        if let Some(caller) = &caller
+            && !caller.span().span_context().is_sampled()
+        {
             return None;
         }
-        if !callers.is_valid() && rand::random::<f64>() >= self.share {
-            // So that engines do not decide anew.
-            headers.insert(TRACEPARENT, traceparent((rand::random(), rand::random()), TraceFlags::default()));
-            return None;
+        if caller.is_none() {
+            // What it says is of no trace that is gone on with.
+            headers.remove(TRACESTATE);
+            if rand::random::<f64>() >= self.share {
+                // So that engines do not decide anew.
+                let told = traceparent((rand::random(), rand::random()), TraceFlags::default());
+                headers.insert(TRACEPARENT, told);
+                return None;
+            }
         }
         let mut span = self.tracer.span_builder(endpoint.label()).with_kind(SpanKind::Server);
-        span.attributes = Some(vec![
-            KeyValue::new("http.request.method", method.as_str().to_owned()),
-            KeyValue::new("url.path", path),
-        ]);
-        let whole = Context::new().with_span(self.tracer.build_with_context(span, &caller));
+        let mut attributes = vec![KeyValue::new("http.request.method", method.as_str().to_owned())];
+        // Elsewhere it may name what is a client's.
+        if endpoint != Endpoint::Relayed {
+            attributes.push(KeyValue::new("url.path", path));
+        }
+        span.attributes = Some(attributes);
+        let span = self.tracer.build_with_context(span, &caller.unwrap_or_default());
+        let whole = Context::new().with_span(span);
         Some(Box::new(RequestSpans::new(self.tracer.clone(), whole, endpoint)))
     }
 
@@ -109,6 +141,36 @@ impl Spans {
             tracing::warn!("the last spans could not be sent");
         }
     }
+}
+
+/// Whether the environment names the service.
+fn has_name() -> bool {
+    let said = |name| std::env::var(name).unwrap_or_default();
+    !said("OTEL_SERVICE_NAME").is_empty() || said("OTEL_RESOURCE_ATTRIBUTES").contains("service.name=")
+}
+
+/// The trace that a request is part of, if it is of one.
+fn callers(headers: &HeaderMap) -> Option<Context> {
+    let mut values = headers.get_all(TRACEPARENT).iter();
+    let is_one = is_traceparent(values.next()?.as_bytes()) && values.next().is_none();
+    let extract =
+        || TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers));
+    is_one.then(extract).filter(|caller| caller.span().span_context().is_valid())
+}
+
+/// Whether it has the standard's form, where OpenTelemetry takes others for it; a later version may have more behind that (3.2.2 and 3.2.4).
+fn is_traceparent(value: &[u8]) -> bool {
+    const FORM: &[u8; 55] = b"hh-hhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhh-hhhhhhhhhhhhhhhh-hh";
+    let fits = |(byte, form): (&u8, &u8)| match form {
+        b'h' => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+        _ => byte == form,
+    };
+    let has_form = value.len() >= FORM.len() && value.iter().zip(FORM).all(fits);
+    let ends = match value.get(FORM.len()) {
+        None => true,
+        Some(next) => *next == b'-' && !value.starts_with(b"00"),
+    };
+    has_form && ends && !value.starts_with(b"ff")
 }
 
 /// A trace and a span as the header names them.
@@ -129,6 +191,28 @@ fn traceparent((trace, span): (u128, u64), flags: TraceFlags) -> HeaderValue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trace_is_a_callers_if_it_is_said_as_the_standard_says() {
+        let right = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        for (told, is_one) in [
+            (vec![right], true),
+            (vec!["cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more"], true),
+            (vec!["ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"], false),
+            (vec!["00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more"], false),
+            (vec!["00-4BF92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"], false),
+            (vec!["00-00000000000000000000000000000000-00f067aa0ba902b7-01"], false),
+            (vec!["00-1-2-1"], false),
+            (vec![right, right], false),
+            (vec![], false),
+        ] {
+            let mut headers = HeaderMap::new();
+            for value in &told {
+                headers.append(TRACEPARENT, HeaderValue::from_static(value));
+            }
+            assert_eq!(callers(&headers).is_some(), is_one, "{told:?}");
+        }
+    }
 
     #[test]
     fn a_span_has_a_name_that_a_header_can_carry() {

@@ -8,10 +8,9 @@ use http::{HeaderValue, StatusCode};
 use opentelemetry::trace::{Span as _, SpanKind, Status, TraceContextExt, Tracer};
 use opentelemetry::{Context, KeyValue, StringValue, Value};
 use opentelemetry_sdk::trace::{SdkTracer, Span};
-use router_core::{Decided, Explanation, Leg, Worker, WorkerSlot};
-use smallvec::SmallVec;
+use router_core::{Decided, Explanation, Leg, Worker, WorkerId, WorkerSlot};
 
-use super::traceparent;
+use super::attempt::AttemptSpan;
 use crate::error::RequestError;
 use crate::openai::usage::ReportedUsage;
 use crate::routes::Endpoint;
@@ -30,12 +29,15 @@ pub struct RequestSpans {
     endpoint: Endpoint,
     /// What the router is at before an attempt.
     stage: Option<Span>,
-    /// Two where one worker computes the prompt and another generates from it.
-    attempts: SmallVec<[(WorkerSlot, Span); 2]>,
+    attempt: Option<(WorkerSlot, AttemptSpan)>,
+    /// Asked for; clients may ask for any, so that it is told once a worker has been found that has it.
+    model: Option<String>,
+    /// Why the worker would be picked that is named here.
+    why: Option<(WorkerId, String)>,
 }
 
 /// How a request ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct End<'a> {
     /// What the client was told, or would have been.
     pub status: StatusCode,
@@ -51,11 +53,13 @@ pub struct End<'a> {
     pub ttft: Option<Duration>,
     /// What was said of tokens.
     pub usage: ReportedUsage,
+    /// What it failed of.
+    pub error: Option<String>,
 }
 
 impl RequestSpans {
     pub(super) fn new(tracer: SdkTracer, whole: Context, endpoint: Endpoint) -> Self {
-        let mut spans = Self { tracer, whole, endpoint, stage: None, attempts: SmallVec::new() };
+        let mut spans = Self { tracer, whole, endpoint, stage: None, attempt: None, model: None, why: None };
         spans.stage = Some(spans.child("read", SpanKind::Internal));
         spans
     }
@@ -69,12 +73,7 @@ impl RequestSpans {
     /// All of the request is there.
     pub fn has_read(&mut self, reading: &Reading, body_bytes: usize) {
         let whole = self.whole.span();
-        if let Some(model) = reading.model.as_deref() {
-            let operation = operation(self.endpoint);
-            whole.update_name(format!("{operation} {model}"));
-            whole.set_attribute(KeyValue::new("gen_ai.operation.name", operation));
-            whole.set_attribute(KeyValue::new("gen_ai.request.model", model.to_owned()));
-        }
+        self.model = reading.model.as_deref().map(str::to_owned);
         whole.set_attribute(KeyValue::new("router.priority", i64::from(reading.precedence.priority.0)));
         if let Some(mut span) = self.stage.take() {
             span.set_attribute(count("http.request.body.size", body_bytes));
@@ -87,7 +86,8 @@ impl RequestSpans {
     pub fn picks(&mut self, explanation: Option<(&Explanation, usize)>) {
         let mut span = self.child("pick", SpanKind::Internal);
         if let Some((explanation, prompt_tokens)) = explanation {
-            span.set_attribute(KeyValue::new("router.why", why(explanation, prompt_tokens)));
+            let picked = explanation.candidates[explanation.picked].worker.id().clone();
+            self.why = Some((picked, why(explanation, prompt_tokens)));
             let costs: Vec<_> =
                 cheapest(explanation, MOST_COSTS).into_iter().map(StringValue::from).collect();
             span.set_attribute(KeyValue::new("router.costs", Value::Array(costs.into())));
@@ -105,76 +105,83 @@ impl RequestSpans {
     /// A worker is picked, and its turn has come there; or there is nobody.
     pub fn picked(&mut self, picked: Result<&Decided, &RequestError>) {
         let Some(mut span) = self.stage.take() else { return };
+        let explained = self.why.take();
         match picked {
             Ok(decided) => {
                 span.set_attribute(named(&decided.worker));
                 span.set_attribute(count("router.hit_tokens", decided.hit_tokens));
+                // Others may have been picked meanwhile, and another one be better now.
+                if let Some((_, why)) = explained.filter(|(worker, _)| worker == decided.worker.id()) {
+                    span.set_attribute(KeyValue::new("router.why", why));
+                }
+                self.tell_model();
             }
-            // That a worker has time to spare, or nobody else is left, is no failure of the request yet.
-            Err(RequestError::Pick(error)) => {
-                span.set_attribute(KeyValue::new("router.nobody", error.to_string()));
-            }
-            Err(error) => span.set_status(Status::error(error.to_string())),
+            Err(error) => span.set_status(Status::error(in_short(error))),
         }
         span.end();
     }
 
+    fn tell_model(&mut self) {
+        let Some(model) = self.model.take() else { return };
+        let (whole, operation) = (self.whole.span(), operation(self.endpoint));
+        whole.update_name(format!("{operation} {model}"));
+        whole.set_attribute(KeyValue::new("gen_ai.operation.name", operation));
+        whole.set_attribute(KeyValue::new("gen_ai.request.model", model));
+    }
+
     /// An attempt begins, or the second leg of one. Returns what its worker is told of the trace.
     pub fn attempt(&mut self, decided: &Decided, leg: Leg) -> HeaderValue {
-        let worker = &decided.worker;
-        if leg != Leg::Decode {
-            self.attempts.clear();
-        }
-        let mut span = self.child(name_of(leg), SpanKind::Client);
-        span.set_attribute(named(worker));
-        span.set_attribute(KeyValue::new("server.address", worker.spec.address.clone()));
-        if leg != Leg::Decode {
-            span.set_attribute(count("router.hit_tokens", decided.hit_tokens));
-        }
-        let context = span.span_context();
-        let ids = (
-            u128::from_be_bytes(context.trace_id().to_bytes()),
-            u64::from_be_bytes(context.span_id().to_bytes()),
-        );
-        let told = traceparent(ids, context.trace_flags());
-        self.attempts.push((worker.slot, span));
+        let (span, told) = self.attempt_apart(decided, leg);
+        self.attempt = Some((decided.worker.slot, span));
         told
     }
 
-    /// A worker has answered.
-    pub fn attempt_answered(&mut self, worker: &Worker, status: StatusCode) {
-        let Some(span) = self.attempt_at(worker) else { return };
-        span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status.as_u16())));
-        if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-            span.set_status(Status::error(status.to_string()));
+    /// One that goes on beside others.
+    pub fn attempt_apart(&mut self, decided: &Decided, leg: Leg) -> (AttemptSpan, HeaderValue) {
+        let span = AttemptSpan::begin(self.child(name_of(leg), SpanKind::Client), decided, leg);
+        let told = span.told();
+        (span, told)
+    }
+
+    /// A worker has answered, and whether that is an answer for the client.
+    pub fn attempt_answered(&mut self, worker: &Worker, status: StatusCode, is_one: bool) {
+        if let Some(span) = self.attempt_at(worker) {
+            span.answered(status);
+            self.attempt.take_if(|_| !is_one);
         }
     }
 
     /// The first piece of the reply has come.
     pub fn first_piece(&mut self) {
-        if let Some((_, span)) = self.attempts.last_mut() {
-            span.add_event("first piece", Vec::new());
+        if let Some((_, span)) = &mut self.attempt {
+            span.first_piece();
         }
     }
 
     /// An attempt has come to nothing, or its reply has broken off.
     pub fn attempt_failed(&mut self, worker: &Worker, error: &TransportError) {
         if let Some(span) = self.attempt_at(worker) {
-            span.set_status(Status::error(error.to_string()));
-            self.attempts.retain(|(slot, _)| *slot != worker.slot);
+            span.failed(error);
+            self.attempt = None;
+        }
+    }
+
+    /// Nobody waits for its answer any more.
+    pub fn attempt_given_up(&mut self) {
+        if let Some((_, mut span)) = self.attempt.take() {
+            span.given_up();
         }
     }
 
     /// The first of two workers has computed the prompt.
-    pub fn prefilled(&mut self, worker: &Worker) {
-        self.attempts.retain(|(slot, _)| *slot != worker.slot);
+    pub fn prefilled(&mut self) {
+        self.attempt = None;
     }
 
-    /// The request is over; `error` says what became of it if it failed.
-    pub fn end(mut self, end: &End<'_>, error: Option<&RequestError>) {
+    /// The request is over.
+    pub fn end(mut self, end: &End<'_>) {
         // Dropped, they end.
-        self.attempts.clear();
-        self.stage = None;
+        (self.attempt, self.stage) = (None, None);
         let whole = self.whole.span();
         whole.set_attribute(KeyValue::new("http.response.status_code", i64::from(end.status.as_u16())));
         whole.set_attribute(KeyValue::new("router.outcome", end.outcome));
@@ -195,14 +202,13 @@ impl RequestSpans {
         if let Some(cached) = cached_tokens {
             whole.set_attribute(KeyValue::new("gen_ai.usage.cache_read.input_tokens", i64::from(cached)));
         }
-        if end.status.is_server_error() || matches!(end.outcome, "broken" | "cut_off") {
-            let kind = if end.status.is_server_error() {
-                end.status.as_str().to_owned()
-            } else {
-                end.outcome.to_owned()
-            };
-            whole.set_attribute(KeyValue::new("error.type", kind));
-            whole.set_status(Status::error(error.map_or_else(String::new, ToString::to_string)));
+        let is_error = end.status.is_server_error() || matches!(end.outcome, "broken" | "cut_off");
+        if is_error || end.status.is_client_error() && end.error.is_some() {
+            let kind = if end.status.is_success() { end.outcome } else { end.status.as_str() };
+            whole.set_attribute(KeyValue::new("error.type", kind.to_owned()));
+        }
+        if is_error {
+            whole.set_status(Status::error(end.error.clone().unwrap_or_default()));
         }
         whole.end();
     }
@@ -211,8 +217,16 @@ impl RequestSpans {
         self.tracer.build_with_context(self.tracer.span_builder(name).with_kind(kind), &self.whole)
     }
 
-    fn attempt_at(&mut self, worker: &Worker) -> Option<&mut Span> {
-        self.attempts.iter_mut().find(|(slot, _)| *slot == worker.slot).map(|(_, span)| span)
+    fn attempt_at(&mut self, worker: &Worker) -> Option<&mut AttemptSpan> {
+        self.attempt.as_mut().filter(|(slot, _)| *slot == worker.slot).map(|(_, span)| span)
+    }
+}
+
+/// What a request failed of, without what its client has written: of workers that could not be asked their kind alone.
+pub fn in_short(error: &RequestError) -> String {
+    match error {
+        RequestError::Worker { .. } | RequestError::Unreachable { .. } => error.to_string(),
+        other => other.code().unwrap_or("invalid_request").to_owned(),
     }
 }
 
@@ -233,10 +247,10 @@ fn name_of(leg: Leg) -> &'static str {
     }
 }
 
-fn named(worker: &Worker) -> KeyValue {
+pub(super) fn named(worker: &Worker) -> KeyValue {
     KeyValue::new("router.worker", worker.id().as_str().to_owned())
 }
 
-fn count(name: &'static str, count: usize) -> KeyValue {
+pub(super) fn count(name: &'static str, count: usize) -> KeyValue {
     KeyValue::new(name, i64::try_from(count).unwrap_or(i64::MAX))
 }

@@ -36,12 +36,12 @@ async fn answer<B: RequestBody>(
     let endpoint = app.routes.find(request.uri().path());
     let understanding = endpoint.understanding();
     let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id.clone());
-    if understanding.is_some() {
-        recorder.trace(&mut request);
-    }
     match app.keys.authorize(endpoint, request.headers_mut()) {
         Ok(grant) => {
             grant.map(|grant| request.extensions_mut().insert(grant));
+            if understanding.is_some() {
+                recorder.trace(&mut request);
+            }
         }
         Err(error) => {
             let error = RequestError::from(error);

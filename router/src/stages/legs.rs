@@ -27,6 +27,7 @@ use crate::disaggregation::{
 use crate::error::RequestError;
 use crate::openai::members::Members;
 use crate::payload::Payload;
+use crate::spans::AttemptSpan;
 use crate::transport::{Broken, TransportError, UpstreamBody, WorkerRequest};
 
 /// Largest answer of a prefill worker: one token, and the numbers of the blocks of a prompt of a million tokens.
@@ -179,9 +180,9 @@ impl Splitter {
         let (prefill_body, decode_body) = sglang_legs(&self.body, specs, room);
         let mut decode_request = WorkerRequest { body: decode_body, ..request.clone() };
         let mut prefill_request = leg_of(request, prefill_body);
-        recorder.sends(&mut prefill_request, &prefill.decided, Leg::Prefill);
+        let span = recorder.sends_apart(&mut prefill_request, &prefill.decided, Leg::Prefill);
         recorder.sends(&mut decode_request, &decode.decided, Leg::Decode);
-        let mut prefilling = Prefilling::begin(app, prefill, prefill_request, times);
+        let mut prefilling = Prefilling::begin(app, (prefill, span), prefill_request, times);
         let answer = {
             let mut decoding = pin!(exchange(decode.upstream.as_deref(), &decode_request, times));
             tokio::select! {
@@ -194,6 +195,7 @@ impl Splitter {
             Ok(answer) => answer,
             Err(failure) => {
                 // The other one would wait for it in vain.
+                recorder.gives_up_attempt();
                 take_back(app, reading, decode.decided);
                 return prefilling.failed(reading, failure, recorder);
             }
@@ -218,13 +220,19 @@ struct Prefilling {
     decided: Option<Decided>,
     /// Once it has been answered well: what is left of the answer, and of what it occupies.
     rest: Option<(UpstreamBody, Lease)>,
+    span: Option<AttemptSpan>,
 }
 
 impl Prefilling {
-    fn begin(app: &Arc<App>, picked: Picked, request: WorkerRequest, times: Times) -> Self {
+    fn begin(
+        app: &Arc<App>,
+        (picked, span): (Picked, Option<AttemptSpan>),
+        request: WorkerRequest,
+        times: Times,
+    ) -> Self {
         let Picked { decided, upstream } = picked;
         let exchange = Box::pin(async move { exchange(upstream.as_deref(), &request, times).await });
-        Self { app: Arc::clone(app), exchange, decided: Some(decided), rest: None }
+        Self { app: Arc::clone(app), exchange, decided: Some(decided), rest: None, span }
     }
 
     /// Waits until it has failed, which may be never.
@@ -242,6 +250,10 @@ impl Prefilling {
         let Some(Decided { worker, mut lease, trial, .. }) = self.decided.take() else { return };
         self.app.decider.first_token(&mut lease, self.app.now());
         self.app.metrics.attempt(&worker, response.status().into());
+        // It ends: what is left of the answer says nothing.
+        if let Some(mut span) = self.span.take() {
+            span.answered(response.status());
+        }
         trial.succeed(self.app.now());
         self.rest = Some((response.into_body(), lease));
     }
@@ -254,6 +266,12 @@ impl Prefilling {
         recorder: &mut Recorder,
     ) -> Result<Begun, Stopped> {
         let decided = self.decided.take().expect("it has not been answered well");
+        if let Some(span) = &mut self.span {
+            match &failure {
+                Ok((response, _)) => span.answered(response.status()),
+                Err(error) => span.failed(error),
+            }
+        }
         match failure {
             Ok(answer) => Ok(answered(&self.app, reading, (decided, Leg::Prefill), answer, recorder)?),
             Err(error) => Err(Box::new(lost(&self.app, reading, decided, error, recorder)).into()),

@@ -3,18 +3,20 @@
 //! A recorder goes along with its request from the first stage on. Dropped without an outcome, it records that the
 //! client has left.
 
+mod spans;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{HeaderValue, Method, Request, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use router_core::prefix::feed::PromptUsage;
 use router_core::prefix::index::Basis;
 use router_core::request::Answer;
 use router_core::telling::{Found, Listener as _, Word};
-use router_core::{Among, Decided, Leg, RequestView, Trial, Worker};
+use router_core::{Decided, Leg, Trial, Worker};
 
-use super::parse::{Extent, Parsed, Reading};
-use super::pick::Picked;
+use super::parse::{Extent, Reading};
+use super::retries::Cause;
 use crate::app::App;
 use crate::error::{Blame, RequestError};
 use crate::kv_events::{Followed, Follower, SESSION_ID};
@@ -22,7 +24,7 @@ use crate::metrics::AttemptOutcome;
 use crate::openai::usage::{ReplyTail, ReportedUsage, Words};
 use crate::recording::Passed;
 use crate::routes::Endpoint;
-use crate::spans::{End, RequestSpans, TRACEPARENT};
+use crate::spans::{RequestSpans, TRACEPARENT, in_short};
 use crate::transport::{TransportError, WorkerRequest};
 
 /// How a relayed reply ended.
@@ -104,46 +106,6 @@ impl Recorder {
         }
     }
 
-    /// Begins the request's spans, if there are to be any.
-    pub fn trace<B>(&mut self, request: &mut Request<B>) {
-        let Some(spans) = &self.app.spans else { return };
-        let path = request.uri().path().to_owned();
-        self.spans = spans.begin((&self.method, path, self.endpoint), request.headers_mut());
-    }
-
-    /// All of the request is there.
-    pub fn has_read(&mut self, parsed: &Parsed) {
-        if let Some(spans) = &mut self.spans {
-            spans.has_read(&parsed.reading, parsed.body.len());
-        }
-    }
-
-    /// A worker is about to be picked.
-    pub fn picks(&mut self, view: &RequestView<'_>, among: Among<'_>) {
-        let Some(spans) = &mut self.spans else { return };
-        let is_first = matches!(among, Among::Untried(tried) if tried.is_empty());
-        let (fleet, app) = (self.app.fleet.roster(), &self.app);
-        let explain = || app.decider.explain(&fleet.snapshot, view, app.now()).ok();
-        let explanation = is_first.then(explain).flatten();
-        spans.picks(explanation.as_ref().map(|explanation| (explanation, view.prompt_tokens)));
-    }
-
-    /// It has been, and there may be a line to wait in.
-    pub fn waits_for(&mut self, picked: &Picked) {
-        if let Some(spans) = &mut self.spans
-            && picked.decided.lease.waits()
-        {
-            spans.waits_in_line(&picked.decided.worker);
-        }
-    }
-
-    /// The request can be sent there, or it has turned out that nobody can be asked.
-    pub fn picked(&mut self, picked: Result<&Picked, &RequestError>) {
-        if let Some(spans) = &mut self.spans {
-            spans.picked(picked.map(|picked| &picked.decided));
-        }
-    }
-
     /// Nobody waits for it: how long it takes is in no metric of those that somebody does wait for.
     pub fn is_in_background(&mut self) {
         self.in_background = true;
@@ -205,8 +167,8 @@ impl Recorder {
     ) -> Option<WorkerRequest> {
         self.followed =
             follower.and_then(|follower| follower.follow(&self.request_id, &request.headers, reading));
+        let trace = self.begin_attempt_span(decided, leg);
         let session = self.followed.as_ref().and_then(Followed::to_say);
-        let trace = self.spans.as_mut().map(|spans| spans.attempt(decided, leg));
         if session.is_none() && trace.is_none() {
             return None;
         }
@@ -218,13 +180,6 @@ impl Recorder {
             told.headers.insert(TRACEPARENT, trace);
         }
         Some(told)
-    }
-
-    /// One of two attempts at once begins.
-    pub fn sends(&mut self, request: &mut WorkerRequest, decided: &Decided, leg: Leg) {
-        if let Some(spans) = &mut self.spans {
-            request.headers.insert(TRACEPARENT, spans.attempt(decided, leg));
-        }
     }
 
     /// An attempt came to nothing.
@@ -241,7 +196,7 @@ impl Recorder {
     /// A worker answered an attempt.
     pub fn attempt_answered(&mut self, worker: &Worker, status: StatusCode) {
         if let Some(spans) = &mut self.spans {
-            spans.attempt_answered(worker, status);
+            spans.attempt_answered(worker, status, Cause::of_status(status).is_none());
         }
         self.app.metrics.attempt(worker, status.into());
     }
@@ -256,8 +211,8 @@ impl Recorder {
         if let Some(trial) = self.trial.take() {
             trial.succeed(self.app.now());
         }
-        if let (Some(spans), Some(worker)) = (&mut self.spans, &self.worker) {
-            spans.prefilled(worker);
+        if let Some(spans) = &mut self.spans {
+            spans.prefilled();
         }
         self.prefill_usage = usage;
         self.compare(&usage.unwrap_or_default(), reading);
@@ -359,7 +314,7 @@ impl Recorder {
             Outcome::Broken(error) => {
                 metrics.error(Blame::Worker);
                 self.broke(error);
-                self.record("broken", Some(usage));
+                self.record_with("broken", Some(usage), self.spans.as_ref().map(|_| error.to_string()));
             }
             Outcome::CutOff => self.give_up(Blame::Router, "cut_off", usage),
         }
@@ -482,7 +437,7 @@ impl Recorder {
         if error.blame() != Blame::Client && self.app.failure_logs.allow(&"request") {
             tracing::warn!(%error, "request failed");
         }
-        self.record_with("failed", None, Some(error));
+        self.record_with("failed", None, self.spans.as_ref().map(|_| in_short(error)));
     }
 
     /// The router itself has answered.
@@ -496,12 +451,7 @@ impl Recorder {
         self.record_with(outcome, usage, None);
     }
 
-    fn record_with(
-        &mut self,
-        outcome: &'static str,
-        usage: Option<ReportedUsage>,
-        error: Option<&RequestError>,
-    ) {
+    fn record_with(&mut self, outcome: &'static str, usage: Option<ReportedUsage>, error: Option<String>) {
         self.recorded = true;
         let trace_id = self.spans.as_ref().map(|spans| spans.trace_id());
         let status = self.status.unwrap_or(CLIENT_CLOSED_REQUEST);
@@ -528,18 +478,6 @@ impl Recorder {
             trace_id,
             "request"
         );
-    }
-
-    fn end_spans(
-        &mut self,
-        (status, outcome): (StatusCode, &'static str),
-        usage: ReportedUsage,
-        error: Option<&RequestError>,
-    ) {
-        let Some(spans) = self.spans.take() else { return };
-        let (attempts, continued, worker) = (self.attempts, self.continued, self.worker.as_deref());
-        let ttft = self.first_piece.map(|first| first - self.began);
-        spans.end(&End { status, outcome, attempts, continued, worker, ttft, usage }, error);
     }
 }
 

@@ -24,6 +24,7 @@ use tokio::task::JoinHandle;
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const COMPLETIONS: &str = "/v1/completions";
 const DESTINATION: &str = "x-gateway-destination-endpoint";
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const ANSWER: &str = r#"{"ok":true}"#;
 
 async fn start(arguments: &[&str]) -> Router {
@@ -64,6 +65,8 @@ impl Call {
         let body = StreamBody::new(said.map(|data| Ok::<_, std::convert::Infallible>(Frame::data(data))));
         let request =
             Request::post(format!("http://router{path}")).header("content-type", "application/grpc");
+        // Of a gateway that traces, the call is part of its trace.
+        let request = request.header("traceparent", format!("00-{TRACE}-00f067aa0ba902b7-01"));
         let asked = client.send_request(request.body(body).unwrap());
         let answered = tokio::spawn(async move { asked.await.unwrap() });
         Self {
@@ -90,7 +93,8 @@ impl Call {
     fn send(&self, message: &impl Message) {
         let mut framed = BytesMut::new();
         frame_into(&mut framed, message);
-        self.says.as_ref().unwrap().send(framed.freeze()).unwrap();
+        // A call that has been answered may be over before all is said.
+        let _ = self.says.as_ref().unwrap().send(framed.freeze());
     }
 
     fn say(&self, said: Said) {
@@ -412,6 +416,27 @@ async fn a_worker_that_fails_at_a_gateway_is_one_that_fails() {
     call.end().await;
     nothing_in_flight(&router).await;
     assert_eq!(router.metric("router_worker_attempts_total{outcome=\"5xx\"").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateways_trace_is_gone_on_with_where_its_client_has_none() {
+    let (collector, mock) = two().await;
+    let endpoint = format!("--otlp-traces-endpoint=http://{}", collector.address);
+    let clients = "00-11111111111111111111111111111111-2222222222222222-01";
+    for (headers, trace) in [(&[][..], TRACE), (&[("traceparent", clients)], &clients[3..35])] {
+        let router = start(&[&workers(&[&mock]), &endpoint]).await;
+        let mut call = Call::open(&router).await;
+        call.post(COMPLETIONS, headers, &prompt("a"));
+        let (_, set, _) = call.sent_to().await;
+        let told = header(&set, "traceparent");
+        assert!(told.starts_with(&format!("00-{trace}-")) && told.ends_with("-01"), "{told}");
+        assert_ne!(told, clients);
+    }
+    let router = start(&[&workers(&[&mock])]).await;
+    let mut call = Call::open(&router).await;
+    call.post(COMPLETIONS, &[], &prompt("a"));
+    let (_, set, _) = call.sent_to().await;
+    assert!(!set.iter().any(|(name, _)| name == "traceparent"), "{set:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,10 +1,15 @@
 //! `--otlp-traces-endpoint`: what a collector is told of requests, and engines of their traces.
 
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use std::sync::Arc;
+
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
+use tokio::sync::Notify;
 
 use crate::continuing::{MODEL, breaks, content, opening, pair, stop, usage, whole};
 use crate::disaggregated::prefilled;
@@ -104,7 +109,8 @@ async fn a_callers_trace_is_gone_on_with_and_the_engine_is_told_of_the_attempt()
         (whole, "router.outcome", "complete"),
         (whole, "router.worker", "w0"),
         (pick, "router.worker", "w0"),
-        (attempt, "server.address", &format!("http://{}", mock.address)),
+        (attempt, "server.address", "127.0.0.1"),
+        (attempt, "server.port", &mock.address.port().to_string()),
     ] {
         assert_eq!(said(&span.attributes, name), value, "{name}");
     }
@@ -162,49 +168,115 @@ async fn a_stream_that_is_gone_on_with_has_both_workers_in_its_trace() {
     assert_ne!(asked[0], asked[1]);
 }
 
+/// A router whose prompts are computed by the second worker.
+async fn apart(protocol: &str, mocks: [&MockWorker; 2], collector: &MockWorker) -> Router {
+    let prefill = workers(&[mocks[1]]).replace("--workers", "--prefill");
+    let (protocol, all) = (format!("--prefill-protocol={protocol}"), workers(&[mocks[0]]));
+    let endpoint = endpoint(collector);
+    let arguments: [&str; 6] =
+        [&all, &prefill, &protocol, &endpoint, "--policy=round_robin", "--max-retries=0"];
+    let router = Router::start(&arguments).await;
+    let up = "router_worker_up{worker=\"p0\"}";
+    until("the other one is up", || async { router.metric(up).await > 0.0 }).await;
+    router
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn both_legs_of_a_prompt_computed_elsewhere_are_told() {
-    let collector = collector().await;
-    for (protocol, names_of_it) in [
-        ("vllm", &["chat m", "read", "pick", "prefill", "decode"]),
-        ("sglang", &["chat m", "read", "pick", "prefill", "decode"]),
-    ] {
+    for protocol in ["vllm", "sglang"] {
+        let collector = collector().await;
         let prefill = MockWorker::answering(&["m"], prefilled()).await;
-        let generate = MockWorker::answering(&["m"], sse_reply(&[&content("1", "hello")])).await;
-        let apart = workers(&[&prefill]).replace("--workers", "--prefill");
-        let protocol = format!("--prefill-protocol={protocol}");
-        let all = workers(&[&generate]);
-        let arguments = [&all, &apart, &protocol, "--policy=round_robin", &endpoint(&collector)];
-        let router = Router::start(&arguments).await;
-        let up = "router_worker_up{worker=\"p0\"}";
-        until("the other one is up", || async { router.metric(up).await > 0.0 }).await;
-        assert_eq!(ask(&router, None).await.status, 200);
+        let generates = Arc::new(Notify::new());
+        let waits = Arc::clone(&generates);
+        let script = move |_: &Seen| {
+            vec![Act::Wait(Arc::clone(&waits)), Act::Write(sse_reply(&[&content("1", "hello")]))]
+        };
+        let generate = MockWorker::start(&["m"], script).await;
+        let router = apart(protocol, [&generate, &prefill], &collector).await;
+        let (address, body) = (router.address, chat(TEXT));
+        let asking = tokio::spawn(async move { exchange(address, "POST", CHAT, &[], body.as_bytes()).await });
+        // The one that has computed the prompt has ended, whatever the other one does.
+        until("one leg is told", || async { names(&spans(&collector)).contains(&"prefill") }).await;
+        generates.notify_one();
+        assert_eq!(asking.await.unwrap().status, 200);
         router.stopped().await;
         let spans = spans(&collector);
-        let spans = &spans[spans.len() - 5..];
-        assert_eq!(names(spans), names_of_it);
+        assert_eq!(names(&spans), ["chat m", "read", "pick", "prefill", "decode"], "{protocol}");
         assert!(!spans.iter().any(is_error));
         for (mock, span) in [(&prefill, &spans[3]), (&generate, &spans[4])] {
             let told = &mock.seen()[0].headers["traceparent"];
             assert_eq!(*told, format!("00-{}-{}-01", hex(&span.trace_id), hex(&span.span_id)));
+            assert_eq!(said(&span.attributes, "http.response.status_code"), "200");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_is_refused_says_why() {
+async fn a_leg_that_is_given_up_says_so() {
+    let collector = collector().await;
+    let prefill = MockWorker::answering(&["m"], json_reply(500, "{}")).await;
+    let generate = MockWorker::start(&["m"], |_| vec![Act::TellWhenClosed(Arc::default())]).await;
+    let router = apart("sglang", [&generate, &prefill], &collector).await;
+    assert_eq!(ask(&router, None).await.status, 500);
+    router.stopped().await;
+    let spans = spans(&collector);
+    assert_eq!(names(&spans), ["chat m", "read", "pick", "prefill", "decode"]);
+    assert_eq!(spans.iter().map(is_error).collect::<Vec<_>>(), [true, false, false, true, true]);
+    assert_eq!(said(&spans[3].attributes, "http.response.status_code"), "500");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_refused_says_why_and_nothing_of_what_its_client_wrote() {
     let collector = collector().await;
     let mock = MockWorker::answering(&["m"], sse_reply(&[])).await;
     let router = Router::start(&[&workers(&[&mock]), &endpoint(&collector)]).await;
     assert_eq!(router.post(CHAT, "{").await.status, 400);
+    let unknown = chat("x").replace("\"m\"", &format!("\"{TEXT}\""));
+    assert_eq!(router.post(CHAT, &unknown).await.status, 404);
     mock.kill().await;
     assert_eq!(ask(&router, None).await.status, 503);
     router.stopped().await;
     let spans = spans(&collector);
     let whole: Vec<_> = spans.iter().filter(|span| span.kind == 2).collect();
-    assert_eq!(said(&whole[0].attributes, "http.response.status_code"), "400");
-    assert!(!is_error(whole[0]), "that is the client's");
-    assert!(is_error(whole[1]) && !whole[1].status.as_ref().unwrap().message.is_empty(), "{:?}", whole[1]);
+    for (span, name, kind) in
+        [(whole[0], "chat", "400"), (whole[1], "chat", "404"), (whole[2], "chat m", "503")]
+    {
+        assert_eq!((span.name.as_str(), said(&span.attributes, "error.type").as_str()), (name, kind));
+    }
+    assert!(!is_error(whole[0]) && !is_error(whole[1]), "that is the clients'");
+    assert!(is_error(whole[2]) && !whole[2].status.as_ref().unwrap().message.is_empty(), "{:?}", whole[2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_has_no_key_has_no_trace() {
+    let collector = collector().await;
+    let mock = MockWorker::answering(&["m"], sse_reply(&[])).await;
+    let keys = std::env::temp_dir().join(format!("router-spans-keys-{}", std::process::id()));
+    std::fs::write(&keys, "right\n").unwrap();
+    let keys_argument = format!("--api-key-file={}", keys.display());
+    let router = Router::start(&[&workers(&[&mock]), &endpoint(&collector), &keys_argument]).await;
+    assert_eq!(ask(&router, Some(&format!("00-{CALLER}-{CALLERS_SPAN}-01"))).await.status, 401);
+    router.stopped().await;
+    std::fs::remove_file(&keys).unwrap();
+    assert!(spans(&collector).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_collector_does_not_keep_is_counted() {
+    let response = ExportTraceServiceResponse {
+        partial_success: Some(ExportTracePartialSuccess { rejected_spans: 3, error_message: "full".into() }),
+    };
+    let answer = [json_reply(200, &"x".repeat(response.encoded_len())), Vec::new()].concat();
+    let head = find(&answer, b"\r\n\r\n").unwrap() + 4;
+    let collector = MockWorker::answering(&[], [&answer[..head], &response.encode_to_vec()].concat()).await;
+    let mock = MockWorker::answering(&["m"], sse_reply(&[])).await;
+    let router = Router::start(&[&workers(&[&mock]), &endpoint(&collector)]).await;
+    ask(&router, None).await;
+    let rejected = "router_spans_total{state=\"rejected\"}";
+    until("they are rejected", || async { router.metric(rejected).await == 3.0 }).await;
+    until("they are sent", || async { router.metric("router_spans_total{state=\"sent\"}").await == 4.0 })
+        .await;
+    router.stopped().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
