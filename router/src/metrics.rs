@@ -10,7 +10,7 @@ use prometheus::{
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 use router_core::prefix::index::Comparison;
-use router_core::{BreakerState, Worker, WorkerId};
+use router_core::{BreakerState, Demand, Role, Worker, WorkerId};
 
 use crate::app::App;
 use crate::error::Blame;
@@ -131,6 +131,8 @@ pub struct Metrics {
     worker_draining: IntGaugeVec,
     worker_cache_trust: IntGaugeVec,
     worker_others: IntGaugeVec,
+    demand_workers: GaugeVec,
+    usable_workers: IntGaugeVec,
     tree_blocks: IntGauge,
     discovery_failures: IntCounterVec,
     discovery_workers: IntGaugeVec,
@@ -320,6 +322,19 @@ impl Default for Metrics {
                  caught up with, or have not named a request yet, 2: cache events in order, 3: those of an engine that is not Roundhouse's.",
                 &["worker"],
             ),
+            demand_workers: maker.add(GaugeVec::new(
+                Opts::new(
+                    "router_demand_workers",
+                    "Workers that the requests of the last ten seconds would keep busy without pause, without those in the background, by learned \
+                     speeds; by the first model that workers name, and what they do. Above 0.7 for each worker that there is, requests begin to wait.",
+                ),
+                &["model", "role"],
+            )),
+            usable_workers: maker.gauges(
+                "router_usable_workers",
+                "Workers that new requests can go to, by the same.",
+                &["model", "role"],
+            ),
             tree_blocks: maker
                 .gauge("router_prefix_tree_blocks", "Blocks held in the prefix tree, over all workers."),
             discovery_failures: maker.counters(
@@ -457,6 +472,8 @@ impl Metrics {
             gauges.reset();
         }
         self.worker_recomputed.reset();
+        self.demand_workers.reset();
+        self.usable_workers.reset();
         let others = app.replicas.as_ref().map_or(&[][..], |replicas| &replicas.sources);
         for source in app.sources.iter().chain(others) {
             let name = [&*source.name];
@@ -473,6 +490,12 @@ impl Metrics {
             for (state, count) in [("idle", connections.idle), ("busy", connections.busy)] {
                 self.worker_connections.with_label_values(&[id, state]).set(gauge(count));
             }
+        }
+        for Demand { model, role, usable, workers } in app.decider.demand(&roster.snapshot, app.now()) {
+            let role = if role == Role::Prefill { "prefill" } else { "generate" };
+            let kind = [model.as_deref().unwrap_or_default(), role];
+            self.demand_workers.with_label_values(&kind).set(workers);
+            self.usable_workers.with_label_values(&kind).set(gauge(usable));
         }
         for worker in roster.snapshot.workers() {
             worker.load.lapse(app.now());

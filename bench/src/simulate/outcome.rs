@@ -22,6 +22,8 @@ pub struct Outcome {
     pub retractions: u64,
     /// Tokens of prompts and answers of requests in the background.
     pub spare_tokens: u64,
+    /// What the first router took its workers to have to do, in workers for each.
+    pub demand: f64,
 }
 
 /// Figures of those of one tenant and priority.
@@ -84,6 +86,9 @@ pub struct Figures {
     /// Tokens of prompts and answers of requests in the background, a second.
     #[serde(default, skip_serializing_if = "is_none")]
     pub spare_tokens_per_s: f64,
+    /// `router_demand_workers` over the number of workers, the mean of looks a second apart.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub demand: f64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
@@ -120,6 +125,7 @@ impl Outcome {
             retractions: self.retractions,
             split: self.split(),
             spare_tokens_per_s: self.spare_tokens as f64 / self.seconds().max(1e-9),
+            demand: self.demand,
         }
     }
 
@@ -232,7 +238,7 @@ mod tests {
             prefill_worker: None,
         };
         let records = vec![record(0, 100, 600, 0, 0), record(2, 300, 300, 500, 1)];
-        let outcome = Outcome { records, workers: 2, retractions: 4, spare_tokens: 0 };
+        let outcome = Outcome { records, workers: 2, retractions: 4, spare_tokens: 0, demand: 0.0 };
         let figures = outcome.figures(&workload, Objective { ttft_ms: 200.0, tpot_ms: 50.0 });
         let close = |one: f64, two: f64| assert!((one - two).abs() < 1e-9, "{one} is not {two}");
         close(figures.mean_ttft_ms, 200.0);

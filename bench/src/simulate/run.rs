@@ -5,6 +5,7 @@
 
 mod apart;
 mod background;
+mod demand;
 mod fleet;
 mod knowledge;
 mod placing;
@@ -140,6 +141,7 @@ struct Simulation<'a, E> {
     followers: Vec<Option<u32>>,
     left: usize,
     waiting: background::Waiting,
+    demand: demand::Seen,
     /// Of engines that have died since.
     retractions: u64,
     path: Vec<BlockHash>,
@@ -158,7 +160,8 @@ pub fn run<E: Engine>(setup: Setup<'_>, engines: Vec<E>, tick: &mut dyn FnMut())
     let records = simulation.records.into_iter().zip(simulation.replicas).take(foreground);
     let records = records.filter(|(_, replica)| usize::from(*replica) < own).map(|(record, _)| record);
     let spare_tokens = simulation.waiting.done_tokens();
-    Outcome { records: records.collect(), workers: simulation.engines.len(), retractions, spare_tokens }
+    let (workers, demand) = (simulation.engines.len(), simulation.demand.mean());
+    Outcome { records: records.collect(), workers, retractions, spare_tokens, demand }
 }
 
 impl<'a, E: Engine> Simulation<'a, E> {
@@ -206,6 +209,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
             followers,
             left: workload.foreground().len(),
             waiting: background::Waiting::new(workload, background, replicas),
+            demand: demand::Seen::default(),
             retractions: 0,
             path: Vec::new(),
             notices: Vec::new(),
@@ -280,6 +284,7 @@ impl<'a, E: Engine> Simulation<'a, E> {
         let replica = self.front(number);
         self.replicas[number as usize] = u16::try_from(replica).unwrap_or(u16::MAX);
         self.records[number as usize].arrived_ns = now_ns;
+        self.demand.look(&self.routers[0], now_ns);
         if !self.waits_for_spare(number, now_ns) {
             self.send(number, now_ns);
         }

@@ -1,6 +1,7 @@
 //! From a request to a reserved worker, in one step under one lock.
 
 mod candidates;
+pub mod demand;
 mod spare;
 mod split;
 mod told;

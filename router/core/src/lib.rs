@@ -30,6 +30,7 @@ pub mod unseen;
 pub mod window;
 pub mod worker;
 
+pub use decide::demand::Demand;
 pub use decide::{Among, Booked, Decided, Decider, Explained, Explanation, SplitCosts};
 pub use dp_rank::{DpRank, DpRanks, ToldBy};
 pub use fleet::{Fleet, FleetSnapshot};

@@ -73,7 +73,7 @@ impl SpareTime {
     }
 
     /// What others take of late, in seconds of work a second.
-    fn others(&self, now_s: f64) -> f64 {
+    pub(crate) fn others(&self, now_s: f64) -> f64 {
         self.others * (-(now_s - self.others_at_s).max(0.0) / OF_LATE_S).exp()
     }
 }

@@ -1,6 +1,7 @@
 //! The decider over a small fleet.
 
 mod adapters;
+mod demand;
 mod left;
 mod legs;
 mod line;
