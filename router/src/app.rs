@@ -19,6 +19,7 @@ use crate::discovery::{self, state::SourceState};
 use crate::failure_logs::FailureLogs;
 use crate::fleet::{FleetError, FleetService};
 use crate::keys::Keys;
+use crate::keys::allowances::Allowances;
 use crate::legacy::{self, Legacy};
 use crate::metrics::Metrics;
 use crate::openai::scan::ScanConfig;
@@ -53,6 +54,8 @@ pub struct App {
     pub metrics: Metrics,
     /// Who may come in.
     pub keys: Keys,
+    /// What they have asked for.
+    pub allowances: Allowances,
     /// What request bodies hold.
     pub body_memory: Arc<BodyMemory>,
     /// Stage 2.
@@ -165,6 +168,7 @@ impl App {
             ),
             decider,
             keys: config.keys.clone(),
+            allowances: Allowances::default(),
             ratios: TokenRatios::default(),
             metrics,
             body_memory,

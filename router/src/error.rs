@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::body_memory::BodyMemoryFull;
 use crate::keys::Unauthorized;
+use crate::keys::allowances::Spent;
 use crate::openai::scan::{BodyError, SyntaxError};
 use crate::precedence::BadPriority;
 use crate::routes::Endpoint;
@@ -75,6 +76,9 @@ pub enum RequestError {
     /// The client may not come in.
     #[error(transparent)]
     Unauthorized(#[from] Unauthorized),
+    /// Its key has asked for as much as it may.
+    #[error(transparent)]
+    Spent(#[from] Spent),
     /// Nothing is served at this path.
     #[error(
         "no such endpoint: {path}; this router serves POST /v1/… and what engines compute at paths of their own (/generate, \
@@ -200,7 +204,8 @@ impl RequestError {
             Self::NotRouted { .. } => StatusCode::FORBIDDEN,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
-            Self::Overloaded { .. }
+            Self::Spent(_)
+            | Self::Overloaded { .. }
             | Self::QueueTimeout { .. }
             | Self::TooManyInBackground { .. }
             | Self::BodyMemoryFull(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -244,6 +249,7 @@ impl RequestError {
             Self::Pick(PickError::UnknownModel { .. }) => ("invalid_request_error", Some("model_not_found")),
             Self::ModelNotNamed { .. } => ("invalid_request_error", Some("model_required")),
             Self::Unauthorized(_) => ("invalid_request_error", Some("invalid_api_key")),
+            Self::Spent(_) => ("rate_limit_error", Some("rate_limit_exceeded")),
             Self::Overloaded { .. }
             | Self::QueueTimeout { .. }
             | Self::TooManyInBackground { .. }
@@ -262,6 +268,9 @@ impl RequestError {
     fn retry_after(&self) -> Option<HeaderValue> {
         match self {
             Self::Pick(PickError::UnknownModel { .. }) => None,
+            Self::Spent(Spent { wait, .. }) => {
+                Some(HeaderValue::from(wait.as_secs_f64().ceil().max(1.0) as u64))
+            }
             Self::Overloaded { .. }
             | Self::QueueTimeout { .. }
             | Self::BodyMemoryFull(_)

@@ -3,7 +3,9 @@
 //! Of the keys that clients and operators must have, only hashes are kept. A request is compared with all of them in
 //! constant time, so that an answer's delay tells nothing. Knows no statuses: see [`error`](crate::error).
 
+pub mod allowances;
 mod file;
+mod terms;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,8 +17,10 @@ use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use router_core::{Priority, WorkerId, WorkerSpec};
 
 pub use file::KeyFile;
+pub use terms::{KeyLimits, Terms};
 
-use crate::precedence::parse_priority;
+use self::terms::FORM;
+
 use crate::routes::Endpoint;
 
 /// In which Anthropic's clients send their key.
@@ -115,13 +119,13 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 pub struct Grant {
     /// Whose key it is: a part of its hash.
     pub tenant: u64,
-    /// The priority of its requests, and the most they may ask for; `None` for any.
-    pub priority: Option<Priority>,
+    /// What goes with the key.
+    pub terms: Terms,
 }
 
-/// Hashes of keys, and the priorities that go with them.
+/// Hashes of keys, and what goes with them.
 pub struct KeySet {
-    hashes: Vec<([u8; SHA256_OUTPUT_LEN], Option<Priority>)>,
+    hashes: Vec<([u8; SHA256_OUTPUT_LEN], Terms)>,
 }
 
 impl fmt::Debug for KeySet {
@@ -131,37 +135,31 @@ impl fmt::Debug for KeySet {
 }
 
 impl KeySet {
-    /// Reads keys, one a line, each of which may be followed by `priority=N`. If any is, those that are not have 0.
+    /// Reads keys, one a line, each of which may be followed by its [`Terms`]. If any has a priority, those that have none have 0.
     fn parse(text: &str) -> Result<Self, String> {
         let mut hashes = Vec::new();
         for (number, line) in lines(text) {
-            let wrong = |why| wrong_line(number, why);
-            let (key, priority) = line
-                .split_once(char::is_whitespace)
-                .map_or((line, None), |(key, rest)| (key, Some(rest.trim())));
+            let wrong = |why: &str| wrong_line(number, why);
+            let (key, terms) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
             if !is_key(key) {
                 return Err(wrong("is no key: it has no ASCII"));
             }
-            let priority = match priority.map(|rest| rest.strip_prefix("priority=").and_then(parse_priority))
-            {
-                Some(None) => {
-                    return Err(wrong(
-                        "has more than a key; after it there may be priority=N, with N from -10 to 10",
-                    ));
-                }
-                priority => priority.flatten(),
+            let Some(terms) = Terms::parse(terms) else {
+                return Err(wrong(&format!("has more than a key; after it there may be {FORM}")));
             };
-            hashes.push((hash(key.as_bytes()), priority));
+            hashes.push((hash(key.as_bytes()), terms));
         }
         if hashes.is_empty() {
             return Err("has no key; it should have one a line".to_owned());
         }
-        let mut priorities = HashMap::new();
-        if hashes.iter().any(|(hash, priority)| *priorities.entry(hash).or_insert(priority) != priority) {
-            return Err("has a key twice, with different priorities; it should have it once".to_owned());
+        let mut known = HashMap::new();
+        if hashes.iter().any(|(hash, terms)| *known.entry(hash).or_insert(terms) != terms) {
+            return Err("has a key twice, with something else behind it; it should have it once".to_owned());
         }
-        if hashes.iter().any(|(_, priority)| priority.is_some()) {
-            hashes.iter_mut().for_each(|(_, priority)| *priority = priority.or(Some(Priority::default())));
+        if hashes.iter().any(|(_, terms)| terms.priority.is_some()) {
+            for (_, Terms { priority, .. }) in &mut hashes {
+                *priority = priority.or(Some(Priority::default()));
+            }
         }
         Ok(Self { hashes })
     }
@@ -170,14 +168,14 @@ impl KeySet {
     fn grant(&self, key: &[u8]) -> Option<Grant> {
         let hash = hash(key);
         let mut found = None;
-        for (known, priority) in &self.hashes {
+        for (known, terms) in &self.hashes {
             let difference = known.iter().zip(&hash).fold(0, |sum, (one, other)| sum | (one ^ other));
             if std::hint::black_box(difference) == 0 {
-                found = Some(*priority);
+                found = Some(*terms);
             }
         }
         let first = hash.first_chunk().copied().unwrap_or_default();
-        std::hint::black_box(found).map(|priority| Grant { tenant: u64::from_le_bytes(first), priority })
+        std::hint::black_box(found).map(|terms| Grant { tenant: u64::from_le_bytes(first), terms })
     }
 }
 
@@ -273,7 +271,7 @@ mod tests {
         assert_eq!(keys.hashes.len(), 2);
         let grants = [&b"sk-one"[..], b"sk=two=="].map(|key| keys.grant(key).unwrap());
         assert_ne!(grants[0].tenant, grants[1].tenant);
-        assert_eq!(grants.map(|grant| grant.priority), [None, None]);
+        assert_eq!(grants.map(|grant| grant.terms), [Terms::default(); 2]);
         for other in ["", "sk-on", "sk-onee", "SK-ONE", "# ann", "sk-three"] {
             assert_eq!(keys.grant(other.as_bytes()), None, "{other}");
         }
@@ -282,7 +280,7 @@ mod tests {
     #[test]
     fn keys_have_priorities_where_any_has() {
         let keys = KeySet::parse("sk-app priority=5\nsk-batch\t priority=-1\nsk-other\n").unwrap();
-        let priority = |key: &[u8]| keys.grant(key).unwrap().priority;
+        let priority = |key: &[u8]| keys.grant(key).unwrap().terms.priority;
         assert_eq!(
             [priority(b"sk-app"), priority(b"sk-batch"), priority(b"sk-other")],
             [5, -1, 0].map(|number| Some(Priority(number)))
@@ -294,6 +292,28 @@ mod tests {
         for wrong in ["k priority=11", "k priority=", "k priority=1 x", "k weight=2"] {
             assert!(KeySet::parse(wrong).unwrap_err().contains("priority=N"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn keys_have_limits() {
+        let keys =
+            KeySet::parse("k tokens-per-minute=5  priority=1 max-in-flight=2\nj requests-per-minute=60\n");
+        let keys = keys.unwrap();
+        let limits = |key: &[u8]| keys.grant(key).unwrap().terms.limits;
+        let none = KeyLimits::default();
+        assert_eq!(limits(b"k"), KeyLimits { tokens_per_minute: Some(5), in_flight: Some(2), ..none });
+        assert_eq!(limits(b"j"), KeyLimits { requests_per_minute: Some(60), ..none });
+        for wrong in [
+            "k tokens-per-minute=0",
+            "k max-in-flight",
+            "k max-in-flight=1 max-in-flight=1",
+            "k priority=1 priority=1",
+            "k requests-per-minute=-1",
+            "k requests-per-second=1",
+        ] {
+            assert!(KeySet::parse(wrong).unwrap_err().contains("tokens-per-minute=N"), "{wrong}");
+        }
+        assert!(KeySet::parse("k max-in-flight=1\nk max-in-flight=2").unwrap_err().contains("a key twice"));
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl PrecedenceHeaders {
             ),
             None => of_body,
         };
-        let priority = match grant.and_then(|grant| grant.priority) {
+        let priority = match grant.and_then(|grant| grant.terms.priority) {
             Some(most) => asked.map_or(most, |asked| asked.min(most)),
             None => asked.unwrap_or_default(),
         };
@@ -104,6 +104,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::keys::Terms;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         pairs
@@ -126,7 +127,10 @@ mod tests {
 
     fn priority(header: Option<&'static str>, most: Option<i8>, of_body: Option<i8>) -> i8 {
         let pairs: Vec<_> = header.map(|value| ("x-request-priority", value)).into_iter().collect();
-        let grant = most.map(|most| Grant { tenant: 7, priority: Some(Priority(most)) });
+        let grant = most.map(|most| Grant {
+            tenant: 7,
+            terms: Terms { priority: Some(Priority(most)), ..Terms::default() },
+        });
         precedence(&pairs, grant, of_body).unwrap().priority.0
     }
 
@@ -154,7 +158,7 @@ mod tests {
         let tenant = |name, grant| precedence(&[("x-tenant-id", name)], grant, None).unwrap().tenant;
         assert_eq!((tenant("", None), tenant("a", None) == tenant("b", None)), (None, false));
         assert_eq!(tenant("a", None), tenant("a", None));
-        assert_eq!(tenant("a", Some(Grant { tenant: 7, priority: None })), Some(7));
+        assert_eq!(tenant("a", Some(Grant { tenant: 7, terms: Terms::default() })), Some(7));
     }
 
     #[tokio::test]

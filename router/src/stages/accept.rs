@@ -36,18 +36,12 @@ async fn answer<B: RequestBody>(
     let endpoint = app.routes.find(request.uri().path());
     let understanding = endpoint.understanding();
     let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id.clone());
-    match app.keys.authorize(endpoint, request.headers_mut()) {
-        Ok(grant) => {
-            grant.map(|grant| request.extensions_mut().insert(grant));
-            if understanding.is_some() {
-                recorder.trace(&mut request);
-            }
-        }
-        Err(error) => {
-            let error = RequestError::from(error);
-            recorder.fail(&error);
-            return error.response_at(endpoint);
-        }
+    if let Err(error) = allowed(app, (endpoint, &mut request), &mut recorder) {
+        recorder.fail(&error);
+        return error.response_at(endpoint);
+    }
+    if understanding.is_some() {
+        recorder.trace(&mut request);
     }
     let outcome = match understanding {
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),
@@ -78,6 +72,20 @@ async fn answer<B: RequestBody>(
             error.response_at(endpoint)
         }
     }
+}
+
+/// Whether whoever sends the request may come in, and ask for more.
+fn allowed<B>(
+    app: &App,
+    (endpoint, request): (Endpoint, &mut Request<B>),
+    recorder: &mut Recorder,
+) -> Result<(), RequestError> {
+    let Some(grant) = app.keys.authorize(endpoint, request.headers_mut())? else { return Ok(()) };
+    if endpoint.understanding().is_some() {
+        recorder.allow(app.allowances.ask(&grant, app.now())?);
+    }
+    request.extensions_mut().insert(grant);
+    Ok(())
 }
 
 /// A request that has been admitted and read.

@@ -15,10 +15,11 @@ use router_core::request::Answer;
 use router_core::telling::{Found, Listener as _, Word};
 use router_core::{Decided, Leg, Trial, Worker};
 
-use super::parse::{Extent, Reading};
+use super::parse::{Extent, Parsed, Reading};
 use super::retries::Cause;
 use crate::app::App;
 use crate::error::{Blame, RequestError};
+use crate::keys::allowances::Allowance;
 use crate::kv_events::{Followed, Follower, SESSION_ID};
 use crate::metrics::AttemptOutcome;
 use crate::openai::usage::{ReplyTail, ReportedUsage, Words};
@@ -70,6 +71,8 @@ pub struct Recorder {
     trial: Option<Trial>,
     recorded: bool,
     in_background: bool,
+    /// Of its key, if that has limits.
+    allowance: Option<Allowance>,
     /// Where they are sent somewhere, and the request is among those whose are.
     spans: Option<Box<RequestSpans>>,
 }
@@ -102,8 +105,22 @@ impl Recorder {
             trial: None,
             recorded: false,
             in_background: false,
+            allowance: None,
             spans: None,
         }
+    }
+
+    /// Its key may ask for it.
+    pub fn allow(&mut self, allowance: Option<Allowance>) {
+        self.allowance = allowance;
+    }
+
+    /// All of the request is there.
+    pub fn has_read(&mut self, parsed: &Parsed) {
+        if let Some(allowance) = &mut self.allowance {
+            allowance.count(parsed.reading.prompt_tokens);
+        }
+        self.tell_that_it_is_read(parsed);
     }
 
     /// Nobody waits for it: how long it takes is in no metric of those that somebody does wait for.
@@ -290,6 +307,7 @@ impl Recorder {
         }
         // Whoever hears that the request is over may send the next one under its name.
         self.followed = None;
+        self.count(reported.as_ref(), reading);
         metrics.usage(&usage, self.hit_tokens);
         if reading.token_ids.is_none() && self.tells_of_its_body(&usage) {
             app.ratios.observe(reading.model.as_deref(), reading.prompt_bytes, usage.prompt_tokens as usize);
@@ -351,6 +369,9 @@ impl Recorder {
             self.app.metrics.attempt(worker, AttemptOutcome::Cancelled);
         }
         self.trial = None;
+        if let Some(allowance) = &mut self.allowance {
+            allowance.count_more(self.pieces);
+        }
         self.record(outcome, Some(usage));
     }
 
@@ -430,9 +451,24 @@ impl Recorder {
         self.app.decider.answered(worker, tokens);
     }
 
+    /// What the request has taken counts for its key, and it is over.
+    fn count(&mut self, usage: Option<&ReportedUsage>, reading: &Reading) {
+        let Some(mut allowance) = self.allowance.take() else { return };
+        let prompt = usage.map_or(reading.prompt_tokens, |usage| usage.prompt_tokens as usize);
+        let answer = match usage {
+            Some(usage) => usage.completion_tokens as usize,
+            None if self.says_each_token(reading) => self.pieces,
+            None => 0,
+        };
+        allowance.count(prompt + answer);
+    }
+
     /// The request was not answered by a worker.
     pub fn fail(&mut self, error: &RequestError) {
         self.status = Some(error.status());
+        if let Some(allowance) = &mut self.allowance {
+            allowance.count(0);
+        }
         self.app.metrics.error(error.blame());
         if error.blame() != Blame::Client && self.app.failure_logs.allow(&"request") {
             tracing::warn!(%error, "request failed");

@@ -1,8 +1,12 @@
 //! Who may come in, and what workers are shown.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use router::config::Cli;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use crate::harness::*;
 
@@ -254,4 +258,69 @@ fn files_that_hold_no_keys_are_config_errors() {
     assert!(configure(std::slice::from_ref(&open)).unwrap_err()[0].contains("--admin-key-file"));
     let keys = TestFile::new("k");
     assert!(configure(&[open, keys.flag("admin-key-file")]).is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_gets_no_more_than_it_may() {
+    let usage = r#"{"usage":{"prompt_tokens":700,"completion_tokens":400}}"#;
+    let worker = MockWorker::answering(&["m"], json_reply(200, usage)).await;
+    let keys = TestFile::new("few requests-per-minute=2\nshort tokens-per-minute=1000\nfree\n");
+    let router = Router::start(&[&workers(&[&worker]), &keys.flag("api-key-file")]).await;
+    let ask = async |key: &str| with(&router, &[&format!("Bearer {key}")], "POST", PATH).await;
+    for (key, allowed, what) in
+        [("few", 2, "2 requests in a minute"), ("short", 1, "1000 tokens in a minute")]
+    {
+        for _ in 0..allowed {
+            assert_eq!(ask(key).await.status, 200, "{key}");
+        }
+        let refused = ask(key).await;
+        let (message, code) = refused.error();
+        assert_eq!((refused.status, code.as_str()), (429, "rate_limit_exceeded"), "{message}");
+        assert!(message.contains(what) && !message.contains(key), "{message}");
+        let wait: u64 = refused.header("retry-after").parse().unwrap();
+        assert!((1..=30).contains(&wait), "{wait}");
+    }
+    assert_eq!(
+        with(&router, &["Bearer few"], "GET", "/v1/models").await.status,
+        200,
+        "that computes nothing"
+    );
+    for _ in 0..4 {
+        assert_eq!(ask("free").await.status, 200);
+    }
+    assert_eq!(worker.seen().len(), 7);
+    // What has been had stays so, whatever it may be from now on.
+    keys.write("few requests-per-minute=100\nshort\nfree max-in-flight=1\n");
+    until("the file is read", || async { ask("few").await.status == 200 }).await;
+    assert_eq!(ask("short").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_may_have_so_many_requests_at_once() {
+    let ends = Arc::new(Notify::new());
+    let waits = Arc::clone(&ends);
+    let script = move |_: &Seen| vec![Act::Wait(Arc::clone(&waits)), Act::Write(sse_reply(&["{}"]))];
+    let worker = MockWorker::start(&["m"], script).await;
+    let keys = TestFile::new("one max-in-flight=1\n");
+    let router = Router::start(&[&workers(&[&worker]), &keys.flag("api-key-file")]).await;
+    let ask = async || with(&router, &["Bearer one"], "POST", PATH).await;
+    let mut first = TcpStream::connect(router.address).await.unwrap();
+    let headers = [("authorization", "Bearer one")];
+    first.write_all(&request_bytes("POST", PATH, &headers, chat("x").as_bytes())).await.unwrap();
+    until("it is there", || async { worker.seen().len() == 1 }).await;
+    let refused = ask().await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, "1"));
+    assert!(refused.error().0.contains("1 requests in flight"), "{:?}", refused.error());
+    // Whoever leaves makes room, and whoever has been answered.
+    drop(first);
+    let answering = tokio::spawn(async move {
+        loop {
+            ends.notify_waiters();
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    });
+    for _ in 0..2 {
+        until("there is room", || async { ask().await.status == 200 }).await;
+    }
+    answering.abort();
 }

@@ -22,8 +22,7 @@ impl Recorder {
         self.spans = spans.begin((&self.method, path, self.endpoint), request.headers_mut());
     }
 
-    /// All of the request is there.
-    pub fn has_read(&mut self, parsed: &Parsed) {
+    pub(super) fn tell_that_it_is_read(&mut self, parsed: &Parsed) {
         if let Some(spans) = &mut self.spans {
             spans.has_read(&parsed.reading, parsed.body.len());
         }
