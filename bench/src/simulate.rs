@@ -97,6 +97,8 @@ fn write_page(args: &SimulateArgs, comparison: &Comparison, in_flight: &[Watched
 struct Writer {
     bar: ProgressBar,
     json: Option<File>,
+    /// Whether it has a key more.
+    demand: bool,
     /// What the file had before.
     done: HashSet<Key>,
     heading: String,
@@ -110,6 +112,7 @@ impl Writer {
         let mut writer = Self {
             bar: ProgressBar::hidden(),
             json: None,
+            demand: args.demand,
             done: HashSet::new(),
             heading: String::new(),
             comparison: Comparison::default(),
@@ -150,7 +153,10 @@ impl Writer {
             report::parts(row).for_each(|line| println!("{line}"));
         });
         self.heading = heading;
-        let line = Line::of(row);
+        let mut line = Line::of(row);
+        if !self.demand {
+            line.figures.demand = 0.0;
+        }
         self.comparison.add(&line);
         self.watch(row);
         if let Some(json) = &mut self.json {

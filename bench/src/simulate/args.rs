@@ -112,6 +112,9 @@ pub struct SimulateArgs {
     /// Routers are told no priorities and tenants of a trace (`priority` and `tenant` of its lines, more going first); figures are by them all the same
     #[arg(long)]
     pub all_alike: bool,
+    /// Write into --json what the first router took its workers to have to do, for each of them, as `demand`
+    #[arg(long)]
+    pub demand: bool,
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
