@@ -1,7 +1,8 @@
 //! How much of what keys may ask for they have asked for of late.
 //!
 //! Each limit that goes by the minute is a bucket as large as that, which fills up again in a minute: who has asked for nothing may ask for all of it at once. Tokens are
-//! counted once it is known how many there were, so that a request may take more than is left; the next one waits until that is made up for. Knows no clock: readings come in.
+//! counted when it is known how many there are, of a prompt once it is read and of an answer at its end, so that what is under way may take more than is left; the next one
+//! waits until that is made up for. Knows no clock: readings come in.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,12 +13,13 @@ use super::{Grant, KeyLimits};
 
 /// Keys that are remembered; those that have asked for nothing of late are forgotten then.
 const MOST_KEYS: usize = 65_536;
+const TOKENS: &str = "tokens in a minute";
 /// Nobody is told to come back later than that.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// Why a key may not ask for more at present.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
-#[error("the API key may have {limit} {what}, and has had them; come back in {} s", wait.as_secs_f64().ceil())]
+#[error("the API key may have {limit} {what}, and no more; come back in {} s", wait.as_secs_f64().ceil().max(1.0))]
 pub struct Spent {
     limit: u32,
     what: &'static str,
@@ -56,16 +58,26 @@ struct Bucket {
 }
 
 impl Bucket {
-    fn refill(&mut self, per_minute: u32, now: Duration) {
+    /// Whether `one` more fits into a minute's worth, if there is one; what was had without a limit does not count for a later one.
+    fn look(
+        &mut self,
+        per_minute: Option<u32>,
+        (what, one): (&'static str, f64),
+        now: Duration,
+    ) -> Result<(), Spent> {
+        let Some(limit) = per_minute else {
+            *self = Self::default();
+            return Ok(());
+        };
+        let a_second = f64::from(limit) / 60.0;
         let passed_s = now.saturating_sub(self.at).as_secs_f64();
-        self.had = (self.had - passed_s * f64::from(per_minute) / 60.0).max(0.0);
-        self.at = self.at.max(now);
-    }
-
-    /// How long it takes until no more than so much has been had; `None` if that is so.
-    fn wait(&self, per_minute: u32, most: f64) -> Option<Duration> {
-        let beyond = (self.had - most) * 60.0 / f64::from(per_minute);
-        (beyond > 0.0).then(|| Duration::from_secs_f64(beyond.min(LONGEST_WAIT.as_secs_f64())))
+        (self.had, self.at) = ((self.had - passed_s * a_second).max(0.0), self.at.max(now));
+        let beyond_s = (self.had - (f64::from(limit) - one).max(0.0)) / a_second;
+        if beyond_s <= 0.0 {
+            return Ok(());
+        }
+        let wait = Duration::from_secs_f64(beyond_s.min(LONGEST_WAIT.as_secs_f64()));
+        Err(Spent { limit, what, wait })
     }
 }
 
@@ -86,21 +98,12 @@ impl Allowances {
             if let Some(limit) = limits.in_flight.filter(|limit| *in_flight >= *limit) {
                 return Err(Spent { limit, what: "requests in flight", wait: Duration::from_secs(1) });
             }
-            // One more must fit whole; of tokens nobody knows yet how many there will be.
-            for (bucket, limit, what, one) in [
-                (&mut *requests, limits.requests_per_minute, "requests in a minute", 1.0),
-                (&mut *tokens, limits.tokens_per_minute, "tokens in a minute", 0.0),
-            ] {
-                let Some(limit) = limit else { continue };
-                bucket.refill(limit, now);
-                if let Some(wait) = bucket.wait(limit, (f64::from(limit) - one).max(0.0)) {
-                    return Err(Spent { limit, what, wait });
-                }
-            }
+            requests.look(limits.requests_per_minute, ("requests in a minute", 1.0), now)?;
+            tokens.look(limits.tokens_per_minute, (TOKENS, 0.0), now)?;
             requests.had += 1.0;
             *in_flight += 1;
         }
-        Ok(Some(Allowance { account, counted: 0 }))
+        Ok(Some(Allowance { account, tokens_per_minute: limits.tokens_per_minute, counted: 0 }))
     }
 
     fn account(&self, tenant: u64, now: Duration) -> Arc<Account> {
@@ -123,11 +126,28 @@ impl Allowances {
 #[derive(Debug)]
 pub struct Allowance {
     account: Arc<Account>,
+    tokens_per_minute: Option<u32>,
     /// Tokens.
     counted: usize,
 }
 
 impl Allowance {
+    /// Whether tokens count.
+    #[must_use]
+    pub fn counts_tokens(&self) -> bool {
+        self.tokens_per_minute.is_some()
+    }
+
+    /// Its prompt has so many, as is known `now`; others that came with it may have had all that was left.
+    ///
+    /// # Errors
+    /// [`Spent`].
+    pub fn begin(&mut self, tokens: usize, now: Duration) -> Result<(), Spent> {
+        self.account.lock().tokens.look(self.tokens_per_minute, (TOKENS, 0.0), now)?;
+        self.count(tokens);
+        Ok(())
+    }
+
     /// It has so many more.
     pub fn count_more(&mut self, tokens: usize) {
         self.count(self.counted + tokens);
@@ -135,9 +155,11 @@ impl Allowance {
 
     /// It has so many tokens, as far as is known.
     pub fn count(&mut self, tokens: usize) {
-        let mut had = self.account.lock();
-        had.tokens.had = (had.tokens.had + tokens as f64 - self.counted as f64).max(0.0);
-        self.counted = tokens;
+        if self.counts_tokens() {
+            let mut had = self.account.lock();
+            had.tokens.had = (had.tokens.had + tokens as f64 - self.counted as f64).max(0.0);
+            self.counted = tokens;
+        }
     }
 }
 
@@ -194,13 +216,41 @@ mod tests {
         let mut second = allowances.ask(&key, NOW).unwrap().unwrap();
         second.count(20);
         let spent = allowances.ask(&key, NOW).unwrap_err();
-        assert_eq!((spent.what, spent.wait), ("tokens in a minute", Duration::from_secs(10)));
+        assert_eq!((spent.what, spent.wait), (TOKENS, Duration::from_secs(10)));
         // Its prompt was shorter than it looked.
         second.count(5);
         assert!(allowances.ask(&key, NOW).is_ok());
         second.count(6_000);
         assert_eq!(allowances.ask(&key, NOW).unwrap_err().wait, LONGEST_WAIT);
         assert!(allowances.ask(&key, after(5_989)).is_err() && allowances.ask(&key, after(5_991)).is_ok());
+    }
+
+    #[test]
+    fn those_that_come_together_do_not_all_get_what_is_left() {
+        let allowances = Allowances::default();
+        let key = grant(1, KeyLimits { tokens_per_minute: Some(60), ..NOTHING });
+        let ask = || allowances.ask(&key, NOW).unwrap().unwrap();
+        let (mut one, mut two) = (ask(), ask());
+        one.begin(100, NOW).unwrap();
+        assert_eq!(two.begin(1, NOW).unwrap_err().what, TOKENS);
+    }
+
+    #[test]
+    fn what_was_had_without_a_limit_does_not_count_for_a_later_one() {
+        let allowances = Allowances::default();
+        let minute = |requests, tokens| KeyLimits {
+            requests_per_minute: requests,
+            tokens_per_minute: tokens,
+            in_flight: None,
+        };
+        for _ in 0..100 {
+            allowances.ask(&grant(1, minute(None, Some(1_000_000))), NOW).unwrap().unwrap().count(5);
+        }
+        for _ in 0..2 {
+            allowances.ask(&grant(1, minute(Some(2), None)), NOW).unwrap().unwrap().count(5_000);
+        }
+        assert!(allowances.ask(&grant(1, minute(Some(2), None)), NOW).is_err());
+        allowances.ask(&grant(1, minute(None, Some(10))), NOW).unwrap();
     }
 
     #[test]

@@ -47,7 +47,11 @@ async fn answer<B: RequestBody>(
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),
         Some(understanding) => match unless_cut_off(app, understood(app, request, understanding)).await {
             Ok(parsed) => {
-                recorder.has_read(&parsed);
+                if let Err(error) = recorder.has_read(&parsed) {
+                    let error = RequestError::from(error);
+                    recorder.fail(&error);
+                    return error.response_at(endpoint);
+                }
                 if let Some(every) = app.settings.stream_keep_alive.limit()
                     && keep_alive::is_for(&parsed, endpoint).await
                 {
@@ -81,7 +85,7 @@ fn allowed<B>(
     recorder: &mut Recorder,
 ) -> Result<(), RequestError> {
     let Some(grant) = app.keys.authorize(endpoint, request.headers_mut())? else { return Ok(()) };
-    if endpoint.understanding().is_some() {
+    if endpoint.understanding().is_some() && Routes::takes(endpoint, request.method()) {
         recorder.allow(app.allowances.ask(&grant, app.now())?);
     }
     request.extensions_mut().insert(grant);

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use router_core::{Lease, Worker};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::dispatch::{Begun, Times, attempts};
 use super::exchange::is_event_stream;
@@ -34,6 +34,7 @@ use crate::openai::continuation::tokens::Next;
 use crate::openai::continuation::{Kind, ends};
 use crate::openai::members::Members;
 use crate::routes::Endpoint;
+use crate::templates::Messages;
 use crate::transport::{TransportError, WorkerRequest};
 
 /// Who says of their models that they are theirs, takes `continue_final_message`.
@@ -269,15 +270,22 @@ impl Continuing {
     async fn messages_go_on(&mut self, members: &Members, reading: &Reading) -> bool {
         let Self { app, request, retries, given, times, .. } = &*self;
         let model = reading.model.as_deref().unwrap_or_default();
-        if app.templates.go_on(model) {
-            return true;
+        let known = || app.templates.of(model, app.now());
+        if let Some(known) = known() {
+            return known != Messages::End;
         }
         let asked = (request, members, given);
-        let told = in_tokens::messages_go_on(app, asked, (reading, retries.among()), times.1).await;
-        if told == Some(true) {
-            app.templates.note(model);
-        }
-        told.unwrap_or(true)
+        let among = (reading, retries.among());
+        let asking = async {
+            let _one = app.templates.asking.lock().await;
+            match known() {
+                Some(known) => known,
+                None => in_tokens::messages(app, asked, among, times.1).await,
+            }
+        };
+        // As long as the one before may take, and this one.
+        let told = timeout(2 * in_tokens::MESSAGES_ASKED_FOR, asking).await;
+        told != Ok(Messages::End)
     }
 
     /// Who would take the beginning of an answer for a turn that has ended, or does not tell tokens, is not asked.

@@ -25,6 +25,7 @@ use crate::openai::continuation::tokens::{
 };
 use crate::openai::members::Members;
 use crate::payload::Payload;
+use crate::templates::Messages;
 use crate::transport::WorkerRequest;
 
 /// Who says of their models that they are theirs, tells tokens as this asks for them.
@@ -36,6 +37,10 @@ const MOST_ASKED: usize = 3;
 const MOST_DRAWN: usize = 8;
 /// How long one has for all that it is asked: some milliseconds are needed.
 const ASKED_FOR: Duration = Duration::from_secs(5);
+/// And all of them together, where it is asked how messages are written: the stream stands still meanwhile, and most go on.
+pub(super) const MESSAGES_ASKED_FOR: Duration = Duration::from_secs(1);
+/// How many tokens at the end of a text are compared: a template may end a turn with one that texts end with as well, such as a line's end.
+const COMPARED_TOKENS: usize = 3;
 /// Of an answer: a million tokens and more.
 const MOST_BYTES: usize = 16 << 20;
 
@@ -61,21 +66,26 @@ pub(super) async fn rest(
     None
 }
 
-/// Whether a chat is written so that what has been `given` of its answer can be gone on with as a message; `None` if nobody tells.
-pub(super) async fn messages_go_on(
+/// How the messages of a chat's model are written, as what has been `given` of this answer shows; and remembers it, if it shows it.
+pub(super) async fn messages(
     app: &App,
     (request, body, given): Asked<'_>,
     (reading, among): (&Reading, Among<'_>),
     deadline: Instant,
-) -> Option<bool> {
+) -> Messages {
+    let deadline = deadline.min(Instant::now() + MESSAGES_ASKED_FOR);
+    let (mut messages, mut is_sure) = (Messages::Untold, true);
     for upstream in engines(app, reading, among) {
         let engine = Engine { upstream: &upstream, request };
-        let told = within(deadline, engine.messages_go_on(given, body)).await;
-        if told.is_some() {
-            return told;
+        if let Some(told) = within(deadline, engine.messages(given, body)).await {
+            (messages, is_sure) = told;
+            break;
         }
     }
-    None
+    if is_sure {
+        app.templates.note(reading.model.as_deref().unwrap_or_default(), messages, app.now());
+    }
+    messages
 }
 
 /// A request, what it is made of, and what has been given in answer.
@@ -92,6 +102,12 @@ fn engines(app: &App, reading: &Reading, among: Among<'_>) -> Vec<Arc<Upstream>>
     let mut workers = Decider::least_busy(&roster.snapshot, &reading.view(), may, most);
     workers.shuffle(&mut rand::rng());
     workers.iter().take(MOST_ASKED).filter_map(|worker| roster.upstream(worker)).collect()
+}
+
+/// Whether a chat ends with a text. Its first token may be another one there, behind what is before it.
+fn tokens_end_alike(chat: &[u32], text: &[u32]) -> bool {
+    let count = COMPARED_TOKENS.min(text.len().saturating_sub(1)).max(1);
+    text.len() >= count && chat.ends_with(&text[text.len() - count..])
 }
 
 /// What is told before `deadline`, and before one engine's time is over.
@@ -129,21 +145,23 @@ impl Engine<'_> {
         Some((COMPLETIONS, body, seam))
     }
 
-    /// Whether the chat with what has been given ends where that ends. Some templates leave out white space at its end.
-    async fn messages_go_on(&self, given: &Given, body: &Members) -> Option<bool> {
+    /// Whether the chat with what has been given ends where that ends, and whether so much was given that another answer would show the same. Some templates leave out
+    /// white space at its end.
+    async fn messages(&self, given: &Given, body: &Members) -> Option<(Messages, bool)> {
         let text = written(given, MARKS[0])?;
         let told = self.ask(chat_question(body, Some(given))?);
         let (told, written) = tokio::join!(told, self.ask(text_question(body, &text)));
-        let (last, written) = (told?.tokens.last().copied()?, written?.tokens);
-        if written.last() == Some(&last) {
-            return Some(true);
-        }
+        let (told, written) = (told?.tokens, written?.tokens);
+        let mut ends_alike = tokens_end_alike(&told, &written);
         let trimmed = text.trim_end();
-        if trimmed.len() == text.len() {
-            return Some(false);
+        if !ends_alike && trimmed.len() < text.len() && !trimmed.is_empty() {
+            ends_alike = tokens_end_alike(&told, &self.ask(text_question(body, trimmed)).await?.tokens);
         }
-        let written = self.ask(text_question(body, trimmed)).await?.tokens;
-        Some(written.last().is_none_or(|token| *token == last))
+        let messages = if ends_alike { Messages::GoOn } else { Messages::End };
+        let is_sure = written.len() > COMPARED_TOKENS && !trimmed.is_empty();
+        // One token may be another one behind a chat.
+        let is_told = ends_alike || written.len() > 1 && !trimmed.is_empty();
+        Some(if is_told { (messages, is_sure) } else { (Messages::Untold, false) })
     }
 
     /// What the model has around its thoughts.
@@ -166,5 +184,28 @@ impl Engine<'_> {
         }
         let answer = Limited::new(response.into_body(), MOST_BYTES).collect().await.ok()?;
         serde_json::from_slice(&answer.to_bytes()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tokens_end_alike;
+
+    #[test]
+    fn a_chat_ends_with_a_text_if_its_last_tokens_are_the_texts() {
+        for (chat, text, is_alike) in [
+            (&[9, 8, 1, 2, 3, 4][..], &[1, 2, 3, 4][..], true),
+            // Its first token is another one behind a chat.
+            (&[9, 8, 7, 2], &[1, 2], true),
+            (&[9, 8, 7], &[7], true),
+            (&[9, 8, 7], &[6], false),
+            // The turn ends with what the text ends with as well.
+            (&[9, 1, 2, 3, 5, 3], &[1, 2, 3], false),
+            (&[9, 1, 2, 3, 4, 0], &[1, 2, 3, 4], false),
+            (&[9], &[], false),
+            (&[3], &[1, 2, 3], false),
+        ] {
+            assert_eq!(tokens_end_alike(chat, text), is_alike, "{chat:?} {text:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! A recorder goes along with its request from the first stage on. Dropped without an outcome, it records that the
 //! client has left.
 
+mod said;
 mod spans;
 
 use std::sync::Arc;
@@ -15,11 +16,12 @@ use router_core::request::Answer;
 use router_core::telling::{Found, Listener as _, Word};
 use router_core::{Decided, Leg, Trial, Worker};
 
+use self::said::SaidSoFar;
 use super::parse::{Extent, Parsed, Reading};
 use super::retries::Cause;
 use crate::app::App;
 use crate::error::{Blame, RequestError};
-use crate::keys::allowances::Allowance;
+use crate::keys::allowances::{Allowance, Spent};
 use crate::kv_events::{Followed, Follower, SESSION_ID};
 use crate::metrics::AttemptOutcome;
 use crate::openai::usage::{ReplyTail, ReportedUsage, Words};
@@ -73,6 +75,8 @@ pub struct Recorder {
     in_background: bool,
     /// Of its key, if that has limits.
     allowance: Option<Allowance>,
+    /// Of the reply, where its tokens count and nobody may say how many there are.
+    said: SaidSoFar,
     /// Where they are sent somewhere, and the request is among those whose are.
     spans: Option<Box<RequestSpans>>,
 }
@@ -106,6 +110,7 @@ impl Recorder {
             recorded: false,
             in_background: false,
             allowance: None,
+            said: SaidSoFar::default(),
             spans: None,
         }
     }
@@ -116,11 +121,13 @@ impl Recorder {
     }
 
     /// All of the request is there.
-    pub fn has_read(&mut self, parsed: &Parsed) {
-        if let Some(allowance) = &mut self.allowance {
-            allowance.count(parsed.reading.prompt_tokens);
-        }
+    ///
+    /// # Errors
+    /// When its key has had all that it may meanwhile.
+    pub fn has_read(&mut self, parsed: &Parsed) -> Result<(), Spent> {
         self.tell_that_it_is_read(parsed);
+        let Some(allowance) = &mut self.allowance else { return Ok(()) };
+        allowance.begin(parsed.reading.prompt_tokens, self.app.now())
     }
 
     /// Nobody waits for it: how long it takes is in no metric of those that somebody does wait for.
@@ -286,6 +293,9 @@ impl Recorder {
         }
         self.last_piece = Some(now);
         self.pieces += 1;
+        if self.allowance.as_ref().is_some_and(Allowance::counts_tokens) {
+            self.said.add(piece);
+        }
         self.tail.push(piece);
     }
 
@@ -370,7 +380,7 @@ impl Recorder {
         }
         self.trial = None;
         if let Some(allowance) = &mut self.allowance {
-            allowance.count_more(self.pieces);
+            allowance.count_more(self.said.tokens(None, &self.app.ratios));
         }
         self.record(outcome, Some(usage));
     }
@@ -451,16 +461,15 @@ impl Recorder {
         self.app.decider.answered(worker, tokens);
     }
 
-    /// What the request has taken counts for its key, and it is over.
+    /// What the request has taken counts for its key, and it is over. What failed took nothing.
     fn count(&mut self, usage: Option<&ReportedUsage>, reading: &Reading) {
         let Some(mut allowance) = self.allowance.take() else { return };
-        let prompt = usage.map_or(reading.prompt_tokens, |usage| usage.prompt_tokens as usize);
-        let answer = match usage {
-            Some(usage) => usage.completion_tokens as usize,
-            None if self.says_each_token(reading) => self.pieces,
-            None => 0,
-        };
-        allowance.count(prompt + answer);
+        let has_failed = self.status.is_some_and(|status| !status.is_success());
+        allowance.count(match usage {
+            _ if has_failed => 0,
+            Some(usage) => usage.prompt_tokens as usize + usage.completion_tokens as usize,
+            None => reading.prompt_tokens + self.said.tokens(reading.model.as_deref(), &self.app.ratios),
+        });
     }
 
     /// The request was not answered by a worker.

@@ -296,6 +296,26 @@ async fn a_key_gets_no_more_than_it_may() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tokens_that_nobody_tells_count_and_those_of_failures_do_not() {
+    let long = format!(r#"{{"text":"{}"}}"#, "a word ".repeat(2_000));
+    for (reply, allowed, answered) in [
+        (sse_reply(&[r#"{"choices":[]}"#; 600]), 2, 200),
+        (json_reply(200, &long), 1, 200),
+        (json_reply(400, &long), 5, 400),
+    ] {
+        let worker = MockWorker::answering(&["m"], reply).await;
+        let keys = TestFile::new("short tokens-per-minute=1000\n");
+        let router = Router::start(&[&workers(&[&worker]), &keys.flag("api-key-file")]).await;
+        let mut statuses = Vec::new();
+        for _ in 0..5 {
+            statuses.push(with(&router, &["Bearer short"], "POST", PATH).await.status);
+        }
+        let expected: Vec<_> = (0..5).map(|number| if number < allowed { answered } else { 429 }).collect();
+        assert_eq!(statuses, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_may_have_so_many_requests_at_once() {
     let ends = Arc::new(Notify::new());
     let waits = Arc::clone(&ends);

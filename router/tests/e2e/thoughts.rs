@@ -219,6 +219,12 @@ fn ends_messages(seen: &Seen) -> Vec<Act> {
     }
 }
 
+/// How often an engine was to go on with a message.
+fn asked_for_messages(mocks: &[MockWorker; 2]) -> usize {
+    let asked = mocks.iter().flat_map(MockWorker::seen).filter(|seen| seen.path == CHAT);
+    asked.filter(|seen| String::from_utf8_lossy(&seen.body).contains("continue_final_message")).count()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn where_a_template_ends_what_has_begun_the_rest_is_asked_for_in_tokens() {
     let mocks =
@@ -236,6 +242,7 @@ async fn where_a_template_ends_what_has_begun_the_rest_is_asked_for_in_tokens() 
         |event: Value| event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned();
     assert_eq!(events.map(content).collect::<String>(), ANSWER, "{told}");
     assert!(reply.whole && told.contains("[DONE]") && !told.contains("Another"), "{told}");
+    assert!(asked_for_messages(&mocks) == 0);
     // A completion knows no calls.
     let refused = ask(json!([{"type": "function", "function": {"name": "look"}}])).await;
     assert!(!refused.whole && refused.text().contains("has only begun"), "{}", refused.text());
