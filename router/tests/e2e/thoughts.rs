@@ -296,6 +296,24 @@ async fn a_model_whose_answers_have_marks_of_their_own_is_not_gone_on_with_in_to
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_thought_that_ends_with_the_last_token_allowed_is_all_that_is_told() {
+    let mocks = [MockWorker::start(&[MODEL], answers).await, MockWorker::start(&[MODEL], answers).await];
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    // The thought, the line's end behind it, and its mark.
+    let whole = THOUGHT.len() + 2;
+    for (most, finish, is_answered) in [(whole, "length", false), (whole + 1, "stop", true)] {
+        let body = json!({"model": MODEL, "stream": true, "max_tokens": most,
+            "messages": [{"role": "user", "content": "3"}]});
+        let reply = router.post(CHAT, &body.to_string()).await;
+        let told = reply.text();
+        assert!(reply.whole && told.ends_with("data: [DONE]\n\n") && !told.contains("\"error\""), "{told}");
+        assert!(told.contains(&format!("\"finish_reason\":\"{finish}\"")), "{told}");
+        assert_eq!(told.contains("\"content\":\"T\""), is_answered, "{told}");
+    }
+    assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn where_nobody_tells_tokens_a_thought_ends_with_an_error() {
     let mute = |seen: &Seen| match &*seen.path {
         "/tokenize" => vec![Act::Write(json_reply(404, "{}"))],

@@ -35,6 +35,8 @@ struct Completion {
     names: ThoughtNames,
     /// The token behind which the thought is over, and something else is to be asked for.
     end: Option<u32>,
+    /// Tokens that it may have yet.
+    left: u64,
 }
 
 /// What of the rest goes to the client.
@@ -67,9 +69,13 @@ impl Seam {
     }
 
     /// A part of a chat's answer that comes as a completion, up to a token if it is a thought.
-    pub(super) fn in_tokens(given: &Given, (part, end): (Part, Option<u32>), prompt_tokens: u64) -> Self {
+    pub(super) fn in_tokens(
+        given: &Given,
+        (part, end): (Part, Option<u32>),
+        (prompt_tokens, left): (u64, u64),
+    ) -> Self {
         let names = given.thought_names();
-        let completion = Completion { part, names, end };
+        let completion = Completion { part, names, end, left };
         Self {
             kind: Kind::Completions,
             completion: Some(completion),
@@ -118,7 +124,7 @@ impl Seam {
 
     /// A completion's event as one of a chat.
     fn as_chat(&mut self, line: &[u8]) -> Option<Told> {
-        let completion = self.completion.as_ref()?;
+        let completion = self.completion.as_mut()?;
         let mut event: Value = serde_json::from_slice(line.strip_prefix(b"data:")?).ok()?;
         event.as_object()?;
         let mut choices = Vec::new();
@@ -129,9 +135,13 @@ impl Seam {
             let delta = completion.delta(choice["text"].as_str()?);
             if completion.part == Part::Thought && !delta.is_empty() {
                 self.thought_tokens += 1;
+                completion.left = completion.left.saturating_sub(1);
             }
             let mut finish = choice["finish_reason"].clone();
-            if thought_is_over {
+            if thought_is_over && completion.left <= 1 {
+                // Its end was the last token that it might have: there is nothing else to be asked for.
+                (finish, thought_is_over) = ("length".into(), false);
+            } else if thought_is_over {
                 finish.take();
             }
             if delta.is_empty() && finish.is_null() {

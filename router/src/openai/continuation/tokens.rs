@@ -240,7 +240,7 @@ impl InTokens<'_> {
             write!(added, ",\"stop_token_ids\":[{end}]").ok()?;
         }
         let part = if next == Next::Thought { Part::Thought } else { Part::Answer };
-        let seam = Seam::in_tokens(given, (part, end), self.chat.tokens.len() as u64);
+        let seam = Seam::in_tokens(given, (part, end), (self.chat.tokens.len() as u64, most));
         Some((body.with_others(&added, Others::Only(&IN_COMPLETIONS)), seam))
     }
 
