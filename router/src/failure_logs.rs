@@ -1,6 +1,5 @@
 //! Keeps a failing worker from filling the log.
 
-use std::fmt;
 use std::hash::Hash;
 use std::time::Duration;
 
@@ -17,12 +16,6 @@ pub struct FailureLogs {
 impl Default for FailureLogs {
     fn default() -> Self {
         Self { lines: Rate::new(Duration::from_secs(1)) }
-    }
-}
-
-impl fmt::Debug for FailureLogs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FailureLogs").finish_non_exhaustive()
     }
 }
 

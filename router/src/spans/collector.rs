@@ -4,9 +4,9 @@
 //! shows none of the workers' keys. What the collector wants to be shown stands in OTEL_EXPORTER_OTLP_HEADERS.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -28,7 +28,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::SpansError;
-use crate::failure_logs::FailureLogs;
+use super::trouble::Trouble;
 use crate::keys::WorkerKeys;
 use crate::transport::{Connector, HttpTransport, Transport, TransportError, WorkerRequest};
 
@@ -109,7 +109,9 @@ pub struct Collector {
     address: CollectorAddress,
     transport: Arc<HttpTransport>,
     runtime: Handle,
-    logs: Arc<FailureLogs>,
+    /// Why it could not be asked: OpenTelemetry's exporter says no more than that it was so.
+    why: Arc<Mutex<Option<String>>>,
+    rejects: Trouble,
     rejected: Option<IntCounter>,
 }
 
@@ -132,8 +134,14 @@ impl Collector {
         let connector = Connector::new(connect_timeout, authorities, WorkerKeys::default());
         let id = WorkerId::new("collector");
         let transport = connector.transport(&WorkerSpec::new(id, address.origin.clone()))?;
-        let (transport, logs) = (Arc::new(transport), Arc::default());
-        Ok(Self { address, transport, runtime: Handle::current(), logs, rejected: None })
+        Ok(Self {
+            address,
+            transport: Arc::new(transport),
+            runtime: Handle::current(),
+            why: Arc::default(),
+            rejects: Trouble::default(),
+            rejected: None,
+        })
     }
 
     /// What sends spans there, and a count of those that it has not sent yet.
@@ -147,7 +155,7 @@ impl Collector {
         {
             return Err(SpansError::Headers { name });
         }
-        let (logs, waiting) = (Arc::clone(&self.logs), Arc::<AtomicUsize>::default());
+        let (why, waiting) = (Arc::clone(&self.why), Arc::<AtomicUsize>::default());
         let collector = self.address.origin.clone();
         self.rejected = Some(counters.rejected.clone());
         let otlp = opentelemetry_otlp::SpanExporter::builder()
@@ -156,8 +164,8 @@ impl Collector {
             .with_endpoint(format!("{}{}", self.address.origin, self.address.path))
             .with_http_client(self)
             .build()?;
-        let exporter =
-            Exporter { otlp, collector, counters: counters.clone(), waiting: Arc::clone(&waiting), logs };
+        let (counters, trouble) = (counters.clone(), Trouble::default());
+        let exporter = Exporter { otlp, collector, counters, waiting: Arc::clone(&waiting), why, trouble };
         Ok((exporter, waiting))
     }
 
@@ -167,8 +175,9 @@ impl Collector {
         let Some(told) = told.and_then(|told| told.partial_success) else { return };
         let rejected = u64::try_from(told.rejected_spans).unwrap_or(0);
         self.rejected.iter().for_each(|counter| counter.inc_by(rejected));
-        if (rejected > 0 || !told.error_message.is_empty()) && self.logs.allow(&"rejected") {
-            let (collector, why) = (&self.address.origin, told.error_message);
+        let why = told.error_message;
+        if (rejected > 0 || !why.is_empty()) && self.rejects.is_news(&why, Instant::now()) {
+            let collector = &self.address.origin;
             tracing::warn!(collector, rejected, why, "spans were not kept");
         }
     }
@@ -198,9 +207,7 @@ impl HttpClient for Collector {
                 Ok(answer)
             }
             Err(error) => {
-                if self.logs.allow(&"collector") {
-                    tracing::warn!(collector = self.address.origin, %error, "the collector cannot be asked");
-                }
+                *self.why.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
                 Err(error.into())
             }
         }
@@ -214,7 +221,8 @@ pub(super) struct Exporter {
     collector: String,
     counters: SpanCounters,
     waiting: Arc<AtomicUsize>,
-    logs: Arc<FailureLogs>,
+    why: Arc<Mutex<Option<String>>>,
+    trouble: Trouble,
 }
 
 impl SpanExporter for Exporter {
@@ -224,10 +232,20 @@ impl SpanExporter for Exporter {
         self.waiting.fetch_sub(spans, Ordering::Relaxed);
         let counter = if exported.is_ok() { &self.counters.sent } else { &self.counters.failed };
         counter.inc_by(spans as u64);
-        if let Err(error) = &exported
-            && self.logs.allow(&"spans")
-        {
-            tracing::warn!(collector = self.collector, spans, %error, "spans could not be sent");
+        let why = self.why.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let collector = &self.collector;
+        match &exported {
+            Ok(()) => {
+                if self.trouble.ends() {
+                    tracing::info!(collector, "spans are sent again");
+                }
+            }
+            Err(error) => {
+                let why = why.unwrap_or_else(|| error.to_string());
+                if self.trouble.is_news(&why, Instant::now()) {
+                    tracing::warn!(collector, spans, why, "spans cannot be sent");
+                }
+            }
         }
         exported
     }

@@ -6,6 +6,7 @@
 mod attempt;
 pub mod collector;
 mod request;
+mod trouble;
 
 use std::mem;
 use std::time::Duration;

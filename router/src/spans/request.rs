@@ -222,7 +222,7 @@ impl RequestSpans {
     }
 }
 
-/// What a request failed of, without what its client has written: of workers that could not be asked their kind alone.
+/// What a request failed of, without what its client has written: what a worker failed of in full, and of all else the kind alone.
 pub fn in_short(error: &RequestError) -> String {
     match error {
         RequestError::Worker { .. } | RequestError::Unreachable { .. } => error.to_string(),
