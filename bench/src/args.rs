@@ -13,6 +13,7 @@ use crate::arrivals::{Arrivals, Burstiness, RampStrategy};
 use crate::knee::KneeArgs;
 use crate::overhead::args::OverheadArgs;
 use crate::simulate::args::SimulateArgs;
+use crate::size::SizeArgs;
 use crate::soak::SoakArgs;
 use crate::statistics::Goodput;
 use crate::sweep::SweepArgs;
@@ -43,6 +44,8 @@ pub enum Command {
     Soak(SoakArgs),
     /// Ask what a policy would do: the router's own decisions over simulated workers, on a trace
     Simulate(Box<SimulateArgs>),
+    /// Ask how many workers a policy needs for some traffic, or how much traffic it carries with some workers; simulated
+    Size(Box<SizeArgs>),
 }
 
 /// Everything `bench serve` takes.

@@ -2,8 +2,8 @@
 //!
 //! The path of a run, in order: [`args`] → [`dataset`] → [`arrivals`] → [`run`] (over [`client`]) →
 //! [`record`] → [`statistics`] → [`report`]. [`sweep`] and [`knee`] are many such runs. [`overhead`] and [`soak`] are other measurements, of
-//! routers. [`simulate`] runs the router's and the worker's own cores on a clock of its own; nothing else here knows their
-//! insides: it speaks HTTP like any client.
+//! routers. [`simulate`] runs the router's and the worker's own cores on a clock of its own, and [`size`] looks for a fleet with it; nothing else
+//! here knows their insides: it speaks HTTP like any client.
 
 pub mod args;
 pub mod arrivals;
@@ -18,6 +18,7 @@ pub mod record;
 pub mod report;
 pub mod run;
 pub mod simulate;
+pub mod size;
 pub mod soak;
 pub mod sse;
 pub mod statistics;

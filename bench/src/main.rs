@@ -16,6 +16,7 @@ fn main() -> ExitCode {
             .map(|knee| knee.steps.iter().any(|step| step.summary.statistics.completed_requests > 0)),
         Command::Overhead(args) => bench::overhead::overhead(&args).map(|report| report.success_count() > 0),
         Command::Simulate(args) => bench::simulate::simulate(&args).map(|simulations| simulations > 0),
+        Command::Size(args) => bench::size::size(&args).map(|found| !found.is_empty()),
         Command::Soak(args) => bench::soak::soak(&args).map(|report| report.answered > 0),
     };
     match outcome {

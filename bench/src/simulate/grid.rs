@@ -139,6 +139,20 @@ impl Cell<'_> {
         Some(*self.floor.get_or_init(floor))
     }
 
+    /// The same with `workers` of them.
+    #[must_use]
+    pub fn with_workers(&self, workers: usize) -> Self {
+        Self { workers, saturated: OnceLock::new(), floor: OnceLock::new(), ..self.clone() }
+    }
+
+    /// What becomes of its requests where time passes `time_scale` times as slowly between them as in the workload. Not for the plain
+    /// engine, whose speed is set by the load.
+    #[must_use]
+    pub fn outcome(&self, contender: &Contender, time_scale: f64, tick: &mut dyn FnMut()) -> Outcome {
+        let engines = self.engines(Some(self.workload.duration_s() * time_scale));
+        run(self.setup(contender, time_scale), engines, tick)
+    }
+
     fn setup<'b>(&'b self, contender: &'b Contender, time_scale: f64) -> Setup<'b> {
         let Cell { workload, blocks, adapter_places, apart, routers, background, seed, .. } = *self;
         let at_ns = |share: f64| nanoseconds(workload.duration_s() * time_scale * share);
@@ -209,9 +223,7 @@ impl<'a> Job<'a> {
             }
             EngineKind::Preset(..) => {
                 let saturated = cell.saturated_rps(&mut || {}).unwrap_or(1.0);
-                let scale = workload.rate() / (load * saturated);
-                let engines = cell.engines(Some(workload.duration_s() * scale));
-                run(cell.setup(contender, scale), engines, tick)
+                cell.outcome(contender, workload.rate() / (load * saturated), tick)
             }
         }
     }
@@ -225,46 +237,71 @@ pub fn run_all<'a>(
     tick: &(dyn Fn(u64) + Sync),
     emit: &mut (dyn FnMut(Row<'a>) + Send),
 ) {
-    struct Pending<'r, 'a> {
-        rows: Vec<Option<Row<'a>>>,
+    let work = |number: usize| {
+        let job = jobs[number];
+        let mut count = Ticks::new(tick);
+        job.cell.saturated_rps(&mut || count.tick());
+        job.run(objective, &mut || count.tick())
+    };
+    in_turn(jobs.len(), threads, &work, emit);
+}
+
+/// Does `work` for each number below `count` on `threads` threads, and hands what it gives to `emit` in the order of the numbers, each as soon as
+/// its turn has come.
+pub fn in_turn<T: Send>(
+    count: usize,
+    threads: usize,
+    work: &(dyn Fn(usize) -> T + Sync),
+    emit: &mut (dyn FnMut(T) + Send),
+) {
+    struct Pending<'r, T> {
+        done: Vec<Option<T>>,
         emitted: usize,
-        emit: &'r mut (dyn FnMut(Row<'a>) + Send),
+        emit: &'r mut (dyn FnMut(T) + Send),
     }
-    let pending = Mutex::new(Pending { rows: vec![None; jobs.len()], emitted: 0, emit });
+    let pending = Mutex::new(Pending { done: (0..count).map(|_| None).collect(), emitted: 0, emit });
     let next = AtomicUsize::new(0);
-    let work = || {
+    let take = || {
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(job) = jobs.get(number) else { return };
-            let mut count = Ticks { told: tick, count: 0 };
-            job.cell.saturated_rps(&mut || count.tick());
-            let row = job.run(objective, &mut || count.tick());
+            if number >= count {
+                return;
+            }
+            let done = work(number);
             let mut pending = pending.lock().unwrap_or_else(PoisonError::into_inner);
-            pending.rows[number] = Some(row);
-            while let Some(Some(row)) = pending.rows.get(pending.emitted).cloned() {
-                pending.emitted += 1;
-                (pending.emit)(row);
+            let Pending { done: waiting, emitted, emit } = &mut *pending;
+            waiting[number] = Some(done);
+            while let Some(done) = waiting.get_mut(*emitted).and_then(Option::take) {
+                *emitted += 1;
+                emit(done);
             }
         }
     };
     std::thread::scope(|scope| {
         for _ in 1..threads.max(1) {
-            scope.spawn(work);
+            scope.spawn(take);
         }
-        work();
+        take();
     });
 }
 
 /// Tells of requests by the thousand, since telling costs more than counting.
-struct Ticks<'a> {
+pub struct Ticks<'a> {
     told: &'a (dyn Fn(u64) + Sync),
     count: u64,
 }
 
-impl Ticks<'_> {
+impl<'a> Ticks<'a> {
     const AT_ONCE: u64 = 1_000;
 
-    fn tick(&mut self) {
+    /// None so far.
+    #[must_use]
+    pub fn new(told: &'a (dyn Fn(u64) + Sync)) -> Self {
+        Self { told, count: 0 }
+    }
+
+    /// One more.
+    pub fn tick(&mut self) {
         self.count += 1;
         if self.count == Self::AT_ONCE {
             (self.told)(std::mem::take(&mut self.count));

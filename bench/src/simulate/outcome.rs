@@ -171,6 +171,20 @@ impl Outcome {
         (last - first) as f64 / 1e9
     }
 
+    /// Arrivals a second, from the first to the last: those of the workload, or fewer where requests wait for the end of others.
+    #[must_use]
+    pub fn arrivals_per_s(&self) -> f64 {
+        let times = || self.records.iter().map(|record| record.arrived_ns);
+        let span_ns = times().max().unwrap_or(0) - times().min().unwrap_or(0);
+        self.records.len() as f64 / (span_ns as f64 / 1e9).max(1e-9)
+    }
+
+    /// Of the requests, the share within the objective.
+    #[must_use]
+    pub fn good_share(&self, workload: &Workload, objective: Objective) -> f64 {
+        self.good(workload, objective) as f64 / self.records.len().max(1) as f64
+    }
+
     fn good(&self, workload: &Workload, objective: Objective) -> usize {
         let is_good = |record: &Record, output_tokens: u32| {
             let ttft_ms = (record.first_ns - record.arrived_ns) as f64 / 1e6;

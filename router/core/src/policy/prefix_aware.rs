@@ -1,6 +1,6 @@
 //! The least expected waiting, for this request and for those whom it makes wait: ours, and the default.
 //!
-//! `cost = W + x + M + P + ⅔·{x·[Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω/3·A + p·[R·(a + c·prompt) + a·R + c·K]} − V`, in seconds:
+//! `cost = W + x + M + P + ⅔·{x·[Q + β·(λ/N)·(W + x/2)·(1 + q̄) + ω·A] + D·ω/5·A + p·[R·(a + c·prompt) + a·R + c·K]} − V`, in seconds:
 //!
 //! | term | meaning | where it comes from |
 //! |---|---|---|
@@ -9,7 +9,7 @@
 //! | `Q` | requests without a first token there: engines compute what waits in common steps, and the first tokens of a step come at its end | ledger |
 //! | `β·(λ/N)·(W + x/2)·(1 + q̄)` | who comes while all that is computed, and waits for `x` too, unless there is a worker that nobody waits at | arrivals of late; q̄: mean requests without a first token; β: share of workers that somebody waits at |
 //! | `ω·A` | sequences that decode there: `x` delays each, a second of decode being worth ω of a second of TTFT | ledger |
-//! | `D·ω/3·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it; a third, since others that come may join it | ledger; `speed` |
+//! | `D·ω/5·A` | the fixed part of a step, which they wait for too: d, or nothing if another already waits for the next step and this one joins it; a fifth, since others that come may join it | ledger; `speed` |
 //! | `R·(a + c·prompt)` | what one more sequence of this length slows the R others down that it meets, in tokens of prefill; p is learned. R: half of those that run there now, since they are half done on average; then half of those that usually run there, half of these once more for who will come because of this request, and if it begins a session, all of them for each turn that is expected to follow | ledger; [`follow_ups`](crate::prefix::follow_ups) |
 //! | `a·R + c·K` | what they, with K tokens of context, slow this one down | ledger |
 //! | `P` | for a request with an adapter: the mean time a request stays, times the requests of other adapters that have to end until it has a place; or a quarter of it, times the square of the share of places that are taken, where it takes a free one | ledger; the engine says for how many adapters it has places |
@@ -46,7 +46,7 @@ const OTHERS_WORTH: f64 = 2.0 / 3.0;
 /// ω: a second of decode delay against a second of first-token delay.
 const DECODE_WORTH: f64 = 0.2;
 /// Share of a step's fixed part that is this request's doing, where nobody else waits for that step yet.
-const STEP_SHARE: f64 = 1.0 / 3.0;
+const STEP_SHARE: f64 = 1.0 / 5.0;
 /// a: prefill tokens that one more running request is worth to another, whatever its length. From a decode step's slope of 0.03 ms a
 /// sequence over some 300 steps, half as much again since prefills come between them, ×ω, at 0.06 ms a prefilled token.
 const RUNNING_TOKENS: f64 = 22.0;

@@ -339,7 +339,7 @@ fn prefix_aware_counts_who_is_in_line_at_a_worker_that_others_use() {
     assert_eq!(alike[0], alike[1]);
     candidates[0].line_s = 2.0;
     let costs = costs(&candidates);
-    assert!(costs[0] >= alike[0] + 2.0 && costs[1] == alike[1], "{costs:?}");
+    assert!(costs[0] > alike[0] + 1.999 && costs[1] == alike[1], "{costs:?}");
 }
 
 #[test]
