@@ -17,12 +17,13 @@ wait_for() {
     exit 1
 }
 
-# begin_workers COUNT BLOCKS: so many, each with a KV cache of so many blocks of 16 tokens
+# begin_workers COUNT BLOCKS [FLAG…]: so many, each with a KV cache of so many blocks of 16 tokens; NUMBER in a flag becomes the worker's
 begin_workers() {
     workers=$1
+    local flags=("${@:3}")
     list=
     for n in $(seq "$workers"); do
-        "$bin/worker" --backend timing:qwen3-8b --model builtin --kv-blocks "$2" --port $((28000 + n)) >/dev/null 2>&1 &
+        "$bin/worker" --backend timing:qwen3-8b --model builtin --kv-blocks "$2" --port $((28000 + n)) "${flags[@]//NUMBER/$n}" >/dev/null 2>&1 &
         pids+=($!)
         list+=,127.0.0.1:$((28000 + n))
     done

@@ -42,7 +42,7 @@ impl Msgpack {
     }
 
     fn stored(&mut self, stored: &StoredBlocks) {
-        self.map(7 + u8::from(stored.request_id.is_some()));
+        self.map(8 + u8::from(stored.request_id.is_some()));
         self.pair("type", |out| out.text("BlockStored"));
         self.pair("block_hashes", |out| out.hashes(&stored.hashes));
         self.pair("parent_block_hash", |out| match stored.parent {
@@ -56,6 +56,8 @@ impl Msgpack {
         self.pair("block_size", |out| out.whole(stored.block_tokens as u64));
         self.pair("lora_id", Self::nil);
         self.pair("medium", |out| out.text(MEDIUM));
+        // vLLM's has no default for it, so it is always there, and vllm-router reads no event without.
+        self.pair("lora_name", Self::nil);
         if let Some(id) = &stored.request_id {
             // What vLLM has got in `X-Session-ID`, by which routers find their requests.
             self.pair("session_id", |out| out.long_text(id));
@@ -174,6 +176,7 @@ mod tests {
             json!({
                 "type": "BlockStored", "block_hashes": [u64::MAX, 0x8000], "parent_block_hash": parent,
                 "token_ids": [0, 127, 128, 300, 65_536, u32::MAX], "block_size": 3, "lora_id": null, "medium": "GPU",
+                "lora_name": null,
             })
         };
         let removed = json!({"type": "BlockRemoved", "block_hashes": [u64::MAX, 0x8000], "medium": "GPU"});

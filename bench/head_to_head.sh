@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Routers as they are installed, each in turn before the same workers, which play a recorded engine (compute simulated): how long requests wait behind
+# each. A line for each run, and a table of medians. A router that is not installed is left out and named.
+#
+#   cargo build --release --workspace && bench/head_to_head.sh [ROUNDS] [ROUTER…]
+#
+# ROUTER: ours, ours-events (which follows the workers' cache events), vllm-kv (which does too), vllm-ca, sglang-ca, smg-ca, litellm, haproxy (least
+# connections); all of them by default. Environment: SERVE, what `bench serve` sends (shared prefixes); WORKERS (4); KV_BLOCKS of 16 tokens of each
+# (64000); paths in VLLM_ROUTER, SGLANG_ROUTER, SMG, LITELLM, HAPROXY. Lines are kept in LINES_FILE.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rounds=${1:-1}
+routers=("${@:2}")
+[ ${#routers[@]} -gt 0 ] || routers=(ours ours-events vllm-kv vllm-ca sglang-ca smg-ca litellm haproxy)
+serve=${SERVE:---dataset-name shared-prefix --gsp-num-groups 64 --gsp-prompts-per-group 12 --gsp-system-prompt-len 2048 --gsp-question-len 128 --gsp-output-len 128 --request-rate 12}
+port=28100
+. bench/timing_workers.sh
+lines=${LINES_FILE:-$dir/lines}
+begin_workers "${WORKERS:-4}" "${KV_BLOCKS:-64000}" --kv-events-endpoint tcp://127.0.0.1:2850NUMBER --kv-events-replay-endpoint tcp://127.0.0.1:2860NUMBER
+
+# each TEMPLATE: for every worker, NUMBER being its number
+each() { for n in $(seq "$workers"); do echo "${1//NUMBER/$n}"; done; }
+urls=$(each http://127.0.0.1:2800NUMBER | paste -sd' ')
+cat >"$dir/haproxy.cfg" <<CONFIG
+global
+    nbthread 1
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 10m
+    timeout server 10m
+listen front
+    bind 127.0.0.1:$port
+    balance leastconn
+$(each '    server wNUMBER 127.0.0.1:2800NUMBER')
+CONFIG
+cat >"$dir/litellm.yaml" <<CONFIG
+model_list:
+$(each "  - {model_name: $model, litellm_params: {model: text-completion-openai/$model, api_base: 'http://127.0.0.1:2800NUMBER/v1', api_key: none}}")
+general_settings: {dangerously_permit_weak_or_unset_master_key: true}
+litellm_settings: {request_timeout: 600}
+CONFIG
+
+# What starts a router, and what it is.
+program() {
+    case $1 in
+        ours*) echo "$bin/router" ;;
+        vllm-*) echo "${VLLM_ROUTER:-vllm-router}" ;;       # pip install vllm-router==0.1.17
+        sglang-ca) echo "${SGLANG_ROUTER:-sglang-router}" ;; # pip install sglang-router==0.3.2
+        smg-ca) echo "${SMG:-smg}" ;;                       # pip install smg==1.13.0
+        litellm) echo "${LITELLM:-litellm}" ;;              # pip install 'litellm[proxy]==1.108.7'
+        haproxy) echo "${HAPROXY:-haproxy}" ;;
+        *) echo "no router $1" >&2 && exit 2 ;;
+    esac
+}
+flags() {
+    local here="--host 127.0.0.1 --port $port"
+    local ours="$here --admin-listen 127.0.0.1:28200 --workers $list --threads 1 --log-level warn --drain-delay 0s"
+    case $1 in
+        ours) echo "$ours --engine-events off" ;;
+        ours-events) echo "$ours" ;;
+        vllm-kv) echo "$here --policy kv_aware --prometheus-port 28209 --worker-urls $urls --kv-event-model $model" \
+            "$(each '--kv-event-source http://127.0.0.1:2800NUMBER=tcp://127.0.0.1:2850NUMBER' | paste -sd' ')" ;;
+        vllm-ca) echo "$here --policy cache_aware --prometheus-port 28209 --worker-urls $urls" ;;
+        sglang-ca | smg-ca) echo "launch $here --policy cache_aware --prometheus-port 28209 --worker-urls $urls" ;;
+        litellm) echo "$here --config $dir/litellm.yaml" ;;
+        haproxy) echo "-db -f $dir/haproxy.cfg" ;;
+    esac
+}
+
+# Until the router answers, of all workers: some list no models, and some are ready before they know all workers.
+wait_for_answers() {
+    local answered=0
+    for _ in $(seq 600); do
+        if curl -sf -o "$dir/answer" "http://127.0.0.1:$port/v1/completions" -H 'content-type: application/json' \
+            -d "{\"model\": \"$model\", \"prompt\": \"ready $answered\", \"max_tokens\": 1}"; then
+            answered=$((answered + 1))
+            [ "$answered" -lt $((workers * 2)) ] || return 0
+        else
+            sleep 0.1
+        fi
+    done
+    echo "waited in vain for $1" >&2 && tail -5 "$dir/log" >&2 && exit 1
+}
+
+run() {
+    # shellcheck disable=SC2046
+    "$(program "$1")" $(flags "$1") >"$dir/log" 2>&1 &
+    router=$!
+    pids+=("$router")
+    wait_for_answers "$1"
+    forget_caches
+    # shellcheck disable=SC2086
+    "$bin/bench" serve --base-url "http://127.0.0.1:$port" --model "$model" --tokenizer worker/models/builtin $serve --disable-tqdm --output-file "$dir/out.jsonl" >"$dir/table" ||
+        { echo "failed: $1" && tail -5 "$dir/log" "$dir/table"; }
+    stop "$router"
+    line_of "$1" | tee -a "$lines"
+}
+for _ in $(seq "$rounds"); do
+    for router in "${routers[@]}"; do
+        if command -v "$(program "$router")" >/dev/null; then run "$router"; else echo "left out: $router ($(program "$router") is not there)"; fi
+    done
+done
