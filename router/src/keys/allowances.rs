@@ -8,12 +8,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{Grant, KeyLimits};
 
 /// Keys that are remembered; those that have asked for nothing of late are forgotten then.
 const MOST_KEYS: usize = 65_536;
 const TOKENS: &str = "tokens in a minute";
+/// A limit, what is left of it, and when all of it is there again.
+const REQUESTS_HEADERS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+];
+const TOKENS_HEADERS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
+];
 /// Nobody is told to come back later than that.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -69,15 +81,52 @@ impl Bucket {
             *self = Self::default();
             return Ok(());
         };
-        let a_second = f64::from(limit) / 60.0;
-        let passed_s = now.saturating_sub(self.at).as_secs_f64();
-        (self.had, self.at) = ((self.had - passed_s * a_second).max(0.0), self.at.max(now));
+        let a_second = a_second(limit);
+        self.give_back(a_second, now);
         let beyond_s = (self.had - (f64::from(limit) - one).max(0.0)) / a_second;
         if beyond_s <= 0.0 {
             return Ok(());
         }
         let wait = Duration::from_secs_f64(beyond_s.min(LONGEST_WAIT.as_secs_f64()));
         Err(Spent { limit, what, wait })
+    }
+
+    fn give_back(&mut self, a_second: f64, now: Duration) {
+        let passed_s = now.saturating_sub(self.at).as_secs_f64();
+        (self.had, self.at) = ((self.had - passed_s * a_second).max(0.0), self.at.max(now));
+    }
+
+    /// The limit, what is left of it, and how long it takes until all of it is there again, as OpenAI's headers say them.
+    fn tell(
+        &mut self,
+        per_minute: Option<u32>,
+        names: &[HeaderName; 3],
+        now: Duration,
+        headers: &mut HeaderMap,
+    ) {
+        let Some(limit) = per_minute else { return };
+        let a_second = a_second(limit);
+        self.give_back(a_second, now);
+        let left = (f64::from(limit) - self.had).max(0.0) as u64;
+        let [name_of_limit, name_of_left, name_of_reset] = names;
+        headers.insert(name_of_limit, limit.into());
+        headers.insert(name_of_left, left.into());
+        let reset = duration_text(Duration::from_secs_f64(self.had / a_second));
+        headers.insert(name_of_reset, HeaderValue::from_str(&reset).expect("digits and letters are a value"));
+    }
+}
+
+fn a_second(per_minute: u32) -> f64 {
+    f64::from(per_minute) / 60.0
+}
+
+/// As OpenAI writes them: 20ms, 12s, 6m0s; up to the next second from one on.
+fn duration_text(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64().ceil() as u64;
+    match (seconds / 60, seconds % 60) {
+        (0, 0 | 1) => format!("{}ms", duration.as_millis()),
+        (0, seconds) => format!("{seconds}s"),
+        (minutes, seconds) => format!("{minutes}m{seconds}s"),
     }
 }
 
@@ -104,6 +153,18 @@ impl Allowances {
             *in_flight += 1;
         }
         Ok(Some(Allowance { account, tokens_per_minute: limits.tokens_per_minute, counted: 0 }))
+    }
+
+    /// Puts into the headers of an answer what is left of what the key may have in a minute.
+    pub fn tell(&self, grant: &Grant, now: Duration, headers: &mut HeaderMap) {
+        let KeyLimits { requests_per_minute, tokens_per_minute, .. } = grant.terms.limits;
+        if requests_per_minute.is_none() && tokens_per_minute.is_none() {
+            return;
+        }
+        let account = self.account(grant.tenant, now);
+        let mut had = account.lock();
+        had.requests.tell(requests_per_minute, &REQUESTS_HEADERS, now, headers);
+        had.tokens.tell(tokens_per_minute, &TOKENS_HEADERS, now, headers);
     }
 
     fn account(&self, tenant: u64, now: Duration) -> Arc<Account> {
@@ -251,6 +312,31 @@ mod tests {
         }
         assert!(allowances.ask(&grant(1, minute(Some(2), None)), NOW).is_err());
         allowances.ask(&grant(1, minute(None, Some(10))), NOW).unwrap();
+    }
+
+    #[test]
+    fn what_is_left_is_told_as_openai_tells_it() {
+        let allowances = Allowances::default();
+        let key = grant(
+            1,
+            KeyLimits { requests_per_minute: Some(3), tokens_per_minute: Some(6_000), in_flight: None },
+        );
+        let mut first = allowances.ask(&key, NOW).unwrap().unwrap();
+        first.count(250);
+        let told = |now| {
+            let mut headers = HeaderMap::new();
+            allowances.tell(&key, now, &mut headers);
+            let text = |name: &HeaderName| headers[name].to_str().unwrap().to_owned();
+            [REQUESTS_HEADERS.each_ref().map(text), TOKENS_HEADERS.each_ref().map(text)]
+        };
+        assert_eq!(told(NOW), [["3", "2", "20s"], ["6000", "5750", "3s"]]);
+        assert_eq!(told(after(2)), [["3", "2", "18s"], ["6000", "5950", "500ms"]]);
+        assert_eq!(told(after(60)), [["3", "3", "0ms"], ["6000", "6000", "0ms"]]);
+        first.count(12_250);
+        assert_eq!(told(after(60))[1], ["6000", "0", "2m0s"]);
+        let mut headers = HeaderMap::new();
+        allowances.tell(&grant(2, KeyLimits { in_flight: Some(1), ..NOTHING }), NOW, &mut headers);
+        assert!(headers.is_empty());
     }
 
     #[test]

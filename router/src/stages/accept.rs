@@ -18,13 +18,18 @@ use super::relay::{RelayBody, relay};
 use crate::answers;
 use crate::app::App;
 use crate::error::RequestError;
+use crate::keys::Grant;
 use crate::routes::{Endpoint, Routes};
 
 /// One request, from its head to the head of its answer.
 pub async fn serve<B: RequestBody>(app: &Arc<App>, mut request: Request<B>) -> Response<RelayBody> {
     let id = request.headers_mut().entry(REQUEST_ID).or_insert_with(random_id).clone();
-    let mut response = answer(app, request, &id).await;
+    let mut grant = None;
+    let mut response = answer(app, request, &id, &mut grant).await;
     response.headers_mut().entry(REQUEST_ID).or_insert(id);
+    if let Some(grant) = grant {
+        app.allowances.tell(&grant, app.now(), response.headers_mut());
+    }
     response
 }
 
@@ -32,11 +37,12 @@ async fn answer<B: RequestBody>(
     app: &Arc<App>,
     mut request: Request<B>,
     id: &HeaderValue,
+    grant: &mut Option<Grant>,
 ) -> Response<RelayBody> {
     let endpoint = app.routes.find(request.uri().path());
     let understanding = endpoint.understanding();
     let mut recorder = Recorder::new(app, endpoint, request.method().clone(), id.clone());
-    if let Err(error) = allowed(app, (endpoint, &mut request), &mut recorder) {
+    if let Err(error) = allowed(app, (endpoint, &mut request), &mut recorder, grant) {
         recorder.fail(&error);
         return error.response_at(endpoint);
     }
@@ -78,14 +84,16 @@ async fn answer<B: RequestBody>(
     }
 }
 
-/// Whether whoever sends the request may come in, and ask for more.
+/// Whether whoever sends the request may come in, and ask for more; `known` becomes what its key allows, if it counts for that.
 fn allowed<B>(
     app: &App,
     (endpoint, request): (Endpoint, &mut Request<B>),
     recorder: &mut Recorder,
+    known: &mut Option<Grant>,
 ) -> Result<(), RequestError> {
     let Some(grant) = app.keys.authorize(endpoint, request.headers_mut())? else { return Ok(()) };
     if endpoint.understanding().is_some() && Routes::takes(endpoint, request.method()) {
+        *known = Some(grant);
         recorder.allow(app.allowances.ask(&grant, app.now())?);
     }
     request.extensions_mut().insert(grant);

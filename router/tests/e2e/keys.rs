@@ -274,6 +274,9 @@ async fn a_key_gets_no_more_than_it_may() {
             assert_eq!(ask(key).await.status, 200, "{key}");
         }
         let refused = ask(key).await;
+        let (kind, limit) = if key == "few" { ("requests", "2") } else { ("tokens", "1000") };
+        assert_eq!(refused.header(&format!("x-ratelimit-limit-{kind}")), limit);
+        assert_eq!(refused.header(&format!("x-ratelimit-remaining-{kind}")), "0");
         let (message, code) = refused.error();
         assert_eq!((refused.status, code.as_str()), (429, "rate_limit_exceeded"), "{message}");
         assert!(message.contains(what) && !message.contains(key), "{message}");
@@ -286,12 +289,14 @@ async fn a_key_gets_no_more_than_it_may() {
         "that computes nothing"
     );
     for _ in 0..4 {
-        assert_eq!(ask("free").await.status, 200);
+        let answer = ask("free").await;
+        assert_eq!((answer.status, answer.header("x-ratelimit-limit-requests")), (200, ""));
     }
     assert_eq!(worker.seen().len(), 7);
     // What has been had stays so, whatever it may be from now on.
     keys.write("few requests-per-minute=100\nshort\nfree max-in-flight=1\n");
     until("the file is read", || async { ask("few").await.status == 200 }).await;
+    assert_eq!(ask("few").await.header("x-ratelimit-limit-requests"), "100");
     assert_eq!(ask("short").await.status, 200);
 }
 
