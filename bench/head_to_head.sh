@@ -16,7 +16,7 @@ serve=${SERVE:---dataset-name shared-prefix --gsp-num-groups 64 --gsp-prompts-pe
 port=28100
 . bench/timing_workers.sh
 lines=${LINES_FILE:-$dir/lines}
-begin_workers "${WORKERS:-4}" "${KV_BLOCKS:-64000}" --kv-events-endpoint tcp://127.0.0.1:2850NUMBER --kv-events-replay-endpoint tcp://127.0.0.1:2860NUMBER
+begin_workers "${WORKERS:-4}" "${KV_BLOCKS:-64000}" --context-length 131072 --kv-events-endpoint tcp://127.0.0.1:2850NUMBER --kv-events-replay-endpoint tcp://127.0.0.1:2860NUMBER
 
 # each TEMPLATE: for every worker, NUMBER being its number
 each() { for n in $(seq "$workers"); do echo "${1//NUMBER/$n}"; done; }
@@ -91,8 +91,10 @@ run() {
     wait_for_answers "$1"
     forget_caches
     # shellcheck disable=SC2086
-    "$bin/bench" serve --base-url "http://127.0.0.1:$port" --model "$model" --tokenizer worker/models/builtin $serve --disable-tqdm --output-file "$dir/out.jsonl" >"$dir/table" ||
-        { echo "failed: $1" && tail -5 "$dir/log" "$dir/table"; }
+    "$bin/bench" serve --base-url "http://127.0.0.1:$port" --model "$model" --tokenizer worker/models/builtin $serve --disable-tqdm --output-file "$dir/out.jsonl" >"$dir/table" &
+    client=$!
+    pids+=("$client") # so that it ends with the script
+    wait "$client" || { echo "failed: $1" && tail -5 "$dir/log" "$dir/table"; }
     stop "$router"
     line_of "$1" | tee -a "$lines"
 }
