@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Routers as they are installed, each in turn before the same workers, which play a recorded engine (compute simulated): how long requests wait behind
-# each. A line for each run, and a table of medians. A router that is not installed is left out and named.
+# each. A line for each run. A router that is not installed is left out and named.
 #
 #   cargo build --release --workspace && bench/head_to_head.sh [ROUNDS] [ROUTER…]
 #
@@ -94,10 +94,11 @@ run() {
     "$bin/bench" serve --base-url "http://127.0.0.1:$port" --model "$model" --tokenizer worker/models/builtin $serve --disable-tqdm --output-file "$dir/out.jsonl" >"$dir/table" &
     client=$!
     pids+=("$client") # so that it ends with the script
-    wait "$client" || { echo "failed: $1" && tail -5 "$dir/log" "$dir/table"; }
+    # Without an answer there are no figures, and the last line of the file is another router's.
+    if wait "$client"; then line_of "$1" | tee -a "$lines"; else echo "failed: $1" && tail -5 "$dir/log" "$dir/table"; fi
     stop "$router"
-    line_of "$1" | tee -a "$lines"
 }
+for router in "${routers[@]}"; do program "$router" >/dev/null || exit 2; done
 for _ in $(seq "$rounds"); do
     for router in "${routers[@]}"; do
         if command -v "$(program "$router")" >/dev/null; then run "$router"; else echo "left out: $router ($(program "$router") is not there)"; fi

@@ -44,7 +44,7 @@ pub enum Command {
     Soak(SoakArgs),
     /// Ask what a policy would do: the router's own decisions over simulated workers, on a trace
     Simulate(Box<SimulateArgs>),
-    /// Ask how many workers a policy needs for some traffic, or how much traffic it carries with some workers; simulated
+    /// Ask how many workers a policy needs for some traffic or, with --workers, how much traffic these carry; simulated
     Size(Box<SizeArgs>),
 }
 

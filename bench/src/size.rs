@@ -145,8 +145,9 @@ impl SizeArgs {
         if self.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
             problems.push("--rate must be a number above 0".to_owned());
         }
-        if self.max_workers == 0 {
-            problems.push("--max-workers must be at least 1".to_owned());
+        let least = simulate.fleet.iter().map(|fleet| fleet.least_workers()).max().unwrap_or(1);
+        if self.max_workers < least {
+            problems.push(format!("--max-workers must be at least {least}"));
         }
         if problems.is_empty() { Ok(()) } else { bail!(problems.join("\n       ")) }
     }
@@ -199,7 +200,9 @@ impl SizeArgs {
         let Answer { workers, arrivals_per_s, is_farthest, good_share, figures } =
             if self.simulate.workers.is_empty() {
                 let rate_rps = self.wanted_rate(cell);
-                self.fewest_workers(&|workers| simulate(&cell.with_workers(workers), rate_rps))
+                self.fewest_workers(cell.fleet.least_workers(), &|workers| {
+                    simulate(&cell.with_workers(workers), rate_rps)
+                })
             } else {
                 self.highest_rate(cell.workload.rate(), &|rate_rps| simulate(cell, rate_rps))
             };
@@ -223,8 +226,8 @@ impl SizeArgs {
     }
 
     /// With the fewest workers that are enough; with the most there may be if none are.
-    fn fewest_workers(&self, simulate: &dyn Fn(usize) -> Answer) -> Answer {
-        let mut search = Fewest::new(self.max_workers);
+    fn fewest_workers(&self, least: usize, simulate: &dyn Fn(usize) -> Answer) -> Answer {
+        let mut search = Fewest::new(least, self.max_workers);
         let mut best: Option<Answer> = None;
         while let Some(workers) = search.next() {
             let answer = simulate(workers);

@@ -32,6 +32,14 @@ fn one_worker_less_is_not_enough() {
 }
 
 #[test]
+fn a_fleet_of_which_one_dies_has_two_at_least() {
+    let found = run(&["--rate", "1", "--fleet", "restarting", "--policies", "prefix_aware"]).unwrap();
+    assert!(found[0].workers >= 2, "{found:?}");
+    let refused = run(&["--fleet", "restarting", "--max-workers", "1"]).unwrap_err().to_string();
+    assert!(refused.contains("--max-workers must be at least 2"), "{refused}");
+}
+
+#[test]
 fn workers_are_enough_for_the_rate_that_they_are_said_to_carry() {
     let file = std::env::temp_dir().join(format!("roundhouse-size-{}.jsonl", std::process::id()));
     let path = file.display().to_string();

@@ -346,6 +346,16 @@ impl FleetKind {
     /// Those of `--grid`.
     pub const OF_GRID: &[Self] = &[Self::Even, Self::HalfSpeed, Self::Slowing];
 
+    /// Of how few workers there may be one.
+    #[must_use]
+    pub fn least_workers(self) -> usize {
+        match self {
+            Self::Even | Self::HalfSpeed | Self::Slowing => 1,
+            // Somebody is left when one dies.
+            Self::Restarting => 2,
+        }
+    }
+
     /// What it adds to the name of a trace.
     #[must_use]
     pub fn suffix(self) -> &'static str {

@@ -105,7 +105,7 @@ impl Cell<'_> {
             self.workers
         );
         anyhow::ensure!(
-            self.fleet != FleetKind::Restarting || self.workers > 1,
+            self.workers >= self.fleet.least_workers(),
             "{}: when the only worker dies there is nobody; --workers must be at least 2",
             self.name
         );

@@ -5,16 +5,17 @@
 /// A search under way.
 #[derive(Debug, Clone, Copy)]
 pub struct Fewest {
+    least: usize,
     too_few: usize,
     enough: Option<usize>,
     most: usize,
 }
 
 impl Fewest {
-    /// A search among 1 to `most` workers that has tried nothing.
+    /// A search among `least` to `most` workers that has tried nothing.
     #[must_use]
-    pub fn new(most: usize) -> Self {
-        Self { too_few: 0, enough: None, most }
+    pub fn new(least: usize, most: usize) -> Self {
+        Self { least, too_few: least - 1, enough: None, most }
     }
 
     /// The next number to try; `None` at the end.
@@ -24,7 +25,7 @@ impl Fewest {
             Some(enough) if enough == self.too_few + 1 => None,
             Some(enough) => Some(self.too_few.midpoint(enough)),
             None if self.too_few == self.most => None,
-            None => Some((self.too_few * 2).clamp(1, self.most)),
+            None => Some((self.too_few * 2).clamp(self.least, self.most)),
         }
     }
 
@@ -42,12 +43,15 @@ impl Fewest {
 mod tests {
     use super::Fewest;
 
-    /// Searches for `needed` among 1 to `most`; what was tried, and what was enough.
-    fn search(needed: usize, most: usize) -> (Vec<usize>, Option<usize>) {
-        let mut search = Fewest::new(most);
+    /// Searches for `needed` among `least` to `most`; what was tried, and what was enough.
+    fn search(needed: usize, (least, most): (usize, usize)) -> (Vec<usize>, Option<usize>) {
+        let mut search = Fewest::new(least, most);
         let mut tried = Vec::new();
         while let Some(workers) = search.next() {
-            assert!((1..=most).contains(&workers) && !tried.contains(&workers), "{workers} after {tried:?}");
+            assert!(
+                (least..=most).contains(&workers) && !tried.contains(&workers),
+                "{workers} after {tried:?}"
+            );
             tried.push(workers);
             search.hear(workers, workers >= needed);
         }
@@ -56,16 +60,16 @@ mod tests {
 
     #[test]
     fn finds_every_number_and_tries_none_twice() {
-        for needed in 1..=100 {
-            let (tried, found) = search(needed, 100);
-            assert_eq!(found, Some(needed), "{tried:?}");
+        for (needed, least) in (1..=100).flat_map(|needed| [(needed, 1), (needed, 2)]) {
+            let (tried, found) = search(needed, (least, 100));
+            assert_eq!(found, Some(needed.max(least)), "{tried:?}");
             assert!(tried.len() <= 14, "{tried:?}");
         }
     }
 
     #[test]
     fn ends_where_all_there_may_be_are_too_few() {
-        assert_eq!(search(101, 100), (vec![1, 2, 4, 8, 16, 32, 64, 100], None));
-        assert_eq!(search(2, 1), (vec![1], None));
+        assert_eq!(search(101, (1, 100)), (vec![1, 2, 4, 8, 16, 32, 64, 100], None));
+        assert_eq!(search(2, (1, 1)), (vec![1], None));
     }
 }
