@@ -6,7 +6,8 @@
 #
 # ROUTER: ours, ours-events (which follows the workers' cache events), vllm-kv (which does too), vllm-ca, sglang-ca, smg-ca, litellm, haproxy (least
 # connections); all of them by default. Environment: SERVE, what `bench serve` sends (shared prefixes); WORKERS (4); KV_BLOCKS of 16 tokens of each
-# (64000); paths in VLLM_ROUTER, SGLANG_ROUTER, SMG, LITELLM, HAPROXY. Lines are kept in LINES_FILE.
+# (64000); TIME_SCALES of the workers (1,1,2,2: two of them half as fast); ROUTERS (1): so many of each behind haproxy, which gives each request to any of
+# them (ours tell each other what they do); paths in VLLM_ROUTER, SGLANG_ROUTER, SMG, LITELLM, HAPROXY. Lines are kept in LINES_FILE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-1}
@@ -21,7 +22,9 @@ begin_workers "${WORKERS:-4}" "${KV_BLOCKS:-64000}" --context-length 131072 --kv
 # each TEMPLATE: for every worker, NUMBER being its number
 each() { for n in $(seq "$workers"); do echo "${1//NUMBER/$n}"; done; }
 urls=$(each http://127.0.0.1:2800NUMBER | paste -sd' ')
-cat >"$dir/haproxy.cfg" <<CONFIG
+# haproxy_config BALANCE SERVERS: haproxy before these
+haproxy_config() {
+    cat <<CONFIG
 global
     nbthread 1
 defaults
@@ -31,9 +34,18 @@ defaults
     timeout server 10m
 listen front
     bind 127.0.0.1:$port
-    balance leastconn
-$(each '    server wNUMBER 127.0.0.1:2800NUMBER')
+    balance $1
+$2
 CONFIG
+}
+haproxy_config leastconn "$(each '    server wNUMBER 127.0.0.1:2800NUMBER')" >"$dir/haproxy.cfg"
+several=${ROUTERS:-1}
+haproxy_config 'random(1)' "$(for n in $(seq "$several"); do echo "    server r$n 127.0.0.1:2811$n"; done)" >"$dir/front.cfg"
+told=()
+if [ "$several" -gt 1 ]; then
+    head -c 32 /dev/urandom | base64 >"$dir/seed"
+    told=(--prefix-seed-file "$dir/seed" --replicas "$(for n in $(seq "$several"); do echo "127.0.0.1:2823$n"; done | paste -sd,)")
+fi
 cat >"$dir/litellm.yaml" <<CONFIG
 model_list:
 $(each "  - {model_name: $model, litellm_params: {model: text-completion-openai/$model, api_base: 'http://127.0.0.1:2800NUMBER/v1', api_key: none}}")
@@ -53,19 +65,43 @@ program() {
         *) echo "no router $1" >&2 && exit 2 ;;
     esac
 }
+# flags ROUTER PORT NUMBER: of the one of that number
 flags() {
-    local here="--host 127.0.0.1 --port $port"
-    local ours="$here --admin-listen 127.0.0.1:28200 --workers $list --threads 1 --log-level warn --drain-delay 0s"
+    local here="--host 127.0.0.1 --port $2"
+    local ours="$here --admin-listen 127.0.0.1:2820$3 --workers $list --threads 1 --log-level warn --drain-delay 0s ${told[*]} ${told:+--replica-listen 127.0.0.1:2823$3}"
+    local theirs="$here --prometheus-port 2822$3 --worker-urls $urls"
     case $1 in
         ours) echo "$ours --engine-events off" ;;
         ours-events) echo "$ours" ;;
-        vllm-kv) echo "$here --policy kv_aware --prometheus-port 28209 --worker-urls $urls --kv-event-model $model" \
+        vllm-kv) echo "$theirs --policy kv_aware --kv-event-model $model" \
             "$(each '--kv-event-source http://127.0.0.1:2800NUMBER=tcp://127.0.0.1:2850NUMBER' | paste -sd' ')" ;;
-        vllm-ca) echo "$here --policy cache_aware --prometheus-port 28209 --worker-urls $urls" ;;
-        sglang-ca | smg-ca) echo "launch $here --policy cache_aware --prometheus-port 28209 --worker-urls $urls" ;;
+        vllm-ca) echo "$theirs --policy cache_aware" ;;
+        sglang-ca | smg-ca) echo "launch $theirs --policy cache_aware" ;;
         litellm) echo "$here --config $dir/litellm.yaml" ;;
         haproxy) echo "-db -f $dir/haproxy.cfg" ;;
     esac
+}
+
+# begin ROUTER: it, or several with haproxy before them; their processes are in `routers_running`
+begin() {
+    routers_running=()
+    local ports=("$port")
+    [ "$several" -eq 1 ] || ports=()
+    for n in $(seq "$several"); do
+        # shellcheck disable=SC2046
+        "$(program "$1")" $(flags "$1" "${ports[0]:-2811$n}" "$n") >"$dir/log" 2>&1 &
+        routers_running+=($!)
+    done
+    if [ "$several" -gt 1 ]; then
+        for n in $(seq "$several"); do wait_for_port "2811$n"; done
+        "${HAPROXY:-haproxy}" -db -f "$dir/front.cfg" &
+        routers_running+=($!)
+    fi
+    pids+=("${routers_running[@]}")
+}
+wait_for_port() {
+    for _ in $(seq 600); do (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null && return; sleep 0.1; done
+    echo "nobody listens at $1" >&2 && exit 1
 }
 
 # Until the router answers, of all workers: some list no models, and some are ready before they know all workers.
@@ -75,7 +111,7 @@ wait_for_answers() {
         if curl -sf -o "$dir/answer" "http://127.0.0.1:$port/v1/completions" -H 'content-type: application/json' \
             -d "{\"model\": \"$model\", \"prompt\": \"ready $answered\", \"max_tokens\": 1}"; then
             answered=$((answered + 1))
-            [ "$answered" -lt $((workers * 2)) ] || return 0
+            [ "$answered" -lt $((workers * 2 * several)) ] || return 0
         else
             sleep 0.1
         fi
@@ -84,10 +120,7 @@ wait_for_answers() {
 }
 
 run() {
-    # shellcheck disable=SC2046
-    "$(program "$1")" $(flags "$1") >"$dir/log" 2>&1 &
-    router=$!
-    pids+=("$router")
+    begin "$1"
     wait_for_answers "$1"
     forget_caches
     # shellcheck disable=SC2086
@@ -96,9 +129,10 @@ run() {
     pids+=("$client") # so that it ends with the script
     # Without an answer there are no figures, and the last line of the file is another router's.
     if wait "$client"; then line_of "$1" | tee -a "$lines"; else echo "failed: $1" && tail -5 "$dir/log" "$dir/table"; fi
-    stop "$router"
+    stop "${routers_running[@]}"
 }
 for router in "${routers[@]}"; do program "$router" >/dev/null || exit 2; done
+if [ "$several" -gt 1 ] && [[ " ${routers[*]} " = *" haproxy "* ]]; then echo "haproxy is one: leave it out, or ROUTERS" >&2 && exit 2; fi
 for _ in $(seq "$rounds"); do
     for router in "${routers[@]}"; do
         if command -v "$(program "$router")" >/dev/null; then run "$router"; else echo "left out: $router ($(program "$router") is not there)"; fi

@@ -17,13 +17,15 @@ wait_for() {
     exit 1
 }
 
-# begin_workers COUNT BLOCKS [FLAG…]: so many, each with a KV cache of so many blocks of 16 tokens; NUMBER in a flag becomes the worker's
+# begin_workers COUNT BLOCKS [FLAG…]: so many, each with a KV cache of so many blocks of 16 tokens; NUMBER in a flag becomes the worker's. TIME_SCALES=1,1,2,2
+# has the third and the fourth take twice as long for everything.
 begin_workers() {
     workers=$1
-    local flags=("${@:3}")
+    local flags=("${@:3}") scales
+    IFS=, read -ra scales <<<"${TIME_SCALES:-}"
     list=
     for n in $(seq "$workers"); do
-        "$bin/worker" --backend timing:qwen3-8b --model builtin --kv-blocks "$2" --port $((28000 + n)) "${flags[@]//NUMBER/$n}" >/dev/null 2>&1 &
+        "$bin/worker" --backend timing:qwen3-8b --model builtin --kv-blocks "$2" --port $((28000 + n)) --time-scale "${scales[n - 1]:-1}" "${flags[@]//NUMBER/$n}" >/dev/null 2>&1 &
         pids+=($!)
         list+=,127.0.0.1:$((28000 + n))
     done

@@ -3,9 +3,10 @@
 
     bench/apart/engines.sh events DIR
     router --port 30710 --workers 127.0.0.1:18201,127.0.0.1:18202 &
-    bench/apart/goes_on.py http://127.0.0.1:30710 DIR chat|completions engine|core
+    bench/apart/goes_on.py http://127.0.0.1:30710 DIR chat|completions engine|core|hangs
 
-After a hundred pieces of the answer the engine that writes it gets SIGKILL: all of it, or its core alone, which its server then says in the stream.
+After a hundred pieces of the answer the engine that writes it gets SIGKILL: all of it, or its core alone, which its server then says in the stream. With
+`hangs` the core gets SIGSTOP, and its server goes on to answer probes; such an engine ends with `kill -9` of its group.
 Prints what the client saw. Start the engines anew before the next one. Needs nothing but Python.
 
 With `engines.sh thoughts DIR`, and workers 18501 and 18502, `thought` in place of `chat`: the engine is killed within a thought, which is said to end
@@ -48,7 +49,7 @@ def kill(folder, name, what):
         os.killpg(group, signal.SIGKILL)
         return
     for pid in subprocess.run(["pgrep", "-g", str(group), "-f", "EngineCore"], capture_output=True, text=True).stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
+        os.kill(int(pid), signal.SIGSTOP if what == "hangs" else signal.SIGKILL)
 
 
 def main():

@@ -17,6 +17,7 @@ use crate::file_limit;
 use crate::kv_events::Follower;
 use crate::legacy::Legacy;
 use crate::probes::{Overlaps, Prober};
+use crate::stall::Stalls;
 use crate::transport::{AddressError, Connector, Transport, TransportError};
 
 /// A worker and the way to it.
@@ -29,6 +30,8 @@ pub struct Upstream {
     pub model_entries: RwLock<Arc<[Value]>>,
     /// Wakes its prober before its time.
     pub probe_now: Notify,
+    /// Tells those who wait for it that it stands still.
+    pub stalls: Arc<Stalls>,
     /// Who follows what it says of itself, if it may.
     pub follower: Option<Follower>,
 }
@@ -105,7 +108,7 @@ pub struct FleetService {
     legacy: Option<Legacy>,
     /// For probes of all workers.
     overlaps: Overlaps,
-    roster: ArcSwap<Roster>,
+    roster: Arc<ArcSwap<Roster>>,
     /// Changes come one after the other.
     change: Mutex<Change>,
 }
@@ -134,7 +137,7 @@ impl FleetService {
             listener,
             legacy,
             overlaps: Overlaps::of(file_limit::most()),
-            roster: ArcSwap::default(),
+            roster: Arc::default(),
             change: Mutex::default(),
         }
     }
@@ -254,11 +257,12 @@ impl FleetService {
                 transport,
                 model_entries: RwLock::new(Arc::new([])),
                 probe_now: Notify::new(),
+                stalls: Arc::default(),
                 follower,
             });
             upstreams.resize(upstreams.len().max(worker.slot.index() + 1), None);
             upstreams[worker.slot.index()] = Some(Arc::clone(&upstream));
-            let probed = (upstream, self.overlaps.clone());
+            let probed = (upstream, Arc::clone(&self.roster), self.overlaps.clone());
             let prober = Prober::new(probed, Arc::clone(decider), &self.settings, self.started);
             tasks.push(tokio::spawn(prober.run()).abort_handle());
             change.tasks.insert(worker.id().clone(), tasks);

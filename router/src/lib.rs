@@ -42,6 +42,7 @@ pub mod routes;
 pub mod serve;
 pub mod spans;
 pub mod stages;
+pub mod stall;
 pub mod templates;
 pub mod time_limits;
 pub mod transport;

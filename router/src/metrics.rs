@@ -125,6 +125,7 @@ pub struct Metrics {
     worker_recomputed: GaugeVec,
     worker_prefill_tokens: IntGaugeVec,
     worker_up: IntGaugeVec,
+    worker_stands_still: IntGaugeVec,
     worker_models_known: IntGaugeVec,
     worker_connections: IntGaugeVec,
     worker_breaker: IntGaugeVec,
@@ -289,6 +290,11 @@ impl Default for Metrics {
             worker_prefill_tokens: maker.gauges(
                 "router_worker_prefill_tokens",
                 "Uncached prompt tokens of requests without a first token, by worker.",
+                &["worker"],
+            ),
+            worker_stands_still: maker.gauges(
+                "router_worker_stands_still",
+                "1 while the worker is out since its engine hangs: it had requests, and generated nothing for --stall-timeout.",
                 &["worker"],
             ),
             worker_up: maker.gauges(
@@ -461,6 +467,7 @@ impl Metrics {
             &self.worker_in_line,
             &self.worker_prefill_tokens,
             &self.worker_up,
+            &self.worker_stands_still,
             &self.worker_models_known,
             &self.worker_connections,
             &self.worker_breaker,
@@ -487,6 +494,7 @@ impl Metrics {
         self.forget_workers_but(&roster.snapshot.workers().iter().map(|worker| worker.id()).collect());
         for upstream in roster.upstreams() {
             let (id, connections) = (upstream.worker.id().as_str(), upstream.transport.connections());
+            self.worker_stands_still.with_label_values(&[id]).set(upstream.stalls.is_now().into());
             for (state, count) in [("idle", connections.idle), ("busy", connections.busy)] {
                 self.worker_connections.with_label_values(&[id, state]).set(gauge(count));
             }

@@ -2,28 +2,38 @@
 //!
 //! A worker that is down is asked again and again without waiting for earlier answers: a connection that is lost on the
 //! way to a host that is just coming up would hold back all probes behind it for seconds.
+//!
+//! And it watches whether the worker generates: one that stands still is out until it goes on, though its process be well.
+
+mod examination;
+mod silence;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use http::StatusCode;
 use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
-use router_core::{Arrival, Decider};
+use router_core::{Arrival, Decider, Worker};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::cache_size;
 use crate::config::Settings;
-use crate::fleet::Upstream;
+use crate::disaggregation::PrefillProtocol;
+use crate::fleet::{Roster, Upstream};
 use crate::kv_events::{ENGINE_EVENTS_PATH, EngineEvents, Follower};
+use crate::stall::can_stand_in;
 use crate::transport::{Transport, TransportError, WorkerRequest};
+use examination::{Finding, examine, recovery};
+use silence::{Reading, Silence, Step};
 
 /// Probes that must fail, one after the other, to take out a worker that was up.
 const FAILURES_TO_DOWN: usize = 2;
@@ -75,6 +85,7 @@ struct Room {
 /// Probes one worker.
 pub struct Prober {
     upstream: Arc<Upstream>,
+    roster: Arc<ArcSwap<Roster>>,
     overlaps: Overlaps,
     decider: Arc<Decider>,
     /// Where the clock of workers' health begins.
@@ -84,6 +95,12 @@ pub struct Prober {
     interval: Duration,
     interval_down: Duration,
     slow_start: Option<Duration>,
+    prefill_protocol: PrefillProtocol,
+    /// How long one that stands still and cannot be asked is out until it is tried.
+    trial_after: Duration,
+    silence: Silence,
+    /// The number of the last probe.
+    last_probe: u32,
     /// Since the last that passed.
     failures: usize,
     /// Since the last that failed.
@@ -105,6 +122,8 @@ enum Knowledge {
 /// A probe's end: what was so when it began, and what came of it.
 type Probe = Pin<Box<dyn Future<Output = (Begun, Result<(), ProbeError>)> + Send>>;
 
+type Examination = Pin<Box<dyn Future<Output = Finding> + Send>>;
+
 /// What was so when a probe began.
 #[derive(Clone, Copy)]
 struct Begun {
@@ -115,19 +134,21 @@ struct Begun {
 }
 
 impl Prober {
-    /// A prober of `upstream`. What it finds out goes to the worker's state; `decider` forgets a worker that is down.
+    /// A prober of `upstream`, one of the workers in `roster`. What it finds out goes to the worker's state; `decider` forgets a worker that is down.
     ///
     /// # Panics
     /// When the probe's path is none; [`Settings::check`] makes sure that it is.
     #[must_use]
     pub fn new(
-        (upstream, overlaps): (Arc<Upstream>, Overlaps),
+        (upstream, roster, overlaps): (Arc<Upstream>, Arc<ArcSwap<Roster>>, Overlaps),
         decider: Arc<Decider>,
         settings: &Settings,
         started: std::time::Instant,
     ) -> Self {
         Self {
+            last_probe: upstream.worker.begin_probe(),
             upstream,
+            roster,
             overlaps,
             decider,
             started,
@@ -136,6 +157,9 @@ impl Prober {
             interval: settings.probe_interval,
             interval_down: settings.probe_interval_down,
             slow_start: settings.slow_start.limit(),
+            prefill_protocol: settings.prefill_protocol,
+            trial_after: 2 * settings.stall_timeout.limit().unwrap_or_default(),
+            silence: Silence::new(settings.stall_timeout.limit()),
             failures: 0,
             passed: 0,
             cache_asks: 0,
@@ -149,11 +173,26 @@ impl Prober {
         let upstream = Arc::clone(&self.upstream);
         let (mut running, mut asking) = (FuturesUnordered::new(), FuturesUnordered::new());
         let mut looking = FuturesUnordered::new();
+        // One at most.
+        let mut examining = FuturesUnordered::<Examination>::new();
         let mut last = Instant::now();
         let mut next = last;
         loop {
             tokio::select! {
                 () = sleep_until(next) => {
+                    match self.look_for_silence() {
+                        Step::Examine(time) => {
+                            let upstream = Arc::clone(&upstream);
+                            examining.push(Box::pin(async move { examine(&upstream, time).await }));
+                        }
+                        Step::Judge(silence) if self.others_are_well() => {
+                            self.stands_still(silence);
+                            let (upstream, patience) = (Arc::clone(&upstream), self.trial_after);
+                            examining.push(Box::pin(async move { recovery(&upstream, patience).await }));
+                        }
+                        _ if self.silence.is_well() => examining.clear(),
+                        _ => {}
+                    }
                     if let Some(room) = self.overlaps.room(running.len()) {
                         running.push(self.probe(room));
                     }
@@ -171,6 +210,10 @@ impl Prober {
                         }
                     }
                     next = next.min(last + self.pause());
+                }
+                Some(finding) = examining.next() => {
+                    let step = self.silence.found(finding);
+                    self.heed(step);
                 }
                 Some(told) = asking.next() => {
                     if let Ok(Some(tokens)) = told {
@@ -199,6 +242,62 @@ impl Prober {
         }
     }
 
+    /// Looks whether the worker generates.
+    fn look_for_silence(&mut self) -> Step {
+        let worker = &self.upstream.worker;
+        let step = self.silence.look(Reading {
+            now: Instant::now(),
+            generates: worker.has_generated_since(self.last_probe),
+            has_requests: worker.load.own() > 0,
+            expected: worker.load.silence(),
+        });
+        self.heed(step);
+        step
+    }
+
+    fn heed(&self, step: Step) {
+        match step {
+            Step::Recovered => {
+                self.upstream.stalls.over();
+                tracing::info!(worker = %self.upstream.worker.id(), "worker generates again, or is to be tried");
+            }
+            Step::TellAgain if self.others_are_well() => self.upstream.stalls.tell(),
+            _ => {}
+        }
+    }
+
+    /// It is out, and whoever waits for it learns of it.
+    fn stands_still(&mut self, silence: Duration) {
+        let worker = &self.upstream.worker;
+        self.silence.stands_still();
+        worker.mark_suspect();
+        tracing::warn!(
+            worker = %worker.id(), requests = worker.load.own(), silent_s = silence.as_secs(),
+            "worker stands still; out until it generates again"
+        );
+        self.upstream.stalls.found(silence);
+        self.upstream.stalls.tell();
+    }
+
+    /// Whether there is somebody else for the same requests, and what stops this one does not stop all: a fleet that is paused is waited for.
+    fn others_are_well(&self) -> bool {
+        let (worker, roster) = (&self.upstream.worker, self.roster.load());
+        let models = worker.models();
+        let shares_model = |other: &Worker| {
+            let models = models.as_deref();
+            models.is_none_or(|models| models.iter().any(|model| other.may_serve(Some(model))))
+        };
+        let others = || {
+            let others = roster.snapshot.workers().iter();
+            others.filter(|other| can_stand_in(other, worker, self.prefill_protocol) && shares_model(other))
+        };
+        let mut busy = others().filter(|other| other.load.own() > 0).peekable();
+        match busy.peek() {
+            Some(_) => busy.any(|other| other.has_generated()),
+            None => others().next().is_some(),
+        }
+    }
+
     /// Whether the worker is to be asked now; one of ours that is followed tells by itself.
     fn asks_cache_size(&mut self) -> bool {
         let follower = self.upstream.follower.as_ref();
@@ -224,11 +323,12 @@ impl Prober {
         if well { self.interval } else { self.interval_down }
     }
 
-    fn probe(&self, room: Room) -> Probe {
+    fn probe(&mut self, room: Room) -> Probe {
         let worker = &self.upstream.worker;
+        self.last_probe = worker.begin_probe();
         let list_models = !worker.is_up() || self.passed.is_multiple_of(PROBES_PER_MODEL_LIST);
         let (upstream, path, limit) = (Arc::clone(&self.upstream), self.path.clone(), self.limit);
-        let begun = Begun { downs: worker.downs(), number: worker.begin_probe() };
+        let begun = Begun { downs: worker.downs(), number: self.last_probe };
         Box::pin(async move {
             let _room = room;
             let outcome = timeout(limit, probe(&upstream, path, list_models)).await;
@@ -242,6 +342,8 @@ impl Prober {
         match outcome {
             // It began before somebody found the worker gone.
             Ok(()) if begun.downs != worker.downs() => {}
+            // Its process is well, and its engine stands still.
+            Ok(()) if self.silence.is_still() => {}
             Ok(()) => self.passed(),
             Err(ProbeError::Transport(error)) if error.is_routers_own() => {}
             // It has much to do, and does it.
@@ -273,6 +375,10 @@ impl Prober {
         }
         // That there is no connection is known better than what a probe did not say in time.
         let is_gone = matches!(reason, ProbeError::Transport(error) if error.takes_worker_out());
+        if is_gone {
+            self.silence.forget();
+            self.upstream.stalls.over();
+        }
         let was_there = worker.is_up() || worker.is_suspect();
         if is_gone && was_there && worker.mark_down() || !is_gone && worker.mark_suspect() {
             tracing::warn!(worker = %worker.id(), %reason, "worker is down");
@@ -398,7 +504,7 @@ mod tests {
     use clap::Parser;
     use router_core::policy::by_name;
     use router_core::prefix::tree::TreeLimits;
-    use router_core::{Worker, WorkerId, WorkerSlot, WorkerSpec};
+    use router_core::{WorkerId, WorkerSlot, WorkerSpec};
     use tokio::sync::Notify;
 
     use super::*;
@@ -430,10 +536,16 @@ mod tests {
                 transport: Arc::clone(&silent) as Arc<dyn Transport>,
                 model_entries: RwLock::new(Arc::new([])),
                 probe_now: Notify::new(),
+                stalls: Arc::default(),
                 follower: None,
             });
             let started = std::time::Instant::now();
-            let prober = Prober::new((upstream, overlaps.clone()), Arc::clone(&decider), &settings, started);
+            let prober = Prober::new(
+                (upstream, Arc::default(), overlaps.clone()),
+                Arc::clone(&decider),
+                &settings,
+                started,
+            );
             tokio::spawn(prober.run())
         });
         let running = || silent.0.load(Ordering::Relaxed);

@@ -202,6 +202,12 @@ impl WorkerLoad {
         self.look(PrefillQueue::in_line)
     }
 
+    /// For how long the worker is expected to generate nothing for anybody, at most, while it computes prompts.
+    #[must_use]
+    pub fn silence(&self) -> Duration {
+        Duration::try_from_secs_f64(self.look(PrefillQueue::silence_s)).unwrap_or_default()
+    }
+
     /// How long a request waits in line for this worker before it is decided anew.
     #[must_use]
     pub fn reconsider_after(&self) -> Duration {

@@ -158,6 +158,8 @@ pub struct Worker {
     probes: AtomicU32,
     /// The last of them since which a piece of a reply has come.
     heard: AtomicU32,
+    /// The last of them since which a piece of what its engine generates has come.
+    generated: AtomicU32,
     /// Endpoints, a bit each, of which it has ended a stream by the word for that.
     says_ends: AtomicU32,
     models: RwLock<Option<Arc<[String]>>>,
@@ -195,6 +197,7 @@ impl Worker {
             // So that what has never been heard is not of late.
             probes: AtomicU32::new(2),
             heard: AtomicU32::new(0),
+            generated: AtomicU32::new(0),
             says_ends: AtomicU32::new(0),
             models: RwLock::new(None),
             names,
@@ -316,22 +319,47 @@ impl Worker {
     /// A piece of some reply has come from it. A look costs less than a write that other cores must hear of, so there is one write for
     /// each probe.
     pub fn hear(&self) {
+        self.mark(&self.heard);
+    }
+
+    /// A piece has come that its engine has generated, and not only its server said.
+    pub fn generates(&self) {
+        self.mark(&self.generated);
+    }
+
+    fn mark(&self, last: &AtomicU32) {
         let probe = self.probes.load(Ordering::Relaxed);
-        if self.heard.load(Ordering::Relaxed) != probe {
-            self.heard.store(probe, Ordering::Relaxed);
+        if last.load(Ordering::Relaxed) != probe {
+            last.store(probe, Ordering::Relaxed);
         }
     }
 
     /// Whether a piece of a reply has come since the probe of that number began.
     #[must_use]
     pub fn is_heard_since(&self, probe: u32) -> bool {
-        self.heard.load(Ordering::Relaxed).wrapping_sub(probe) < u32::MAX / 2
+        is_since(&self.heard, probe)
+    }
+
+    /// Whether its engine has generated anything since the probe of that number began.
+    #[must_use]
+    pub fn has_generated_since(&self, probe: u32) -> bool {
+        is_since(&self.generated, probe)
     }
 
     /// Whether a piece of a reply has come of late: since the last probe but one began.
     #[must_use]
     pub fn is_heard(&self) -> bool {
-        self.is_heard_since(self.probes.load(Ordering::Relaxed).wrapping_sub(1))
+        self.is_heard_since(self.last_probe_but_one())
+    }
+
+    /// Whether its engine has generated anything of late.
+    #[must_use]
+    pub fn has_generated(&self) -> bool {
+        self.has_generated_since(self.last_probe_but_one())
+    }
+
+    fn last_probe_but_one(&self) -> u32 {
+        self.probes.load(Ordering::Relaxed).wrapping_sub(1)
     }
 
     /// It has said of a stream that it is over, of the endpoint of that number.
@@ -436,6 +464,10 @@ impl Worker {
     }
 }
 
+fn is_since(last: &AtomicU32, probe: u32) -> bool {
+    last.load(Ordering::Relaxed).wrapping_sub(probe) < u32::MAX / 2
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
         // Its prober may have heard from it once more since it left.
@@ -503,7 +535,9 @@ mod tests {
         worker.begin_probe();
         assert!(!worker.is_heard());
         worker.hear();
-        assert!(worker.is_heard_since(second));
+        assert!(worker.is_heard_since(second) && !worker.has_generated_since(first));
+        worker.generates();
+        assert!(worker.has_generated_since(second) && worker.has_generated());
     }
 
     #[test]

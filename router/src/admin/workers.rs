@@ -21,6 +21,10 @@ pub(super) fn workers(app: &App) -> Value {
     let tell = |worker: &Arc<Worker>| {
         let mut told = worker_state(worker, app.now());
         told["source"] = roster.source(worker.id()).into();
+        if let Some(upstream) = roster.upstream(worker) {
+            told["stands_still"] = upstream.stalls.is_now().into();
+            told["stalls"] = upstream.stalls.count().into();
+        }
         told
     };
     let workers: Vec<_> = roster.snapshot.workers().iter().map(tell).collect();

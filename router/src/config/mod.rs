@@ -210,6 +210,12 @@ pub struct Settings {
     #[arg(long, help_heading = "Failures", default_value = "300s", value_parser = parse_duration, value_name = "TIME")]
     pub idle_timeout: Duration,
 
+    /// Time after which an engine counts as hanging that has requests, generates nothing for anybody, nor a token that it is asked for, and counts no tokens
+    /// either, though its server may answer probes: it is out until it generates again, and what it has is tried elsewhere, if others are well. Four times what
+    /// its prompts are expected to take comes on top. Or off
+    #[arg(long, help_heading = "Failures", default_value = "30s", value_parser = parse_time_limit, value_name = "TIME|off")]
+    pub stall_timeout: TimeLimit,
+
     /// Time for a request once its body is in, over all attempts and to the end of the reply
     #[arg(long, help_heading = "Failures", default_value = "1800s", value_parser = parse_duration, value_name = "TIME")]
     pub request_timeout: Duration,

@@ -16,11 +16,12 @@ use http::uri::PathAndQuery;
 use router_core::{Lease, Worker};
 use tokio::time::{Instant, timeout};
 
-use super::dispatch::{Begun, Times, attempts};
+use super::dispatch::{Begun, Times, attempts, may_leave};
 use super::exchange::is_event_stream;
 use super::in_tokens::{self, TELL_TOKENS};
 use super::parse::Reading;
 use super::record::Recorder;
+use super::relay::watch;
 use super::retries::{Cause, Failed, Retries};
 use crate::app::App;
 use crate::body_memory::BodyShare;
@@ -34,6 +35,7 @@ use crate::openai::continuation::tokens::Next;
 use crate::openai::continuation::{Kind, ends};
 use crate::openai::members::Members;
 use crate::routes::Endpoint;
+use crate::stall::Watch;
 use crate::templates::Messages;
 use crate::transport::{TransportError, WorkerRequest};
 
@@ -71,6 +73,16 @@ pub(super) struct Stopped {
     pub error: Option<TransportError>,
 }
 
+/// How an answer goes on.
+pub(super) enum GoesOn {
+    /// By another worker, and with what knows how that follows on.
+    By(Box<Begun>, Box<Continuing>),
+    /// By the one that stands still, if that ever does: what follows can be asked of nobody else. With what the request occupies there.
+    Here(Option<Box<Lease>>, Box<Continuing>),
+    /// Not at all: all of it was there.
+    NotAtAll,
+}
+
 /// What a request has been through, and what was read of it.
 pub(super) struct Record {
     /// What becomes of it.
@@ -83,8 +95,8 @@ pub(super) struct Record {
 pub(super) struct Outcome {
     /// As it was given.
     pub record: Record,
-    /// The answer that goes on, and what knows how it follows on, unless all of it was there; or why there is none.
-    pub result: Result<Option<(Begun, Box<Continuing>)>, TransportError>,
+    /// How the answer goes on, or why it does not.
+    pub result: Result<GoesOn, TransportError>,
 }
 
 impl Continuing {
@@ -112,6 +124,11 @@ impl Continuing {
         })
     }
 
+    /// A watch over `worker`, who answers; `None` if it has left.
+    pub(super) fn watch(&self, worker: &Arc<Worker>) -> Option<Watch> {
+        watch(&self.app, worker)
+    }
+
     /// Whole events on their way, as they are to go to the client; and why no more follow, if they say so.
     pub(super) fn pass(&mut self, events: Bytes) -> (Bytes, Option<Stop>) {
         let passed = |events| Passed { events, thought_is_over: false };
@@ -137,7 +154,11 @@ impl Continuing {
 
     /// Whether another worker can be asked for the rest, or nothing may be left, as far as the answer goes; after `error`.
     pub(super) fn can_go_on(&self, error: &TransportError) -> bool {
-        let may = !matches!(error, TransportError::Total { .. } | TransportError::ShuttingDown);
+        let may = match error {
+            TransportError::Total { .. } | TransportError::ShuttingDown => false,
+            TransportError::Stalled { .. } => self.retries.leaves(&self.app).is_some(),
+            _ => true,
+        };
         may && (self.given.can_go_on() || self.given.is_whole())
     }
 
@@ -148,6 +169,9 @@ impl Continuing {
 
     /// Finds another worker that goes on.
     pub(super) async fn go_on(mut self: Box<Self>, stopped: Stopped, mut record: Record) -> Outcome {
+        if matches!(stopped.error, Some(TransportError::Stalled { .. })) && !self.can_leave(&record).await {
+            return Outcome { record, result: Ok(GoesOn::Here(stopped.lease.map(Box::new), self)) };
+        }
         let app = Arc::clone(&self.app);
         let result = {
             let mut asking = pin!(self.ask_for_the_rest(stopped, &mut record));
@@ -157,7 +181,24 @@ impl Continuing {
             })
             .await
         };
-        Outcome { record, result: result.map(|begun| begun.map(|begun| (begun, self))) }
+        let goes_on = |begun| match begun {
+            Some(begun) => GoesOn::By(Box::new(begun), self),
+            None => GoesOn::NotAtAll,
+        };
+        Outcome { record, result: result.map(goes_on) }
+    }
+
+    /// Whether what follows can be asked of another worker, and there is one that can have it.
+    async fn can_leave(&mut self, record: &Record) -> bool {
+        let Some(members) = Members::of(&self.request.body).await else { return false };
+        if self.given.is_whole() && asks_for_one(&members) {
+            return true;
+        }
+        let Some(rest) = rest_of(&self.given, &members) else { return false };
+        self.leave_out_who_cannot(&rest);
+        let leaves = self.retries.leaves(&self.app);
+        let model = record.reading.model.as_deref();
+        record.recorder.worker().is_some_and(|worker| may_leave(&self.app, leaves.as_ref(), model, worker))
     }
 
     /// `None` if there is no rest: only the word for that was missing.

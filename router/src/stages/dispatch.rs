@@ -13,7 +13,8 @@ use http::header::HeaderName;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Response, StatusCode};
-use router_core::{Among, Decided, Decider, Lease, Leg, RequestView, Role, Worker};
+use router_core::{Among, Decided, Decider, Lease, Leg, RequestView, Role, Worker, WorkerSlot};
+use smallvec::SmallVec;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
@@ -30,6 +31,7 @@ use crate::error::RequestError;
 use crate::payload::Payload;
 use crate::retry_after::retry_after;
 use crate::routes::Endpoint;
+use crate::stall::can_stand_in;
 use crate::time_limits::TimeLimits;
 use crate::transport::{Gateway, TransportError, UpstreamBody, WorkerRequest};
 
@@ -159,6 +161,7 @@ pub(super) async fn attempts(
     let mut served = None;
     loop {
         request.underway = limits.first_byte.map(|_| Arc::default());
+        request.leaves = request.gateway.as_ref().map_or_else(|| retries.leaves(app), |_| None);
         let (asked, among) = ((&*request, reading), retries.among());
         let splits = |splitter: &&Splitter| {
             served.is_none() && splitter.splits(app, &view, (among, prefill_fails), now)
@@ -276,10 +279,28 @@ pub(super) async fn attempt(
         // Without them the request goes all the same.
         let _ = tokio::time::timeout(app.settings.connect_timeout, offering).await;
     }
-    match exchange(upstream.as_deref(), request, (limits, deadline)).await {
+    let may_leave =
+        |worker: &Worker| may_leave(app, request.leaves.as_ref(), reading.model.as_deref(), worker);
+    match exchange(upstream.as_deref(), (request, &may_leave), (limits, deadline)).await {
         Ok(answer) => answered(app, reading, (decided, leg), answer, recorder),
         Err(error) => Err(Box::new(lost(app, reading, decided, error, recorder))),
     }
+}
+
+/// Whether a request may leave `worker`, which stands still, for another: one that is not among `tried` can have it.
+pub(super) fn may_leave(
+    app: &App,
+    tried: Option<&SmallVec<[WorkerSlot; 4]>>,
+    model: Option<&str>,
+    worker: &Worker,
+) -> bool {
+    let Some(tried) = tried else { return false };
+    let roster = app.fleet.roster();
+    roster.snapshot.workers().iter().any(|other| {
+        can_stand_in(other, worker, app.settings.prefill_protocol)
+            && !tried.contains(&other.slot)
+            && other.may_serve(model)
+    })
 }
 
 /// The answer of a worker that a gateway went on to, and that cannot be picked: it may have been told to drain meanwhile.
@@ -413,5 +434,5 @@ pub(super) fn lost(
 fn outgoing(head: Parts, body: Payload) -> WorkerRequest {
     let Parts { method, uri, headers, mut extensions, .. } = head;
     let path = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    WorkerRequest { method, path, headers, body, underway: None, gateway: extensions.remove() }
+    WorkerRequest { method, path, headers, body, underway: None, leaves: None, gateway: extensions.remove() }
 }

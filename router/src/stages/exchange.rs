@@ -7,12 +7,14 @@
 //! Used by [`dispatch`](super::dispatch) and [`legs`](super::legs).
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response, header};
 use http_body::Body;
 use http_body_util::BodyExt;
+use router_core::Worker;
 use tokio::time::{Instant, timeout_at};
 
 use super::dispatch::Times;
@@ -28,11 +30,34 @@ const MOST_KEPT_BYTES: usize = 256 << 10;
 /// A worker's answer, with the first piece of its body.
 pub(super) type Answer = (Response<UpstreamBody>, Option<Bytes>);
 
+/// Whether a request may leave a worker that stands still.
+pub(super) type MayLeave<'a> = &'a (dyn Fn(&Worker) -> bool + Send + Sync);
+
 /// Sends a request, and waits until the answer has begun in earnest.
 ///
 /// # Errors
-/// When none has begun in time, or what came was none.
+/// When none has begun in time, what came was none, or the worker stands still and the request may leave it.
 pub(super) async fn exchange(
+    upstream: Option<&Upstream>,
+    (request, may_leave): (&WorkerRequest, MayLeave<'_>),
+    times: Times,
+) -> Result<Answer, TransportError> {
+    let mut exchange = pin!(begun(upstream, request, times));
+    let Some(upstream) = upstream.filter(|_| request.leaves.is_some()) else { return exchange.await };
+    loop {
+        tokio::select! {
+            biased;
+            answer = &mut exchange => return answer,
+            () = upstream.stalls.next() => {
+                if may_leave(&upstream.worker) {
+                    return Err(TransportError::Stalled { silence: upstream.stalls.silence() });
+                }
+            }
+        }
+    }
+}
+
+async fn begun(
     upstream: Option<&Upstream>,
     request: &WorkerRequest,
     (limits, deadline): Times,

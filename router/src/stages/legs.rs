@@ -14,8 +14,8 @@ use http_body_util::BodyExt;
 use router_core::{Among, Decided, Lease, Leg, RequestView, Worker};
 use tokio::time::{Instant, timeout_at};
 
-use super::dispatch::{Begun, Stopped, Times, answered, attempt, lost, pick_in_turn};
-use super::exchange::{Answer, exchange};
+use super::dispatch::{Begun, Stopped, Times, answered, attempt, lost, may_leave, pick_in_turn};
+use super::exchange::{Answer, MayLeave, exchange};
 use super::parse::Reading;
 use super::pick::{Picked, pick};
 use super::record::Recorder;
@@ -182,9 +182,12 @@ impl Splitter {
         let mut prefill_request = leg_of(request, prefill_body);
         let span = recorder.sends_apart(&mut prefill_request, &prefill.decided, Leg::Prefill);
         recorder.sends(&mut decode_request, &decode.decided, Leg::Decode);
-        let mut prefilling = Prefilling::begin(app, (prefill, span), prefill_request, times);
+        let mut prefilling = Prefilling::begin(app, (prefill, span), (prefill_request, reading), times);
         let answer = {
-            let mut decoding = pin!(exchange(decode.upstream.as_deref(), &decode_request, times));
+            let (tried, model) = (decode_request.leaves.as_ref(), reading.model.as_deref());
+            let may_leave = |worker: &Worker| may_leave(app, tried, model, worker);
+            let asked = (&decode_request, &may_leave as MayLeave<'_>);
+            let mut decoding = pin!(exchange(decode.upstream.as_deref(), asked, times));
             tokio::select! {
                 biased;
                 answer = &mut decoding => Ok(answer),
@@ -227,11 +230,16 @@ impl Prefilling {
     fn begin(
         app: &Arc<App>,
         (picked, span): (Picked, Option<AttemptSpan>),
-        request: WorkerRequest,
+        (request, reading): (WorkerRequest, &Reading),
         times: Times,
     ) -> Self {
         let Picked { decided, upstream } = picked;
-        let exchange = Box::pin(async move { exchange(upstream.as_deref(), &request, times).await });
+        let may_leave = {
+            let (app, tried, model) = (Arc::clone(app), request.leaves.clone(), reading.model.clone());
+            move |worker: &Worker| may_leave(&app, tried.as_ref(), model.as_deref(), worker)
+        };
+        let exchange =
+            Box::pin(async move { exchange(upstream.as_deref(), (&request, &may_leave), times).await });
         Self { app: Arc::clone(app), exchange, decided: Some(decided), rest: None, span }
     }
 
@@ -250,6 +258,7 @@ impl Prefilling {
         let Some(Decided { worker, mut lease, trial, .. }) = self.decided.take() else { return };
         self.app.decider.first_token(&mut lease, self.app.now());
         self.app.metrics.attempt(&worker, response.status().into());
+        worker.generates();
         // It ends: what is left of the answer says nothing.
         if let Some(mut span) = self.span.take() {
             span.answered(response.status());

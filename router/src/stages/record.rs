@@ -222,6 +222,9 @@ impl Recorder {
         if let Some(spans) = &mut self.spans {
             spans.attempt_answered(worker, status, Cause::of_status(status).is_none());
         }
+        if status.is_success() && self.is_generation() {
+            worker.generates();
+        }
         self.app.metrics.attempt(worker, status.into());
     }
 
@@ -290,6 +293,10 @@ impl Recorder {
         }
         if let Some(worker) = &self.worker {
             worker.hear();
+            // A comment is the server's.
+            if succeeds && self.is_generation() && piece.first() != Some(&b':') {
+                worker.generates();
+            }
         }
         self.last_piece = Some(now);
         self.pieces += 1;

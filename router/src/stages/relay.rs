@@ -6,17 +6,18 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
-use router_core::Lease;
+use router_core::{Lease, Worker};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
-use super::continuing::{self, Continuing, Record, Stop, Stopped};
+use super::continuing::{self, Continuing, GoesOn, Record, Stop, Stopped};
 use super::dispatch::{Begun, Dispatched};
 use super::exchange::is_event_stream;
 use super::keep_alive::{Early, Next};
@@ -28,6 +29,7 @@ use crate::hop_by_hop;
 use crate::openai::bounds;
 use crate::openai::events::WholeEvents;
 use crate::routes::Endpoint;
+use crate::stall::Watch;
 use crate::transport::{TransportError, UpstreamBody};
 
 /// Reply header: the id of the worker that answered.
@@ -109,11 +111,18 @@ struct Limits {
     total: Duration,
     deadline: Instant,
     last_piece: Instant,
+    /// Over whether the worker stands still, where that would show.
+    stall: Option<Watch>,
 }
 
 impl Limits {
     fn new(idle: Duration, total: Duration, deadline: Instant) -> Self {
-        Self { timer: None, wakes: None, idle, total, deadline, last_piece: Instant::now() }
+        Self { timer: None, wakes: None, idle, total, deadline, last_piece: Instant::now(), stall: None }
+    }
+
+    /// Another piece is waited for, of a worker that is watched over so.
+    fn begin(&mut self, stall: Option<Watch>) {
+        (self.last_piece, self.stall, self.wakes) = (Instant::now(), stall, None);
     }
 
     /// From now on no longer than that.
@@ -131,10 +140,19 @@ impl Limits {
         let next = |last_piece: Instant| self.deadline.min(last_piece + self.idle);
         let timer =
             self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next(self.last_piece))));
-        if !timer.is_elapsed() && self.wakes.as_ref().is_some_and(|wakes| wakes.will_wake(cx.waker())) {
+        let is_over = timer.is_elapsed() || self.stall.as_ref().is_some_and(Watch::is_over);
+        if !is_over && self.wakes.as_ref().is_some_and(|wakes| wakes.will_wake(cx.waker())) {
             return Poll::Pending;
         }
         self.wakes = Some(cx.waker().clone());
+        if let Some(stall) = &mut self.stall
+            && Pin::new(&mut *stall).poll(cx).is_ready()
+        {
+            // Who stays is told again.
+            stall.begin_anew();
+            self.wakes = None;
+            return Poll::Ready(TransportError::Stalled { silence: stall.silence() });
+        }
         loop {
             std::task::ready!(timer.as_mut().poll(cx));
             let now = Instant::now();
@@ -147,6 +165,11 @@ impl Limits {
             timer.as_mut().reset(next(self.last_piece));
         }
     }
+}
+
+/// A watch over `worker`, with whom a stream has begun; `None` if it has left.
+pub(super) fn watch(app: &App, worker: &Arc<Worker>) -> Option<Watch> {
+    app.fleet.roster().upstream(worker).map(|upstream| upstream.stalls.watch())
 }
 
 /// Turns a dispatched request into the client's response.
@@ -167,6 +190,8 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
     }
     let events = is_event_stream(&head.headers).then(WholeEvents::default);
     recorder.answered(head.status);
+    let mut time_limits = Limits::new(limits.idle, limits.total, deadline);
+    time_limits.begin(events.as_ref().and_then(|_| watch(app, &worker)));
     let stream = RelayStream {
         upstream,
         first,
@@ -176,7 +201,7 @@ pub fn relay(app: &App, dispatched: Dispatched, mut recorder: Recorder) -> Respo
         stop: None,
         said: None,
         is_over: false,
-        limits: Limits::new(limits.idle, limits.total, deadline),
+        limits: time_limits,
         record: Some(Record { recorder, reading }),
         lease,
         _permit: permit,
@@ -247,6 +272,10 @@ impl RelayStream {
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(self.stopped(Stop::Broke(error))),
                 Poll::Pending => {
                     let error = std::task::ready!(self.limits.poll_exceeded(cx));
+                    // Who cannot be gone on with waits for the worker, as long as its limits allow.
+                    if matches!(error, TransportError::Stalled { .. }) && !self.can_go_on(&error) {
+                        continue;
+                    }
                     return Poll::Ready(self.stopped(Stop::Broke(error)));
                 }
             }
@@ -370,9 +399,8 @@ impl RelayStream {
             }
             Stop::ThoughtIsOver => None,
         };
-        let can_go_on =
-            |continuing: &mut Box<Continuing>| error.as_ref().is_none_or(|error| continuing.can_go_on(error));
-        let Some(continuing) = self.continuing.take_if(can_go_on) else {
+        let can_go_on = error.as_ref().is_none_or(|error| self.can_go_on(error));
+        let Some(continuing) = self.continuing.take_if(|_| can_go_on) else {
             // It is there where a thought is over: that came by way of it.
             return error.map(|error| self.break_off(error));
         };
@@ -380,6 +408,11 @@ impl RelayStream {
         let stopped = Stopped { lease: self.lease.take(), error };
         self.state = State::Continuing(Box::pin(continuing.go_on(stopped, record)));
         None
+    }
+
+    /// Whether another worker may be asked for the rest.
+    fn can_go_on(&self, error: &TransportError) -> bool {
+        self.continuing.as_ref().is_some_and(|continuing| continuing.can_go_on(error))
     }
 
     /// Somebody goes on, or nobody does. Returns what the client gets of it at once.
@@ -390,15 +423,21 @@ impl RelayStream {
         self.record = Some(record);
         let said = self.said.take();
         match result {
-            Ok(Some((Begun { response, first, lease, .. }, continuing))) => {
+            Ok(GoesOn::By(begun, continuing)) => {
+                let Begun { worker, response, first, lease, .. } = *begun;
                 (self.upstream, self.first, self.lease) = (response.into_body(), first, lease);
                 self.events = Some(WholeEvents::default());
+                self.limits.begin(continuing.watch(&worker));
                 self.continuing = Some(continuing);
-                self.limits.last_piece = Instant::now();
                 self.state = State::Flowing;
                 None
             }
-            Ok(None) => {
+            Ok(GoesOn::Here(lease, continuing)) => {
+                (self.lease, self.continuing) = (lease.map(|lease| *lease), Some(continuing));
+                self.state = State::Flowing;
+                None
+            }
+            Ok(GoesOn::NotAtAll) => {
                 self.finish();
                 Some(Ok(Frame::data(Bytes::from_static(DONE_EVENT))))
             }

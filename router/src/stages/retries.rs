@@ -29,7 +29,7 @@ pub(super) enum Cause {
     ConnectTimeout,
     /// The connection broke before the request was out, or what came was no answer.
     Reset,
-    /// The connection broke after the request had gone out, before the answer was whole: the worker may have died, and of this very request.
+    /// The connection broke after the request had gone out, before the answer was whole: the worker may have died, and of this very request. Or it stands still.
     /// So there is a [doubt](router_core::Doubt).
     Died,
     /// 429: the worker has enough to do.
@@ -79,6 +79,7 @@ impl Cause {
             TransportError::PassedOver => Self::Failing,
             TransportError::Broken(Broken::Io(_) | Broken::Closed | Broken::Http2(_))
             | TransportError::EngineFailed
+            | TransportError::Stalled { .. }
             | TransportError::Unfinished => Self::Died,
             _ if error.is_unreachable() => Self::Unreachable,
             _ => Self::Reset,
@@ -105,8 +106,8 @@ pub(super) struct Retries {
     legs: &'static [Leg],
     /// Who has been asked, and who is not to be at all.
     tried: SmallVec<[WorkerSlot; 4]>,
-    /// Of those tried, whose connections failed, and how often each had been found down by then.
-    lost: SmallVec<[(Arc<Worker>, u32); 2]>,
+    /// Of those tried, whose connections failed, and how often each had been found down by then; `None` of one that was down.
+    lost: SmallVec<[(Arc<Worker>, Option<u32>); 2]>,
     /// Who is not to be asked, tried or not.
     left_out: Vec<WorkerSlot>,
     /// Those tried, and the other ranks of endpoints that failed; empty where nobody else is left, or there are no ranks.
@@ -154,6 +155,20 @@ impl Retries {
             None if self.avoided.is_empty() => Among::Untried(&self.tried),
             None => Among::Untried(&self.avoided),
         }
+    }
+
+    /// Who is not to be asked in place of a worker that stands still; `None` if nobody is: too many have failed, or what hangs engines may be this
+    /// request, which may as well stay.
+    pub(super) fn leaves(&self, app: &App) -> Option<SmallVec<[WorkerSlot; 4]>> {
+        let is_in_doubt = match self.deaths[..] {
+            [] => false,
+            [in_flight] => in_flight < 2,
+            _ => true,
+        };
+        // Whose connection was lost is another one when it is up again.
+        let is_lost = |slot: &WorkerSlot| self.lost.iter().any(|(worker, _)| worker.slot == *slot);
+        let tried = || self.tried.iter().copied().filter(|slot| !is_lost(slot)).collect();
+        (self.failures < app.settings.max_retries && !is_in_doubt).then(tried)
     }
 
     /// Takes in a failure. Returns the time to wait before another attempt, or `None` if there is to be none.
@@ -231,7 +246,7 @@ impl Retries {
         let Failed { worker, cause, in_flight, retry_after, told } = failed;
         self.tried.push(worker.slot);
         if cause.lost_connection() {
-            self.lost.push((Arc::clone(&worker), worker.downs()));
+            self.lost.push((Arc::clone(&worker), worker.is_up().then(|| worker.downs())));
         }
         self.failures += 1;
         self.unreachable += usize::from(cause.is_unreachable());
@@ -282,7 +297,7 @@ impl Retries {
         let Self { tried, avoided, lost, left_out, .. } = self;
         lost.retain(|(worker, downs)| {
             let has_left = || !fleet.workers().iter().any(|other| Arc::ptr_eq(other, worker));
-            let is_another = worker.is_up() && worker.downs() != *downs || has_left();
+            let is_another = worker.is_up() && Some(worker.downs()) != *downs || has_left();
             if is_another && !left_out.contains(&worker.slot) {
                 tried.retain(|slot| *slot != worker.slot);
                 avoided.retain(|slot| *slot != worker.slot);
@@ -359,6 +374,7 @@ mod tests {
             (TransportError::Unsent(Broken::Closed), Cause::Reset),
             (TransportError::Broken(Broken::Closed), Cause::Died),
             (TransportError::EngineFailed, Cause::Died),
+            (TransportError::Stalled { silence: limit }, Cause::Died),
             (TransportError::Unfinished, Cause::Died),
             (TransportError::Broken(Broken::Malformed("is none")), Cause::Reset),
         ] {

@@ -74,6 +74,12 @@ pub enum TransportError {
         /// The limit.
         limit: Duration,
     },
+    /// It has generated nothing for anybody, and does not answer a question of one token either.
+    #[error("it stands still: nothing has come of it for {} s", silence.as_secs())]
+    Stalled {
+        /// For how long it has generated nothing.
+        silence: Duration,
+    },
     /// The request as a whole took too long.
     #[error("not answered within {} s", limit.as_secs_f64())]
     Total {
@@ -172,6 +178,7 @@ impl TransportError {
                 | Self::NotSent { .. }
                 | Self::FirstByte { .. }
                 | Self::Idle { .. }
+                | Self::Stalled { .. }
                 | Self::Total { .. }
         )
     }

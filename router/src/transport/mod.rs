@@ -20,6 +20,8 @@ use ::http::uri::PathAndQuery;
 use ::http::{HeaderMap, Method, Response};
 use bytes::Bytes;
 use http_body::{Body, Frame};
+use router_core::WorkerSlot;
+use smallvec::SmallVec;
 
 use crate::payload::Payload;
 
@@ -53,6 +55,8 @@ pub struct WorkerRequest {
     pub body: Payload,
     /// Whether some of it has gone to a worker, where somebody wants to know.
     pub underway: Option<Arc<AtomicBool>>,
+    /// Who may not be asked in place of a worker that turns out to stand still before it has answered; `None` if nobody may.
+    pub leaves: Option<SmallVec<[WorkerSlot; 4]>>,
     /// Who sends it in the router's place, if a gateway does.
     pub gateway: Option<Gateway>,
 }
@@ -62,7 +66,7 @@ impl WorkerRequest {
     #[must_use]
     pub fn get(path: PathAndQuery) -> Self {
         let (headers, body) = (HeaderMap::new(), Payload::default());
-        Self { method: Method::GET, path, headers, body, underway: None, gateway: None }
+        Self { method: Method::GET, path, headers, body, underway: None, leaves: None, gateway: None }
     }
 
     /// A POST to `path` of what is yet to be filled in.

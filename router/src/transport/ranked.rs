@@ -41,6 +41,7 @@ impl RankedTransport {
             headers,
             body: self.body(request).await.unwrap_or_else(|| request.body.clone()),
             underway: request.underway.clone(),
+            leaves: None,
             gateway: None,
         }
     }

@@ -38,7 +38,7 @@ pub(crate) fn usage(id: &str, prompt: usize, completion: usize) -> String {
         .to_string()
 }
 
-fn events(events: &[String]) -> Vec<u8> {
+pub(crate) fn events(events: &[String]) -> Vec<u8> {
     let events = events.iter().map(|event| chunk(&format!("data: {event}\n\n")));
     events.fold(sse_head(), |all, event| all.into_iter().chain(event).collect())
 }
@@ -77,7 +77,7 @@ fn seen(mocks: &[MockWorker; 2]) -> Vec<Value> {
 }
 
 /// What the client read: its events, and whether it ended well.
-fn told(reply: &Reply) -> (Vec<Value>, bool) {
+pub(crate) fn told(reply: &Reply) -> (Vec<Value>, bool) {
     let text = reply.text();
     let data: Vec<_> = text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
     let events =
@@ -85,7 +85,7 @@ fn told(reply: &Reply) -> (Vec<Value>, bool) {
     (events.collect(), reply.whole && data.last() == Some(&"[DONE]"))
 }
 
-fn text_of(events: &[Value]) -> String {
+pub(crate) fn text_of(events: &[Value]) -> String {
     let text = |event: &Value| {
         let choice = &event["choices"][0];
         choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default().to_owned()
@@ -93,7 +93,7 @@ fn text_of(events: &[Value]) -> String {
     events.iter().map(text).collect()
 }
 
-fn question(extra: &Value) -> String {
+pub(crate) fn question(extra: &Value) -> String {
     let mut body = json!({"model": MODEL, "stream": true, "messages": [{"role": "user", "content": "x"}]});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     body.to_string()

@@ -395,6 +395,14 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
         let entries: Vec<_> = models.iter().map(|id| model_entry(id, models[0])).collect();
         return json_reply(200, &serde_json::json!({"object": "list", "data": entries}).to_string());
     }
+    // How often anybody has asked: counts of an engine that goes on.
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    if path == "/metrics"
+        && let Some(counts) = models.iter().find(|model| model.starts_with("lora-counts"))
+    {
+        let tokens = if *counts == "lora-counts-on" { ASKED.fetch_add(1, Ordering::SeqCst) } else { 7 };
+        return json_reply(200, &format!("vllm:generation_tokens_total{{engine=\"0\"}} {tokens}.0\n"));
+    }
     let told = match path {
         "/metrics" if models.contains(&"tells-blocks") => {
             "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"500\"} 1.0\n"

@@ -35,6 +35,7 @@ mod replicas;
 mod routing;
 mod smuggling;
 mod spans;
+mod stalls;
 mod thoughts;
 mod upstream;
 mod upstream_h2;

@@ -482,6 +482,13 @@ impl PrefillQueue {
         }
     }
 
+    /// For how long the worker may generate nothing for anybody while it computes what was sent there; at least a step that is full of prompts, since
+    /// it may have evicted sequences and compute them again.
+    #[must_use]
+    pub fn silence_s(&self) -> f64 {
+        self.owed_s.max(self.step_s) + self.fixed_s
+    }
+
     /// Requests in line.
     #[must_use]
     pub fn in_line(&self) -> usize {

@@ -50,7 +50,7 @@ impl Outgoing {
         host: &HeaderValue,
         authorization: Option<&HeaderValue>,
     ) {
-        let WorkerRequest { method, path, headers, body, underway: _, gateway: _ } = request;
+        let WorkerRequest { method, path, headers, body, underway: _, leaves: _, gateway: _ } = request;
         self.head.clear();
         for part in [method.as_str(), " ", path.as_str(), " HTTP/1.1\r\n"] {
             self.head.extend_from_slice(part.as_bytes());

@@ -1,0 +1,173 @@
+//! Whether an engine hangs whose requests nothing comes of: it is asked for one token, and whether it counts on.
+//!
+//! Neither says everything. A question waits behind other answers where an engine computes no more of them at once; and not every engine counts, or tells
+//! whoever asks. Used by the [prober](super::Prober).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::uri::PathAndQuery;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use super::ask;
+use crate::fleet::Upstream;
+use crate::metrics_text::samples;
+use crate::transport::{TransportError, WorkerRequest};
+
+/// How long an engine may take to tell its metrics.
+const METRICS_LIMIT: Duration = Duration::from_secs(5);
+/// A question that was lost on its way is asked again after so long,
+const BETWEEN_QUESTIONS: Duration = Duration::from_secs(1);
+/// and one that a hanging engine owes the answer to after so long, since its connection may be gone without a word.
+const QUESTION_LIMIT: Duration = Duration::from_secs(60);
+/// What engines count while they compute: tokens, steps, or what of their cache is in use.
+const COUNTS: [&str; 8] = [
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:iteration_tokens_total_count",
+    "sglang:prompt_tokens_total",
+    "sglang:generation_tokens_total",
+    "sglang:num_used_tokens",
+    "sglang:gen_throughput",
+    "worker:generation_tokens_total",
+];
+
+/// What was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Finding {
+    /// It has generated a token, or counted on.
+    Generates,
+    /// It has done neither, as far as it can be asked.
+    Hangs,
+    /// It cannot be asked, or may have too much to do.
+    Unknown,
+}
+
+/// Examines an engine for `time`.
+pub(super) async fn examine(upstream: &Upstream, time: Duration) -> Finding {
+    let end = Instant::now() + time;
+    let before = counts(upstream).await;
+    let answer = timeout_at(end, ask_for_a_token(upstream)).await;
+    if answer == Ok(Answer::Token) {
+        return Finding::Generates;
+    }
+    sleep_until(end).await;
+    match (before, counts(upstream).await) {
+        (Some(before), Some(after)) if before != after => Finding::Generates,
+        (Some(_), Some(_)) => Finding::Hangs,
+        // A stream that has begun has its place among those that are computed; and a process that does not answer probes has more than much to do.
+        _ if answer.is_err() && (upstream.stalls.streams() > 0 || !upstream.worker.is_up()) => Finding::Hangs,
+        _ => Finding::Unknown,
+    }
+}
+
+/// Waits until an engine that hangs generates again, or, if it cannot be asked, for `patience`, after which it may be tried.
+pub(super) async fn recovery(upstream: &Upstream, patience: Duration) -> Finding {
+    loop {
+        match timeout(QUESTION_LIMIT, ask_for_a_token(upstream)).await {
+            Ok(Answer::Token) => return Finding::Generates,
+            Ok(Answer::None) => {
+                sleep(patience).await;
+                return Finding::Unknown;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// What the engine has counted up to now, of its own rank if it tells them apart; `None` if it does not say.
+async fn counts(upstream: &Upstream) -> Option<Vec<String>> {
+    let metrics = ask(&*upstream.transport, PathAndQuery::from_static("/metrics"));
+    let text = timeout(METRICS_LIMIT, metrics).await.ok()??;
+    let rank = upstream.worker.spec.dp_rank.map(|rank| rank.number.to_string());
+    let counts = counts_in(&String::from_utf8_lossy(&text), rank.as_deref());
+    (!counts.is_empty()).then_some(counts)
+}
+
+fn counts_in(text: &str, rank: Option<&str>) -> Vec<String> {
+    let is_own = |told: Option<&str>| told.is_none() || rank.is_none() || told == rank;
+    let counted = samples(text).filter(|sample| {
+        COUNTS.contains(&sample.name) && is_own(sample.label("engine").or(sample.label("dp_rank")))
+    });
+    counted.filter_map(|sample| Some(format!("{} {}", sample.name, sample.number()?))).collect()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Answer {
+    Token,
+    /// It does not answer such a question, or not to the router.
+    None,
+}
+
+/// Asks for one token until there is an answer.
+async fn ask_for_a_token(upstream: &Upstream) -> Answer {
+    let Some(request) =
+        question(&upstream.model_entries.read().map(|entries| entries.to_vec()).unwrap_or_default())
+    else {
+        return Answer::None;
+    };
+    loop {
+        match status_of(upstream, &request).await {
+            Ok(status) if status.is_success() => return Answer::Token,
+            // Whoever is in between has given up.
+            Ok(StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT) | Err(_) => {
+                sleep(BETWEEN_QUESTIONS).await;
+            }
+            Ok(_) => return Answer::None,
+        }
+    }
+}
+
+async fn status_of(upstream: &Upstream, request: &WorkerRequest) -> Result<StatusCode, TransportError> {
+    let (head, mut body) = upstream.transport.send(request).await?.into_parts();
+    while let Some(frame) = body.frame().await {
+        frame?;
+    }
+    Ok(head.status)
+}
+
+/// `None` for a server of several models: it might load one that nobody waits for in place of another.
+fn question(entries: &[Value]) -> Option<WorkerRequest> {
+    let mut models = entries.iter().filter(|entry| !entry["parent"].is_string());
+    let mut body = json!({"prompt": "1", "max_tokens": 1, "temperature": 0});
+    if let Some(model) = models.next() {
+        body["model"] = model["id"].clone();
+    }
+    if models.next().is_some() {
+        return None;
+    }
+    let path = PathAndQuery::from_static("/v1/completions");
+    let mut request =
+        WorkerRequest { body: Bytes::from(body.to_string()).into(), ..WorkerRequest::post(path) };
+    request.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Some(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_goes_by_its_own_counts() {
+        let text = "vllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 5.0\nvllm:generation_tokens_total{engine=\"1\"} 7.0\n\
+                    vllm:num_requests_running{engine=\"0\"} 3\nsglang:num_used_tokens 9\nhttp_requests_total 4\n";
+        let [of_first, of_second, of_both] =
+            ["vllm:generation_tokens_total 5", "vllm:generation_tokens_total 7", "sglang:num_used_tokens 9"];
+        assert_eq!(counts_in(text, Some("0")), [of_first, of_both]);
+        assert_eq!(counts_in(text, Some("1")), [of_second, of_both]);
+        assert_eq!(counts_in(text, None), [of_first, of_second, of_both]);
+        assert!(counts_in("a 1\n", None).is_empty());
+    }
+
+    #[test]
+    fn who_serves_several_models_is_not_asked_and_adapters_are_none() {
+        let entry = |id: &str, parent: Option<&str>| json!({"id": id, "parent": parent});
+        let (one, other, adapter) = (entry("m", None), entry("n", None), entry("a", Some("m")));
+        assert!(question(&[]).is_some() && question(&[adapter, one.clone()]).is_some());
+        assert!(question(&[one, other]).is_none());
+    }
+}
