@@ -240,6 +240,10 @@ impl FleetService {
         change.desired = desired;
         let mut upstreams = roster.upstreams.clone();
         for worker in &diff.removed {
+            if let Some(upstream) = roster.upstream(worker).filter(|upstream| upstream.stalls.is_now()) {
+                // Nobody else will, from now on.
+                upstream.stalls.tell();
+            }
             upstreams[worker.slot.index()] = None;
             for task in change.tasks.remove(worker.id()).unwrap_or_default() {
                 task.abort();

@@ -180,18 +180,10 @@ impl Prober {
         loop {
             tokio::select! {
                 () = sleep_until(next) => {
-                    match self.look_for_silence() {
-                        Step::Examine(time) => {
-                            let upstream = Arc::clone(&upstream);
-                            examining.push(Box::pin(async move { examine(&upstream, time).await }));
-                        }
-                        Step::Judge(silence) if self.others_are_well() => {
-                            self.stands_still(silence);
-                            let (upstream, patience) = (Arc::clone(&upstream), self.trial_after);
-                            examining.push(Box::pin(async move { recovery(&upstream, patience).await }));
-                        }
-                        _ if self.silence.is_well() => examining.clear(),
-                        _ => {}
+                    if let Some(examination) = self.look_for_silence() {
+                        examining.push(examination);
+                    } else if self.silence.is_well() {
+                        examining.clear();
                     }
                     if let Some(room) = self.overlaps.room(running.len()) {
                         running.push(self.probe(room));
@@ -242,8 +234,8 @@ impl Prober {
         }
     }
 
-    /// Looks whether the worker generates.
-    fn look_for_silence(&mut self) -> Step {
+    /// Looks whether the worker generates. Returns how it is to be examined, if it is from now on.
+    fn look_for_silence(&mut self) -> Option<Examination> {
         let worker = &self.upstream.worker;
         let step = self.silence.look(Reading {
             now: Instant::now(),
@@ -252,7 +244,18 @@ impl Prober {
             expected: worker.load.silence(),
         });
         self.heed(step);
-        step
+        let time = match step {
+            Step::Examine(time) => time,
+            Step::Judge(silence) if self.others_are_well() => {
+                self.stands_still(silence);
+                let (upstream, patience) = (Arc::clone(&self.upstream), self.trial_after);
+                return Some(Box::pin(async move { recovery(&upstream, patience).await }));
+            }
+            Step::Judge(_) => self.silence.is_waited_for()?,
+            _ => return None,
+        };
+        let upstream = Arc::clone(&self.upstream);
+        Some(Box::pin(async move { examine(&upstream, time).await }))
     }
 
     fn heed(&self, step: Step) {
@@ -375,10 +378,6 @@ impl Prober {
         }
         // That there is no connection is known better than what a probe did not say in time.
         let is_gone = matches!(reason, ProbeError::Transport(error) if error.takes_worker_out());
-        if is_gone {
-            self.silence.forget();
-            self.upstream.stalls.over();
-        }
         let was_there = worker.is_up() || worker.is_suspect();
         if is_gone && was_there && worker.mark_down() || !is_gone && worker.mark_suspect() {
             tracing::warn!(worker = %worker.id(), %reason, "worker is down");
@@ -388,6 +387,10 @@ impl Prober {
         }
         // What is slow or unwell, or cannot be found for a while, still has what it computed.
         let ends_caches = matches!(reason, ProbeError::Transport(error) if error.ends_caches());
+        if ends_caches {
+            self.silence.forget();
+            self.upstream.stalls.over();
+        }
         if ends_caches && self.knowledge == Knowledge::Kept {
             self.knowledge = Knowledge::Forgotten;
             self.decider.forget(worker);

@@ -212,7 +212,7 @@ pub struct Settings {
 
     /// Time after which an engine counts as hanging that has requests, generates nothing for anybody, nor a token that it is asked for, and counts no tokens
     /// either, though its server may answer probes: it is out until it generates again, and what it has is tried elsewhere, if others are well. Four times what
-    /// its prompts are expected to take comes on top. Or off
+    /// its longest prompt is expected to take comes on top. Or off
     #[arg(long, help_heading = "Failures", default_value = "30s", value_parser = parse_time_limit, value_name = "TIME|off")]
     pub stall_timeout: TimeLimit,
 

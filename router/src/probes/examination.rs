@@ -36,6 +36,14 @@ const COUNTS: [&str; 8] = [
     "worker:generation_tokens_total",
 ];
 
+/// What tells that it has something to compute.
+const HAVE_REQUESTS: [&str; 4] = [
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "sglang:num_running_reqs",
+    "sglang:num_queue_reqs",
+];
+
 /// What was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Finding {
@@ -50,15 +58,16 @@ pub(super) enum Finding {
 /// Examines an engine for `time`.
 pub(super) async fn examine(upstream: &Upstream, time: Duration) -> Finding {
     let end = Instant::now() + time;
-    let before = counts(upstream).await;
+    let before = told(upstream).await;
     let answer = timeout_at(end, ask_for_a_token(upstream)).await;
     if answer == Ok(Answer::Token) {
         return Finding::Generates;
     }
     sleep_until(end).await;
-    match (before, counts(upstream).await) {
-        (Some(before), Some(after)) if before != after => Finding::Generates,
-        (Some(_), Some(_)) => Finding::Hangs,
+    match (before, told(upstream).await) {
+        (Some(before), Some(after)) if before.counts != after.counts => Finding::Generates,
+        // The router may count a request that has left it, whose client is slow.
+        (Some(_), Some(after)) if answer.is_err() || after.has_requests => Finding::Hangs,
         // A stream that has begun has its place among those that are computed; and a process that does not answer probes has more than much to do.
         _ if answer.is_err() && (upstream.stalls.streams() > 0 || !upstream.worker.is_up()) => Finding::Hangs,
         _ => Finding::Unknown,
@@ -79,21 +88,36 @@ pub(super) async fn recovery(upstream: &Upstream, patience: Duration) -> Finding
     }
 }
 
-/// What the engine has counted up to now, of its own rank if it tells them apart; `None` if it does not say.
-async fn counts(upstream: &Upstream) -> Option<Vec<String>> {
+/// What an engine tells of itself, of its own rank if it tells them apart.
+#[derive(PartialEq, Eq, Debug)]
+struct Told {
+    /// What it has counted up to now.
+    counts: Vec<String>,
+    has_requests: bool,
+}
+
+/// `None` if it does not say.
+async fn told(upstream: &Upstream) -> Option<Told> {
     let metrics = ask(&*upstream.transport, PathAndQuery::from_static("/metrics"));
     let text = timeout(METRICS_LIMIT, metrics).await.ok()??;
     let rank = upstream.worker.spec.dp_rank.map(|rank| rank.number.to_string());
-    let counts = counts_in(&String::from_utf8_lossy(&text), rank.as_deref());
-    (!counts.is_empty()).then_some(counts)
+    let told = read(&String::from_utf8_lossy(&text), rank.as_deref());
+    (!told.counts.is_empty()).then_some(told)
 }
 
-fn counts_in(text: &str, rank: Option<&str>) -> Vec<String> {
-    let is_own = |told: Option<&str>| told.is_none() || rank.is_none() || told == rank;
-    let counted = samples(text).filter(|sample| {
-        COUNTS.contains(&sample.name) && is_own(sample.label("engine").or(sample.label("dp_rank")))
-    });
-    counted.filter_map(|sample| Some(format!("{} {}", sample.name, sample.number()?))).collect()
+fn read(text: &str, rank: Option<&str>) -> Told {
+    let mut told = Told { counts: Vec::new(), has_requests: false };
+    for sample in samples(text) {
+        let of = sample.label("engine").or(sample.label("dp_rank"));
+        let (true, Some(number)) = (of.is_none() || rank.is_none() || of == rank, sample.number()) else {
+            continue;
+        };
+        if COUNTS.contains(&sample.name) {
+            told.counts.push(format!("{} {number}", sample.name));
+        }
+        told.has_requests |= HAVE_REQUESTS.contains(&sample.name) && number > 0.0;
+    }
+    told
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,10 +181,11 @@ mod tests {
                     vllm:num_requests_running{engine=\"0\"} 3\nsglang:num_used_tokens 9\nhttp_requests_total 4\n";
         let [of_first, of_second, of_both] =
             ["vllm:generation_tokens_total 5", "vllm:generation_tokens_total 7", "sglang:num_used_tokens 9"];
-        assert_eq!(counts_in(text, Some("0")), [of_first, of_both]);
-        assert_eq!(counts_in(text, Some("1")), [of_second, of_both]);
-        assert_eq!(counts_in(text, None), [of_first, of_second, of_both]);
-        assert!(counts_in("a 1\n", None).is_empty());
+        let (first, second) = (read(text, Some("0")), read(text, Some("1")));
+        assert_eq!((first.counts, first.has_requests), (vec![of_first.into(), of_both.into()], true));
+        assert_eq!((second.counts, second.has_requests), (vec![of_second.into(), of_both.into()], false));
+        assert_eq!(read(text, None).counts, [of_first, of_second, of_both]);
+        assert!(read("a 1\n", None).counts.is_empty());
     }
 
     #[test]

@@ -124,6 +124,14 @@ impl Silence {
         }
     }
 
+    /// Others hang as well, so that it is waited for. Returns for how long it is to be examined again before it can be judged anew: by then it may go on, and
+    /// not have told.
+    pub(super) fn is_waited_for(&mut self) -> Option<Duration> {
+        let State::Hangs { since } = self.state else { return None };
+        self.state = State::Examined { since };
+        self.limit.map(|limit| limit / 2)
+    }
+
     /// Others do not hang, so it stands still.
     pub(super) fn stands_still(&mut self) {
         self.state = State::StandsStill;
@@ -188,10 +196,14 @@ mod tests {
         assert_eq!(case.silent(1..=30), [(16, Step::Examine(LIMIT / 2))]);
         assert_eq!(case.silence.found(Finding::Hangs), Step::Nothing);
         let judged = |second, seconds| (second, Step::Judge(Duration::from_secs(seconds)));
-        assert_eq!(case.silent(31..=32), [judged(31, 30), judged(32, 31)], "until others are well");
+        assert_eq!(case.silent(31..=31), [judged(31, 30)]);
+        assert_eq!(case.silence.is_waited_for(), Some(LIMIT / 2), "others hang as well");
+        assert_eq!(case.silent(32..=45), []);
+        case.silence.found(Finding::Hangs);
+        assert_eq!(case.silent(46..=46), [judged(46, 45)]);
         case.silence.stands_still();
-        assert_eq!((case.at(40, false), case.silence.is_still()), (Step::TellAgain, true));
-        let without = Reading { has_requests: false, ..case.reading(41, false) };
+        assert_eq!((case.at(47, false), case.silence.is_still()), (Step::TellAgain, true));
+        let without = Reading { has_requests: false, ..case.reading(48, false) };
         assert_eq!((case.silence.look(without), case.silence.is_still()), (Step::Nothing, true));
         assert_eq!((case.silence.found(Finding::Generates), case.silence.is_well()), (Step::Recovered, true));
         case.silence.stands_still();

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
-use router_core::{Lease, Worker};
+use router_core::{Lease, Worker, WorkerSlot};
 use tokio::time::{Instant, timeout};
 
 use super::dispatch::{Begun, Times, attempts, may_leave};
@@ -194,11 +194,19 @@ impl Continuing {
         if self.given.is_whole() && asks_for_one(&members) {
             return true;
         }
-        let Some(rest) = rest_of(&self.given, &members) else { return false };
-        self.leave_out_who_cannot(&rest);
-        let leaves = self.retries.leaves(&self.app);
-        let model = record.reading.model.as_deref();
-        record.recorder.worker().is_some_and(|worker| may_leave(&self.app, leaves.as_ref(), model, worker))
+        let Some(mut rest) = rest_of(&self.given, &members) else { return false };
+        if self.is_asked_in_messages(&rest) && !self.messages_go_on(&members, &record.reading).await {
+            if Next::after(&self.given, &members).is_none() {
+                return false;
+            }
+            rest = Rest::Tokens;
+        }
+        let (Some(mut tried), Some(worker)) = (self.retries.leaves(&self.app), record.recorder.worker())
+        else {
+            return false;
+        };
+        tried.extend(self.who_cannot(&rest));
+        may_leave(&self.app, Some(&tried), record.reading.model.as_deref(), worker)
     }
 
     /// `None` if there is no rest: only the word for that was missing.
@@ -213,7 +221,7 @@ impl Continuing {
             return Ok(None);
         }
         let Some(mut rest) = rest_of(&self.given, &members) else { return Err(cannot(error)) };
-        self.leave_out_who_cannot(&rest);
+        self.retries.leave_out(self.who_cannot(&rest));
         let has_broken = error.is_some();
         let wait = match error {
             Some(error) => self.after(error, lease, record)?,
@@ -228,7 +236,7 @@ impl Continuing {
             // Their tokens can be put together all the same.
             Next::after(&self.given, &members).ok_or_else(template_ends_it)?;
             rest = Rest::Tokens;
-            self.leave_out_who_cannot(&rest);
+            self.retries.leave_out(self.who_cannot(&rest));
         }
         let (mut asked, seam) = match rest {
             Rest::Body(body) => (WorkerRequest { body, ..self.request.clone() }, Seam::after(&self.given)),
@@ -329,21 +337,20 @@ impl Continuing {
         told != Ok(Messages::End)
     }
 
-    /// Who would take the beginning of an answer for a turn that has ended, or does not tell tokens, is not asked.
-    fn leave_out_who_cannot(&mut self, rest: &Rest) {
-        let Self { app, given, retries, .. } = self;
+    /// Who would take the beginning of an answer for a turn that has ended, or does not tell tokens.
+    fn who_cannot(&self, rest: &Rest) -> Vec<WorkerSlot> {
         let can: &[&str] = match rest {
             Rest::Tokens => &[TELL_TOKENS],
-            Rest::Body(_) if is_begun_message(given) => &GO_ON_WITH_MESSAGES,
-            Rest::Body(_) => return,
+            Rest::Body(_) if is_begun_message(&self.given) => &GO_ON_WITH_MESSAGES,
+            Rest::Body(_) => return Vec::new(),
         };
-        let roster = app.fleet.roster();
+        let roster = self.app.fleet.roster();
         let is_of_others = |worker: &&Arc<Worker>| {
             let upstream = roster.upstream(worker);
             !upstream.is_some_and(|upstream| is_of(&upstream, can))
         };
         let others = roster.snapshot.workers().iter().filter(is_of_others);
-        retries.leave_out(others.map(|worker| worker.slot).collect());
+        others.map(|worker| worker.slot).collect()
     }
 }
 

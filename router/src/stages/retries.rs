@@ -160,15 +160,12 @@ impl Retries {
     /// Who is not to be asked in place of a worker that stands still; `None` if nobody is: too many have failed, or what hangs engines may be this
     /// request, which may as well stay.
     pub(super) fn leaves(&self, app: &App) -> Option<SmallVec<[WorkerSlot; 4]>> {
-        let is_in_doubt = match self.deaths[..] {
-            [] => false,
-            [in_flight] => in_flight < 2,
-            _ => true,
+        let may_be_another = |slot: &WorkerSlot| {
+            let mut lost = self.lost.iter().filter(|(worker, _)| worker.slot == *slot);
+            lost.any(|(worker, downs)| !worker.is_up() || is_another(worker, *downs))
         };
-        // Whose connection was lost is another one when it is up again.
-        let is_lost = |slot: &WorkerSlot| self.lost.iter().any(|(worker, _)| worker.slot == *slot);
-        let tried = || self.tried.iter().copied().filter(|slot| !is_lost(slot)).collect();
-        (self.failures < app.settings.max_retries && !is_in_doubt).then(tried)
+        let tried = || self.tried.iter().copied().filter(|slot| !may_be_another(slot)).collect();
+        (self.failures < app.settings.max_retries && self.deaths.is_empty()).then(tried)
     }
 
     /// Takes in a failure. Returns the time to wait before another attempt, or `None` if there is to be none.
@@ -297,7 +294,7 @@ impl Retries {
         let Self { tried, avoided, lost, left_out, .. } = self;
         lost.retain(|(worker, downs)| {
             let has_left = || !fleet.workers().iter().any(|other| Arc::ptr_eq(other, worker));
-            let is_another = worker.is_up() && Some(worker.downs()) != *downs || has_left();
+            let is_another = is_another(worker, *downs) || has_left();
             if is_another && !left_out.contains(&worker.slot) {
                 tried.retain(|slot| *slot != worker.slot);
                 avoided.retain(|slot| *slot != worker.slot);
@@ -329,6 +326,11 @@ impl Retries {
         let doublings = u32::try_from(self.failures - 1).unwrap_or(u32::MAX).min(10);
         (FIRST_BACK_OFF * 2u32.pow(doublings)).mul_f64(draw)
     }
+}
+
+/// Whether a worker is up that was down then, or has been since.
+fn is_another(worker: &Worker, downs: Option<u32>) -> bool {
+    worker.is_up() && Some(worker.downs()) != downs
 }
 
 #[cfg(test)]

@@ -401,7 +401,11 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
         && let Some(counts) = models.iter().find(|model| model.starts_with("lora-counts"))
     {
         let tokens = if *counts == "lora-counts-on" { ASKED.fetch_add(1, Ordering::SeqCst) } else { 7 };
-        return json_reply(200, &format!("vllm:generation_tokens_total{{engine=\"0\"}} {tokens}.0\n"));
+        let running = "vllm:num_requests_running{engine=\"0\"} 1.0";
+        return json_reply(
+            200,
+            &format!("{running}\nvllm:generation_tokens_total{{engine=\"0\"}} {tokens}.0\n"),
+        );
     }
     let told = match path {
         "/metrics" if models.contains(&"tells-blocks") => {

@@ -482,11 +482,12 @@ impl PrefillQueue {
         }
     }
 
-    /// For how long the worker may generate nothing for anybody while it computes what was sent there; at least a step that is full of prompts, since
-    /// it may have evicted sequences and compute them again.
+    /// For how long the worker may generate nothing for anybody: while it computes the longest prompt that waits there, or a step full of them, which it
+    /// may have computed before and evicted.
     #[must_use]
     pub fn silence_s(&self) -> f64 {
-        self.owed_s.max(self.step_s) + self.fixed_s
+        let longest_s = self.waiting.iter().map(|waiting| waiting.service_s).fold(self.step_s, f64::max);
+        longest_s + self.fixed_s
     }
 
     /// Requests in line.
