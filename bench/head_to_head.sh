@@ -22,13 +22,14 @@ begin_workers "${WORKERS:-4}" "${KV_BLOCKS:-64000}" --context-length 131072 --kv
 # each TEMPLATE: for every worker, NUMBER being its number
 each() { for n in $(seq "$workers"); do echo "${1//NUMBER/$n}"; done; }
 urls=$(each http://127.0.0.1:2800NUMBER | paste -sd' ')
-# haproxy_config BALANCE SERVERS: haproxy before these
+# haproxy_config BALANCE SERVERS: haproxy before these; without http-no-delay it holds back what comes of a stream for up to 200 ms
 haproxy_config() {
     cat <<CONFIG
 global
     nbthread 1
 defaults
     mode http
+    option http-no-delay
     timeout connect 5s
     timeout client 10m
     timeout server 10m

@@ -36,6 +36,7 @@ global
 defaults
     mode http
     http-reuse always
+    option http-no-delay
     timeout connect 5s
     timeout client 10m
     timeout server 10m

@@ -22,6 +22,8 @@ begin() {
         echo "    nbthread 1"
         echo "defaults"
         echo "    mode http"
+        # Else it holds back what comes of a stream for up to 200 ms.
+        echo "    option http-no-delay"
         for side in connect client server; do echo "    timeout $side 600s"; done
         echo "listen front"
         echo "    bind 127.0.0.1:28100"
