@@ -55,7 +55,9 @@ class Held:
     def __init__(self, process):
         threads = os.listdir(f"/proc/{process.pid}/task")
         names = {int(thread): open(f"/proc/{process.pid}/task/{thread}/comm").read().strip() for thread in threads}
-        self.thread = next(thread for thread, name in names.items() if name == "engine")
+        self.thread = next((thread for thread, name in names.items() if name == "engine"), None)
+        if self.thread is None:
+            sys.exit("the worker has no thread of an engine")
         if self.ptrace(self.ATTACH, self.thread, 0, 0) != 0:
             sys.exit(f"the engine's thread cannot be held: {os.strerror(ctypes.get_errno())}")
         os.waitpid(self.thread, self.ANY_THREAD)

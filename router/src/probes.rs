@@ -204,6 +204,9 @@ impl Prober {
                     next = next.min(last + self.pause());
                 }
                 Some(finding) = examining.next() => {
+                    if self.silence.is_still() && finding == Finding::Unknown {
+                        tracing::info!(worker = %upstream.worker.id(), "worker answers no question of one token; it is tried");
+                    }
                     let step = self.silence.found(finding);
                     self.heed(step);
                 }
@@ -251,19 +254,29 @@ impl Prober {
                 let (upstream, patience) = (Arc::clone(&self.upstream), self.trial_after);
                 return Some(Box::pin(async move { recovery(&upstream, patience).await }));
             }
-            Step::Judge(_) => self.silence.is_waited_for()?,
+            Step::Judge(silence) => self.waits_for_it(silence)?,
             _ => return None,
         };
         let upstream = Arc::clone(&self.upstream);
         Some(Box::pin(async move { examine(&upstream, time).await }))
     }
 
+    /// Nobody could stand in for it. Returns for how long it is examined again.
+    fn waits_for_it(&mut self, silence: Duration) -> Option<Duration> {
+        let (time, is_news) = self.silence.waits_for_it()?;
+        if is_news {
+            let worker = &self.upstream.worker;
+            tracing::warn!(
+                worker = %worker.id(), requests = worker.load.own(), silent_s = silence.as_secs(),
+                "worker seems to hang, and is waited for: there is no other for its models, or all others are silent too"
+            );
+        }
+        Some(time)
+    }
+
     fn heed(&self, step: Step) {
         match step {
-            Step::Recovered => {
-                self.upstream.stalls.over();
-                tracing::info!(worker = %self.upstream.worker.id(), "worker generates again, or is to be tried");
-            }
+            Step::Recovered => self.upstream.stalls.over(),
             Step::TellAgain if self.others_are_well() => self.upstream.stalls.tell(),
             _ => {}
         }

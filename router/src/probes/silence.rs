@@ -33,13 +33,15 @@ enum State {
         since: Instant,
         allowed: Duration,
     },
-    /// It is being examined.
+    /// It is being examined; again, if it is waited for.
     Examined {
         since: Instant,
+        is_waited_for: bool,
     },
     /// It hangs, unless all others do the same.
     Hangs {
         since: Instant,
+        is_waited_for: bool,
     },
     StandsStill,
 }
@@ -93,7 +95,7 @@ impl Silence {
         let (since, allowed) = match self.state {
             State::Silent { since, allowed } => (since, allowed),
             State::Examined { .. } => return Step::Nothing,
-            State::Hangs { since } => return Step::Judge(now - since),
+            State::Hangs { since, .. } => return Step::Judge(now - since),
             State::Well | State::StandsStill => (now, Duration::ZERO),
         };
         let allowed = allowed.max(expected * EXPECTED_COUNTS);
@@ -102,15 +104,15 @@ impl Silence {
             self.state = State::Silent { since, allowed };
             return Step::Nothing;
         }
-        self.state = State::Examined { since };
+        self.state = State::Examined { since, is_waited_for: false };
         Step::Examine(half)
     }
 
     /// Takes in what an examination has found.
     pub(super) fn found(&mut self, finding: Finding) -> Step {
         match (self.state, finding) {
-            (State::Examined { since }, Finding::Hangs) => {
-                self.state = State::Hangs { since };
+            (State::Examined { since, is_waited_for }, Finding::Hangs) => {
+                self.state = State::Hangs { since, is_waited_for };
                 Step::Nothing
             }
             _ => self.goes_on(),
@@ -124,12 +126,14 @@ impl Silence {
         }
     }
 
-    /// Others hang as well, so that it is waited for. Returns for how long it is to be examined again before it can be judged anew: by then it may go on, and
-    /// not have told.
-    pub(super) fn is_waited_for(&mut self) -> Option<Duration> {
-        let State::Hangs { since } = self.state else { return None };
-        self.state = State::Examined { since };
-        self.limit.map(|limit| limit / 2)
+    /// Nobody could stand in for it, so that it is waited for. Returns for how long it is to be examined again before it can be judged anew, since by then it
+    /// may go on and not have told; and whether that it is waited for is news.
+    pub(super) fn waits_for_it(&mut self) -> Option<(Duration, bool)> {
+        let (State::Hangs { since, is_waited_for }, Some(limit)) = (self.state, self.limit) else {
+            return None;
+        };
+        self.state = State::Examined { since, is_waited_for: true };
+        Some((limit / 2, !is_waited_for))
     }
 
     /// Others do not hang, so it stands still.
@@ -197,10 +201,12 @@ mod tests {
         assert_eq!(case.silence.found(Finding::Hangs), Step::Nothing);
         let judged = |second, seconds| (second, Step::Judge(Duration::from_secs(seconds)));
         assert_eq!(case.silent(31..=31), [judged(31, 30)]);
-        assert_eq!(case.silence.is_waited_for(), Some(LIMIT / 2), "others hang as well");
+        assert_eq!(case.silence.waits_for_it(), Some((LIMIT / 2, true)), "others hang as well");
         assert_eq!(case.silent(32..=45), []);
         case.silence.found(Finding::Hangs);
         assert_eq!(case.silent(46..=46), [judged(46, 45)]);
+        assert_eq!(case.silence.waits_for_it(), Some((LIMIT / 2, false)), "that is no news");
+        case.silence.found(Finding::Hangs);
         case.silence.stands_still();
         assert_eq!((case.at(47, false), case.silence.is_still()), (Step::TellAgain, true));
         let without = Reading { has_requests: false, ..case.reading(48, false) };

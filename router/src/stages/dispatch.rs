@@ -161,7 +161,8 @@ pub(super) async fn attempts(
     let mut served = None;
     loop {
         request.underway = limits.first_byte.map(|_| Arc::default());
-        request.leaves = request.gateway.as_ref().map_or_else(|| retries.leaves(app), |_| None);
+        // Of a gateway's nobody else can be asked once it has gone out.
+        request.leaves = if request.gateway.is_none() { retries.leaves(app) } else { None };
         let (asked, among) = ((&*request, reading), retries.among());
         let splits = |splitter: &&Splitter| {
             served.is_none() && splitter.splits(app, &view, (among, prefill_fails), now)

@@ -57,6 +57,7 @@ pub(super) async fn exchange(
     }
 }
 
+/// The same, however long the worker stands still.
 async fn begun(
     upstream: Option<&Upstream>,
     request: &WorkerRequest,
