@@ -103,7 +103,7 @@ def decide(router, _):
 
 
 def kill(router, pid_file):
-    began, counts = time.monotonic(), collections.Counter()
+    began, counts, longest = time.monotonic(), collections.Counter(), [0.0]
     passed = lambda: time.monotonic() - began
 
     def stream(number):
@@ -111,7 +111,9 @@ def kill(router, pid_file):
             when = "before" if passed() < 5 else "after"
             body = {**chat(100, number), "stream": True}
             body["messages"][0]["content"] += f" {number} {passed()}"
+            asked = passed()
             status, prefill, answer = post(router, "/v1/chat/completions", body)
+            longest[0] = max(longest[0], passed() - asked)
             whole = answer.rstrip().endswith("[DONE]") and '"error"' not in answer
             counts[when, status, prefill is not None, whole] += 1
             if status != 200:
@@ -126,6 +128,7 @@ def kill(router, pid_file):
         os.killpg(int(file.read()), signal.SIGKILL)
     [thread.join() for thread in threads]
     print("streams, by (before or after the kill, status, split, whole):", *sorted(counts.items(), key=str), sep="\n  ")
+    print(f"the longest took {longest[0]:.1f} s")
 
 
 if __name__ == "__main__":

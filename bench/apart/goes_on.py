@@ -48,7 +48,7 @@ def kill(folder, name, what):
     if what == "engine":
         os.killpg(group, signal.SIGKILL)
         return
-    for pid in subprocess.run(["pgrep", "-g", str(group), "-f", "EngineCore"], capture_output=True, text=True).stdout.split():
+    for pid in subprocess.run(["pgrep", "-g", str(group), "-f", "EngineCore|sglang::scheduler"], capture_output=True, text=True).stdout.split():
         os.kill(int(pid), signal.SIGSTOP if what == "hangs" else signal.SIGKILL)
 
 
@@ -56,7 +56,9 @@ def main():
     url, folder, kind, what = sys.argv[1:]
     path, body = request(kind)
     ids, pieces, longest, last, said, parts = set(), 0, 0.0, time.monotonic(), {}, {}
-    names = {"chat": ("one", "two"), "completions": ("one", "two"), "renders": ("renders-one", "renders-two")}.get(kind, ("thinks-one", "thinks-two"))
+    of_kind = {"thought": "thinks-", "tools": "thinks-", "renders": "renders-"}.get(kind, "")
+    of_kind = of_kind if os.path.exists(f"{folder}/{of_kind}one.pid") else ""
+    names = (of_kind + "one", of_kind + "two")
     call = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(call, timeout=120) as reply:
         worker = reply.headers["x-router-worker"]
@@ -71,7 +73,7 @@ def main():
             for choice in event.get("choices", []):
                 said |= {"finish": choice["finish_reason"]} if choice.get("finish_reason") else {}
                 told = {"text": choice.get("text"), **choice.get("delta", {})}
-                for part in [part for part in ("text", "content", "reasoning", "tool_calls") if told.get(part)]:
+                for part in [part for part in ("text", "content", "reasoning", "reasoning_content", "tool_calls") if told.get(part)]:
                     parts[part] = parts.get(part, 0) + 1
                     pieces += 1
                     longest, last = max(longest, time.monotonic() - last), time.monotonic()

@@ -82,10 +82,7 @@ fn may_serve(worker: &Worker) -> bool {
 fn entries(app: &App) -> Vec<Value> {
     let roster = app.fleet.roster();
     let upstreams = roster.upstreams().filter(|upstream| may_serve(&upstream.worker));
-    union(
-        upstreams
-            .map(|upstream| upstream.model_entries.read().map(|entries| entries.clone()).unwrap_or_default()),
-    )
+    union(upstreams.map(|upstream| upstream.entries()))
 }
 
 /// The first entry of each id, in the order in which they are listed.

@@ -77,8 +77,24 @@ impl PrefillProtocol {
                 ["/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES].contains(&path)
                     && !(several || body.is_list_of_texts("prompt"))
             }
-            Self::Sglang => ["/v1/chat/completions", "/v1/completions", "/generate"].contains(&path),
+            Self::Sglang => {
+                ["/v1/chat/completions", "/v1/completions", "/v1/messages", RESPONSES, "/generate"]
+                    .contains(&path)
+            }
         }
+    }
+
+    /// Whether its engines can answer a request at all, of those that two of them serve together. SGLang 0.5.23 computes several answers to a prompt as
+    /// requests of one room, of which none is ever met.
+    #[must_use]
+    pub fn can_answer(self, body: &Members) -> bool {
+        let several = |number: Option<u64>| number.is_some_and(|number| number > 1);
+        let sampling = || match body.parsed::<serde_json::Value>(SAMPLING) {
+            Some(serde_json::Value::Array(each)) => each.iter().any(|one| several(one["n"].as_u64())),
+            Some(of_all) => several(of_all["n"].as_u64()),
+            None => false,
+        };
+        self == Self::Vllm || !(several(body.number("n")) || sampling())
     }
 
     /// Whether a worker that generates serves a request by itself if there is nobody to compute the prompt.
@@ -127,7 +143,8 @@ pub fn vllm_decode(body: &Members, transfer: &RawValue) -> Payload {
     body.with(&format!(r#""kv_transfer_params":{transfer}"#), &["kv_transfer_params"])
 }
 
-/// SGLang's legs, the prefill worker's first: where that one is, and the number by which both know the request. Each is told its own data-parallel
+/// SGLang's legs, the prefill worker's first: where that one is, and the number by which both know the request. The first is no stream, so that its answer
+/// tells what was cached. Each is told its own data-parallel
 /// rank, if it is one, and the one that generates also which rank has the prompt: where it is told, it does not ask.
 #[must_use]
 pub fn sglang_legs(
@@ -138,9 +155,11 @@ pub fn sglang_legs(
     let host = serde_json::Value::from(host_of(&prefill.address));
     let port = prefill.bootstrap_port.unwrap_or(BOOTSTRAP_PORT);
     let added = format!(r#""bootstrap_host":{host},"bootstrap_port":{port},"bootstrap_room":{room}"#);
+    let whole = added.clone() + r#","stream":false"#;
+    let streamed = ["stream", "stream_options"];
     if prefill.dp_rank.is_none() && decode.dp_rank.is_none() {
-        let both = body.with(&added, &BOOTSTRAP);
-        return (both.clone(), both);
+        let to_prefill = body.with(&whole, &[&BOOTSTRAP[..], &streamed].concat());
+        return (to_prefill, body.with(&added, &BOOTSTRAP));
     }
     let without = [&BOOTSTRAP[..], &RANK_FIELDS, &[PREFILL_RANK]].concat();
     let own = |spec: &WorkerSpec| {
@@ -153,7 +172,8 @@ pub fn sglang_legs(
     let to_prefill = own(prefill).unwrap_or_default();
     let from = prefill.dp_rank.map(|rank| format!(r#","{PREFILL_RANK}":{}"#, rank.number));
     let to_decode = own(decode).unwrap_or_default() + &from.unwrap_or_default();
-    (body.with(&(added.clone() + &to_prefill), &without), body.with(&(added + &to_decode), &without))
+    let without_stream = [&without[..], &streamed].concat();
+    (body.with(&(whole + &to_prefill), &without_stream), body.with(&(added + &to_decode), &without))
 }
 
 /// The host of a worker's address, as another engine would look it up.
@@ -250,14 +270,16 @@ mod tests {
 
     #[test]
     fn both_of_sglangs_legs_know_the_room() {
-        let sent = json!({"text": "x", "bootstrap_room": 1, "routed_dp_rank": 5});
+        let sent = json!({"text": "x", "bootstrap_room": 1, "routed_dp_rank": 5, "stream": true});
         let [prefill, decode] = [spec("p1"), spec("d1")];
         let (one, other) = sglang_legs(&members(&sent), (&prefill, &decode), u64::MAX >> 1);
         let room = 9_223_372_036_854_775_807_u64;
-        let expected = json!({
-            "bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": room, "text": "x", "routed_dp_rank": 5
+        let mut expected = json!({
+            "bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": room, "text": "x", "routed_dp_rank": 5, "stream": true
         });
-        assert_eq!((read(&one), read(&other)), (expected.clone(), expected));
+        assert_eq!(read(&other), expected);
+        expected["stream"] = false.into();
+        assert_eq!(read(&one), expected);
         for (address, host) in
             [("http://p1:8000", "p1"), ("https://10.0.0.1:443", "10.0.0.1"), ("http://[::1]:9", "::1")]
         {
@@ -315,10 +337,26 @@ mod tests {
         }
         let body = members(&json!({}));
         for (path, vllm, sglang) in
-            [("/v1/embeddings", false, false), ("/generate", false, true), ("/v1/responses", true, false)]
+            [("/v1/embeddings", false, false), ("/generate", false, true), ("/v1/responses", true, true)]
         {
             assert_eq!(PrefillProtocol::Vllm.can_split(path, &body), vllm, "{path}");
             assert_eq!(PrefillProtocol::Sglang.can_split(path, &body), sglang, "{path}");
+        }
+    }
+
+    #[test]
+    fn of_sglangs_engines_two_together_answer_once() {
+        for (body, once) in [
+            (json!({"messages": []}), true),
+            (json!({"messages": [], "n": 1}), true),
+            (json!({"messages": [], "n": 2}), false),
+            (json!({"text": "a", "sampling_params": {"n": 2}}), false),
+            (json!({"text": ["a", "b"], "sampling_params": [{"temperature": 0}, {"n": 3}]}), false),
+            (json!({"text": ["a", "b"], "sampling_params": {"temperature": 0, "n": 1}}), true),
+        ] {
+            let members = members(&body);
+            assert_eq!(PrefillProtocol::Sglang.can_answer(&members), once, "{body}");
+            assert!(PrefillProtocol::Vllm.can_answer(&members), "one engine does it alone");
         }
     }
 }

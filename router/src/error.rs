@@ -124,6 +124,11 @@ pub enum RequestError {
     /// A header says what is no priority.
     #[error(transparent)]
     BadPriority(#[from] BadPriority),
+    /// It asks for several answers, where the engines give one.
+    #[error(
+        "n must be 1: where SGLang's engines compute prompts and answers apart, they answer a request once; send it as often as you want answers"
+    )]
+    AnsweredOnce,
     /// As many wait in the background as may.
     #[error(
         "as many requests wait in the background as may, {limit} (--max-background), or bodies hold a quarter of --max-body-memory"
@@ -197,6 +202,7 @@ impl RequestError {
             | Self::NotAnObject { .. }
             | Self::BodyBroken(_)
             | Self::BadPriority(_)
+            | Self::AnsweredOnce
             | Self::ModelNotNamed { .. } => StatusCode::BAD_REQUEST,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
@@ -371,7 +377,8 @@ mod tests {
 
     #[test]
     fn statuses_and_retry_after() {
-        let down = RequestError::from(PickError::NoneUsable { down: 2, draining: 0, total: 2 });
+        let down =
+            RequestError::from(PickError::NoneUsable { prefill: false, down: 2, draining: 0, total: 2 });
         assert_eq!(down.response().status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(down.response().headers()[header::RETRY_AFTER], "1");
         let unknown =

@@ -36,6 +36,25 @@ pub struct Upstream {
     pub follower: Option<Follower>,
 }
 
+impl Upstream {
+    /// What it says of its models.
+    #[must_use]
+    pub fn entries(&self) -> Arc<[Value]> {
+        Arc::clone(&self.model_entries.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether it says of its models that they are one of these owners'.
+    #[must_use]
+    pub fn is_of(&self, owners: &[&str]) -> bool {
+        self.owner(|owner| owners.contains(&owner).then_some(())).is_some()
+    }
+
+    /// What `of` makes of an owner of its models, if it makes anything of one.
+    pub fn owner<T>(&self, of: impl Fn(&str) -> Option<T>) -> Option<T> {
+        self.entries().iter().find_map(|entry| of(entry.get("owned_by")?.as_str()?))
+    }
+}
+
 /// All workers at one moment, with the ways to them.
 #[derive(Default)]
 pub struct Roster {

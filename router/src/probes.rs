@@ -29,7 +29,7 @@ use crate::cache_size;
 use crate::config::Settings;
 use crate::disaggregation::PrefillProtocol;
 use crate::fleet::{Roster, Upstream};
-use crate::kv_events::{ENGINE_EVENTS_PATH, EngineEvents, Follower};
+use crate::kv_events::{EngineEvents, Follower, SGLANGS_EVENTS_PATH, ServerInfo, VLLMS_EVENTS_PATH};
 use crate::stall::can_stand_in;
 use crate::transport::{Transport, TransportError, WorkerRequest};
 use examination::{Finding, examine, recovery};
@@ -458,13 +458,33 @@ async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Re
 
 /// Where an engine publishes its cache events; `None` if it could not be asked, and within that, if it does not publish any.
 async fn engine_events(upstream: &Upstream) -> Option<Option<EngineEvents>> {
-    let path = PathAndQuery::from_static(ENGINE_EVENTS_PATH);
-    let (status, body) = get(&*upstream.transport, path).await.ok()?;
-    match status {
-        status if status.is_success() => Some(EngineEvents::read(&body, &upstream.worker.spec)),
-        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => Some(None),
-        _ => None,
+    let has_none = [StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED, StatusCode::NOT_IMPLEMENTED];
+    let ask = |path| get(&*upstream.transport, PathAndQuery::from_static(path));
+    let (status, body) = ask(VLLMS_EVENTS_PATH).await.ok()?;
+    if status.is_success() {
+        return Some(EngineEvents::read(&body, &upstream.worker.spec));
     }
+    if !has_none.contains(&status) {
+        return None;
+    }
+    let (status, body) = ask(SGLANGS_EVENTS_PATH).await.ok()?;
+    if !status.is_success() {
+        return has_none.contains(&status).then_some(None);
+    }
+    let worker = &upstream.worker;
+    match ServerInfo::read(&body, &worker.spec) {
+        ServerInfo::At(source) => return Some(Some(source)),
+        ServerInfo::NoEvents => {}
+        ServerInfo::SmallBlocks(tokens) => tracing::warn!(
+            worker = %worker.id(), block_tokens = tokens,
+            "its cache events are not followed: its blocks are too small (SGLang's --page-size 16 would do)"
+        ),
+        ServerInfo::KeepsSessions => tracing::warn!(
+            worker = %worker.id(),
+            "its cache events are not followed: with --enable-session-radix-cache it would keep what each request leaves in its cache"
+        ),
+    }
+    Some(None)
 }
 
 /// `None` if the worker does not say.

@@ -775,7 +775,8 @@ fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
     if usable().next().is_none() {
         let draining = workers().filter(|worker| worker.is_up() && worker.is_draining()).count();
         let down = workers().filter(|worker| !worker.is_up()).count();
-        return PickError::NoneUsable { down, draining, total: workers().count() };
+        let (prefill, total) = (role == crate::Role::Prefill, workers().count());
+        return PickError::NoneUsable { prefill, down, draining, total };
     }
     match request.model {
         Some(model) if serving == 0 => {

@@ -1,10 +1,15 @@
-//! What an engine's metrics say of its load: vLLM's names, and our own worker's, which are vLLM's. SGLang's gauges of requests are written with prefills,
-//! every so many decode steps and, where it has nothing to do, twice a minute: they count requests that are over, and would make them somebody else's. Of
-//! its metrics, places for adapters are read.
+//! What an engine says of its load: vLLM in its metrics, our own worker by the same names, and SGLang in `GET /v1/loads` (0.5.23). SGLang's gauges of
+//! requests are written with prefills, every so many decode steps and, where it has nothing to do, twice a minute: they count requests that are over,
+//! and would make them somebody else's. Of its metrics, what is counted up is read, and places for adapters.
 
 use std::collections::BTreeMap;
 
-use crate::metrics_text::samples;
+use serde::Deserialize;
+
+use crate::metrics_text::{Sample, samples};
+
+/// Where SGLang tells its load.
+pub(super) const SGLANGS_PATH: &str = "/v1/loads";
 
 /// Of one data-parallel rank of an engine, or of an engine without ranks.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -40,8 +45,43 @@ impl Totals {
     }
 }
 
-/// All that an engine's metrics say of its load.
-#[derive(Clone, PartialEq, Debug)]
+/// What SGLang says of one rank.
+#[derive(Deserialize)]
+struct RankLoad {
+    #[serde(default)]
+    dp_rank: u32,
+    num_running_reqs: f64,
+    #[serde(default)]
+    num_waiting_reqs: f64,
+    /// The share of its KV cache that requests hold.
+    #[serde(default)]
+    token_usage: f64,
+}
+
+impl Totals {
+    /// What SGLang counts of requests at their end. Returns whether it is that.
+    fn add_sglangs(&mut self, what: &str, value: f64) -> bool {
+        let total = match what {
+            "num_requests_total" => &mut self.prompts,
+            "prompt_tokens_total" => &mut self.prompt_tokens,
+            // One for each tier that they were found in.
+            "cached_tokens_total" => &mut self.cached_tokens,
+            _ => return false,
+        };
+        *total += value;
+        true
+    }
+}
+
+fn sglangs_adapter_places(sample: &Sample<'_>) -> Option<usize> {
+    let places =
+        sample.number().filter(|places| sample.name == "sglang:lora_pool_slots_total" && *places >= 1.0);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 1 to 10^15")]
+    places.map(|places| places as usize)
+}
+
+/// All that an engine says of its load.
+#[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Told {
     ranks: Vec<Counts>,
     /// Counted up.
@@ -51,7 +91,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// `None` if `text` says nothing of requests that run, nor of adapters.
+    /// Of an engine's metrics; `None` if they say nothing of requests, nor of adapters.
     #[must_use]
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut ranks: BTreeMap<Option<u32>, Counts> = BTreeMap::new();
@@ -60,17 +100,14 @@ impl Told {
         for sample in samples(text) {
             let Some((engine, what)) = sample.name.split_once(':') else { continue };
             let Some(value) = sample.number() else { continue };
-            if engine == "sglang" && what == "lora_pool_slots_total" && value >= 1.0 {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "from 1 to 10^15"
-                )]
-                let told = value as usize;
-                adapter_places = adapter_places.max(Some(told));
-            }
-            if !["vllm", "worker"].contains(&engine) {
-                continue;
+            match engine {
+                "vllm" | "worker" => {}
+                "sglang" => {
+                    is_told |= totals.add_sglangs(what, value);
+                    adapter_places = adapter_places.max(sglangs_adapter_places(&sample));
+                    continue;
+                }
+                _ => continue,
             }
             // Ranks of one engine that hold parts of the same sequences all count these.
             let most = |known: &mut f64| *known = value.max(*known);
@@ -99,6 +136,22 @@ impl Told {
         }
         let tells = is_told || adapter_places.is_some();
         tells.then(|| Self { ranks: ranks.into_values().collect(), totals, adapter_places })
+    }
+
+    /// The same, with what SGLang tells at [its path](SGLANGS_PATH), if that says anything.
+    #[must_use]
+    pub(super) fn with_loads(told: Option<Self>, loads: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Loads {
+            loads: Vec<RankLoad>,
+        }
+        let Ok(Loads { loads }) = serde_json::from_slice(loads) else { return told };
+        let counts = |load: RankLoad| {
+            let RankLoad { dp_rank, num_running_reqs, num_waiting_reqs, token_usage } = load;
+            (dp_rank, Counts { running: num_running_reqs, waiting: num_waiting_reqs, kv_usage: token_usage })
+        };
+        let ranks: BTreeMap<u32, Counts> = loads.into_iter().map(counts).collect();
+        Some(Self { ranks: ranks.into_values().collect(), ..told.unwrap_or_default() })
     }
 
     /// Of all ranks together, or of the one with that place in their order: engines that have only some of all ranks count those from 0 in requests,
@@ -173,14 +226,42 @@ mod tests {
         assert_eq!(told.totals.mean_uncached(&more), None, "started anew");
     }
 
+    /// What SGLang 0.5.23 says with two ranks, cut short.
+    const LOADS: &str = r#"{"version":"0.5.23","loads":[
+        {"dp_rank":1,"num_running_reqs":5,"num_waiting_reqs":0,"token_usage":0.75,"queues":{"waiting":0}},
+        {"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":2,"num_waiting_uncached_tokens":90,"token_usage":0.25}]}"#;
+
     #[test]
-    fn what_sglang_counts_is_too_old_to_go_by() {
+    fn what_sglangs_metrics_say_of_requests_is_too_old_to_go_by() {
         let counts =
             "sglang:num_running_reqs{tp_rank=\"0\"} 20.0\nsglang:num_queue_reqs{tp_rank=\"0\"} 3.0\n";
         assert_eq!(Told::read(counts), None);
         let told =
             Told::read(&format!("{counts}sglang:lora_pool_slots_total{{tp_rank=\"0\"}} 8.0\n")).unwrap();
         assert_eq!((told.adapter_places, told.part(None), told.part(Some(0))), (Some(8), None, None));
+    }
+
+    #[test]
+    fn sglang_tells_its_load_at_a_path_of_its_own() {
+        let metrics = "sglang:num_requests_total{is_streaming=\"false\"} 3.0\n\
+            sglang:num_requests_total{is_streaming=\"true\"} 1.0\n\
+            sglang:prompt_tokens_total{is_streaming=\"true\"} 1000.0\n\
+            sglang:cached_tokens_total{cache_source=\"device\"} 500.0\n\
+            sglang:cached_tokens_total{cache_source=\"host\"} 100.0\n\
+            sglang:num_running_reqs{dp_rank=\"0\"} 9.0\n";
+        let told = Told::with_loads(Told::read(metrics), LOADS.as_bytes()).unwrap();
+        assert_eq!(told.part(None), Some(Counts { running: 8.0, waiting: 2.0, kv_usage: 0.5 }));
+        assert_eq!(told.part(Some(0)), Some(Counts { running: 3.0, waiting: 2.0, kv_usage: 0.25 }));
+        assert_eq!(told.totals.mean_uncached(&Totals::default()), Some(100.0));
+        let alone = Told::with_loads(None, LOADS.as_bytes()).unwrap();
+        assert_eq!(
+            (alone.part(None), alone.totals),
+            (told.part(None), Totals::default()),
+            "without --enable-metrics"
+        );
+        for nothing in ["", "{}", r#"{"detail":"Not Found"}"#, r#"{"loads":[{"dp_rank":0}]}"#] {
+            assert_eq!(Told::with_loads(None, nothing.as_bytes()), None, "{nothing}");
+        }
     }
 
     #[test]

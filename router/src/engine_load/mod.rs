@@ -16,7 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use http::uri::PathAndQuery;
 use router_core::{EngineLoad, LoadReading, Worker};
 
-use self::counts::{Told, Totals};
+use self::counts::{SGLANGS_PATH, Told, Totals};
 use crate::app::App;
 use crate::fleet::{Roster, Upstream};
 use crate::probes::ask;
@@ -190,13 +190,22 @@ async fn answer(address: Arc<str>, ranks: Vec<Arc<Upstream>>) -> Answer {
     let asked = Instant::now();
     let before =
         ranks.iter().map(|upstream| (Arc::clone(&upstream.worker), upstream.worker.sent_there())).collect();
-    let metrics = match ranks.first() {
-        Some(upstream) => {
-            let asking = ask(&*upstream.transport, PathAndQuery::from_static("/metrics"));
-            tokio::time::timeout(ANSWER_LIMIT, asking).await.ok().flatten()
-        }
+    let told = match ranks.first() {
+        Some(upstream) => tokio::time::timeout(ANSWER_LIMIT, told(upstream)).await.ok().flatten(),
         None => None,
     };
-    let told = metrics.and_then(|metrics| Told::read(&String::from_utf8_lossy(&metrics)));
     Answer { address, asked, told, before }
+}
+
+/// What an engine says.
+async fn told(upstream: &Upstream) -> Option<Told> {
+    let ask = |path| ask(&*upstream.transport, PathAndQuery::from_static(path));
+    let told = ask("/metrics").await.and_then(|metrics| Told::read(&String::from_utf8_lossy(&metrics)));
+    if !upstream.is_of(&["sglang"]) {
+        return told;
+    }
+    match ask(SGLANGS_PATH).await {
+        Some(loads) => Told::with_loads(told, &loads),
+        None => told,
+    }
 }

@@ -2,12 +2,13 @@
 //! events over ZeroMQ, these.
 //!
 //! A task for each of these workers. What requests go to the worker is told to it beforehand, since events name requests
-//! ([`CacheFeed`](router_core::prefix::feed::CacheFeed) says what for): our own worker's by their id, an engine's by what the request's header
-//! `x-session-id` says, which is the client's, or else the id again. Knows no policies. Next: the worker's
+//! ([`CacheFeed`](router_core::prefix::feed::CacheFeed) says what for): our own worker's by their id, an engine's by the session that the request says it
+//! is of ([`naming`]), which is the client's, or else the id again. Knows no policies. Next: the worker's
 //! [`Reports`](router_core::Reports) and the decider's tree.
 
 mod events;
 mod load;
+mod naming;
 mod over_grpc;
 mod over_zmq;
 mod tell;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderValue;
 use router_core::prefix::Cut;
 use router_core::prefix::feed::{CacheFeed, FollowedPath, Listener, PromptUsage};
 use router_core::{Decider, Worker};
@@ -25,13 +26,18 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
 use self::events::EventFollower;
+pub use self::naming::ToSay;
+use self::naming::{in_body, in_header};
 use self::over_grpc::GrpcEvents;
 use self::over_zmq::ZmqEvents;
-pub use self::over_zmq::{PATH as ENGINE_EVENTS_PATH, Source as EngineEvents};
+pub use self::over_zmq::{
+    NamedIn, PATH as VLLMS_EVENTS_PATH, SGLANGS_PATH as SGLANGS_EVENTS_PATH, ServerInfo,
+    Source as EngineEvents,
+};
 use self::tell::Teller;
 use crate::back_off::BackOff;
 use crate::stages::parse::Reading;
-use crate::transport::{GrpcTransport, TransportError};
+use crate::transport::{GrpcTransport, TransportError, WorkerRequest};
 
 /// A stream that broke is asked for again after this, then after twice as long, and so on.
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
@@ -41,9 +47,6 @@ const LONGEST_BACK_OFF: Duration = Duration::from_secs(5);
 const UNOFFERED_PAUSE: Duration = Duration::from_secs(60);
 /// Requests told of that the task has not heard of yet. Beyond, requests are not followed: their entries stay as they were made.
 const MAX_UNHEARD: usize = 16_384;
-
-/// What vLLM's cache events repeat of a request.
-pub const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 
 /// What is told of requests.
 enum Told {
@@ -96,14 +99,14 @@ pub struct Followed {
     sender: UnboundedSender<Told>,
     id: Arc<str>,
     usage: Option<PromptUsage>,
-    to_say: Option<HeaderValue>,
+    to_say: Option<ToSay>,
 }
 
 impl Followed {
-    /// What the request's header [`SESSION_ID`] is to say, if it says nothing yet.
+    /// What the request is to say besides, so that the engine names it as it was told of.
     #[must_use]
-    pub fn to_say(&self) -> Option<&HeaderValue> {
-        self.to_say.as_ref()
+    pub fn to_say(&mut self) -> Option<ToSay> {
+        self.to_say.take()
     }
 
     /// The reply has said this of its prompt.
@@ -170,6 +173,12 @@ impl Follower {
         self.engine.is_some()
     }
 
+    /// Where a request says its name to an engine; `None` for our own workers.
+    fn named_in(&self) -> Option<NamedIn> {
+        let told = self.engine.as_ref()?.borrow();
+        Some(told.as_ref().map_or(NamedIn::Header, |source| source.named_in))
+    }
+
     /// The engine has come up, and says that it publishes its cache events there, or not at all.
     pub fn offer(&self, events: Option<EngineEvents>) {
         if let Some(engine) = &self.engine {
@@ -177,15 +186,22 @@ impl Follower {
         }
     }
 
-    /// A request with that id, prompt and headers is about to be sent to the worker. `None` if nothing would come of following it.
-    #[must_use]
-    pub fn follow(&self, id: &HeaderValue, headers: &HeaderMap, reading: &Reading) -> Option<Followed> {
+    /// A request with that id and prompt is about to be sent to the worker. `None` if nothing would come of following it.
+    pub async fn follow(
+        &self,
+        id: &HeaderValue,
+        request: &WorkerRequest,
+        reading: &Reading,
+    ) -> Option<Followed> {
         if reading.blocks.is_empty() || !self.listens.load(Ordering::Relaxed) {
             return None;
         }
-        let session = headers.get(SESSION_ID).filter(|_| self.is_of_engine());
-        let to_say = (self.is_of_engine() && session.is_none()).then(|| id.clone());
-        let id: Arc<str> = session.unwrap_or(id).to_str().ok()?.into();
+        let (id, to_say) = match self.named_in() {
+            None => (id.to_str().ok()?.into(), None),
+            Some(NamedIn::Header) => in_header(id, request)?,
+            // Boxed, since a request's future should be small.
+            Some(NamedIn::Body) => Box::pin(in_body(id, request)).await?,
+        };
         if self.unheard.fetch_add(1, Ordering::Relaxed) >= MAX_UNHEARD {
             self.unheard.fetch_sub(1, Ordering::Relaxed);
             return None;

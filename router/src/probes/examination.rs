@@ -129,11 +129,7 @@ enum Answer {
 
 /// Asks for one token until there is an answer.
 async fn ask_for_a_token(upstream: &Upstream) -> Answer {
-    let Some(request) =
-        question(&upstream.model_entries.read().map(|entries| entries.to_vec()).unwrap_or_default())
-    else {
-        return Answer::None;
-    };
+    let Some(request) = question(&upstream.entries()) else { return Answer::None };
     loop {
         match status_of(upstream, &request).await {
             Ok(status) if status.is_success() => return Answer::Token,

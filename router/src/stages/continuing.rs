@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use super::dispatch::{Begun, Times, attempts, may_leave};
 use super::exchange::is_event_stream;
-use super::in_tokens::{self, TELL_TOKENS};
+use super::in_tokens;
 use super::parse::Reading;
 use super::record::Recorder;
 use super::relay::watch;
@@ -27,11 +27,10 @@ use crate::app::App;
 use crate::body_memory::BodyShare;
 use crate::config::Switch;
 use crate::error::RequestError;
-use crate::fleet::Upstream;
 use crate::openai::continuation::given::Given;
 use crate::openai::continuation::request::{Rest, asks_for_one, rest_of};
 use crate::openai::continuation::seam::{Passed, Seam};
-use crate::openai::continuation::tokens::Next;
+use crate::openai::continuation::tokens::{Next, Teller};
 use crate::openai::continuation::{Kind, ends};
 use crate::openai::members::Members;
 use crate::routes::Endpoint;
@@ -340,14 +339,14 @@ impl Continuing {
     /// Who would take the beginning of an answer for a turn that has ended, or does not tell tokens.
     fn who_cannot(&self, rest: &Rest) -> Vec<WorkerSlot> {
         let can: &[&str] = match rest {
-            Rest::Tokens => &[TELL_TOKENS],
+            Rest::Tokens => &Teller::OWNERS,
             Rest::Body(_) if is_begun_message(&self.given) => &GO_ON_WITH_MESSAGES,
             Rest::Body(_) => return Vec::new(),
         };
         let roster = self.app.fleet.roster();
         let is_of_others = |worker: &&Arc<Worker>| {
             let upstream = roster.upstream(worker);
-            !upstream.is_some_and(|upstream| is_of(&upstream, can))
+            !upstream.is_some_and(|upstream| upstream.is_of(can))
         };
         let others = roster.snapshot.workers().iter().filter(is_of_others);
         others.map(|worker| worker.slot).collect()
@@ -357,14 +356,6 @@ impl Continuing {
 /// Whether the answer to a chat has begun, so that it is the beginning of a message.
 fn is_begun_message(given: &Given) -> bool {
     given.kind() == Kind::Chat && !given.text().is_empty()
-}
-
-/// Whether an engine says of its models that they are one of these owners'.
-pub(super) fn is_of(upstream: &Upstream, owners: &[&str]) -> bool {
-    let entries = upstream.model_entries.read().ok().map(|entries| Arc::clone(&entries));
-    let owner =
-        |entry: &serde_json::Value| entry.get("owned_by")?.as_str().map(|owner| owners.contains(&owner));
-    entries.is_some_and(|entries| entries.iter().filter_map(owner).any(|is_one| is_one))
 }
 
 /// The rest cannot be asked for, whoever is there.

@@ -151,7 +151,7 @@ pub(super) async fn attempts(
     let mut now = app.now();
     let mut view = RequestView { may_wait_since, ..reading.view() };
     let members = without_foreign_kv(app, request).await;
-    let splitter = Splitter::of(app, request, members);
+    let splitter = Splitter::of(app, request, members)?;
     retries.need(splitter.as_ref().map_or(&[Leg::Whole], Splitter::needs));
     if let Some(gateway) = &request.gateway {
         retries.stay_within(gateway, &app.fleet.roster().snapshot);
@@ -273,7 +273,7 @@ pub(super) async fn attempt(
     let Picked { decided, upstream } = picked;
     recorder.attempt(&decided, leg);
     let follower = upstream.as_ref().and_then(|upstream| upstream.follower.as_ref());
-    let told = recorder.follow(follower, (request, reading), (&decided, leg));
+    let told = recorder.follow(follower, (request, reading), (&decided, leg)).await;
     let request = told.as_ref().unwrap_or(request);
     if let Some(gateway) = request.gateway.as_ref().filter(|_| leg == Leg::Whole) {
         let offering = offer_others(app, gateway, (request, reading), &decided.worker);

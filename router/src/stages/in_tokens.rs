@@ -14,22 +14,18 @@ use rand::seq::SliceRandom;
 use router_core::{Among, Decider, Worker};
 use tokio::time::{Instant, timeout_at};
 
-use super::continuing::is_of;
 use super::parse::Reading;
 use crate::app::App;
 use crate::fleet::Upstream;
 use crate::openai::continuation::given::Given;
 use crate::openai::continuation::seam::Seam;
 use crate::openai::continuation::tokens::{
-    BEFORE_ANSWERS, InTokens, MARKS, Marks, Next, Tokens, chat_question, text_question, written,
+    BEFORE_ANSWERS, InTokens, MARKS, Marks, Next, Teller, Tokens, chat_question, text_question, written,
 };
 use crate::openai::members::Members;
 use crate::payload::Payload;
 use crate::templates::Messages;
 use crate::transport::WorkerRequest;
-
-/// Who says of their models that they are theirs, tells tokens as this asks for them.
-pub(super) const TELL_TOKENS: &str = "vllm";
 
 /// How many engines are asked, one after the other.
 const MOST_ASKED: usize = 3;
@@ -56,8 +52,8 @@ pub(super) async fn rest(
 ) -> Option<(WorkerRequest, Seam)> {
     let (request, body, given) = asked;
     let next = Next::after(given, body)?;
-    for upstream in engines(app, reading, among) {
-        let engine = Engine { upstream: &upstream, request };
+    for (upstream, teller) in engines(app, reading, among, &[Teller::Vllm, Teller::Sglang]) {
+        let engine = Engine { upstream: &upstream, teller, request };
         let told = within(deadline, engine.rest((given, next), body)).await;
         if let Some((path, body, seam)) = told {
             return Some((WorkerRequest { path, body, ..request.clone() }, seam));
@@ -75,8 +71,9 @@ pub(super) async fn messages(
 ) -> Messages {
     let deadline = deadline.min(Instant::now() + MESSAGES_ASKED_FOR);
     let (mut messages, mut is_sure) = (Messages::Untold, true);
-    for upstream in engines(app, reading, among) {
-        let engine = Engine { upstream: &upstream, request };
+    // SGLang goes on with all of them: it puts what has been given behind the opening of an answer.
+    for (upstream, teller) in engines(app, reading, among, &[Teller::Vllm]) {
+        let engine = Engine { upstream: &upstream, teller, request };
         if let Some(told) = within(deadline, engine.messages(given, body)).await {
             (messages, is_sure) = told;
             break;
@@ -92,16 +89,25 @@ pub(super) async fn messages(
 pub(super) type Asked<'a> = (&'a WorkerRequest, &'a Members, &'a Given);
 
 /// Who is asked, one after the other: any of those with little to do, since who has least is the same for all whose worker has died.
-fn engines(app: &App, reading: &Reading, among: Among<'_>) -> Vec<Arc<Upstream>> {
+fn engines(
+    app: &App,
+    reading: &Reading,
+    among: Among<'_>,
+    tellers: &[Teller],
+) -> Vec<(Arc<Upstream>, Teller)> {
     let roster = app.fleet.roster();
     let may = |worker: &Arc<Worker>| {
         let is_tried = matches!(among, Among::Untried(tried) if tried.contains(&worker.slot));
-        !is_tried && roster.upstream(worker).is_some_and(|upstream| is_of(&upstream, &[TELL_TOKENS]))
+        let tells = |upstream: Arc<Upstream>| {
+            upstream.owner(Teller::of).is_some_and(|teller| tellers.contains(&teller))
+        };
+        !is_tried && roster.upstream(worker).is_some_and(tells)
     };
     let most = (MOST_DRAWN, app.now());
     let mut workers = Decider::least_busy(&roster.snapshot, &reading.view(), may, most);
     workers.shuffle(&mut rand::rng());
-    workers.iter().take(MOST_ASKED).filter_map(|worker| roster.upstream(worker)).collect()
+    let upstreams = workers.iter().take(MOST_ASKED).filter_map(|worker| roster.upstream(worker));
+    upstreams.filter_map(|upstream| upstream.owner(Teller::of).map(|teller| (upstream, teller))).collect()
 }
 
 /// Whether a chat ends with a text. Its first token may be another one there, behind what is before it.
@@ -118,6 +124,7 @@ async fn within<T>(deadline: Instant, told: impl Future<Output = Option<T>>) -> 
 /// An engine that is asked on behalf of a request.
 struct Engine<'a> {
     upstream: &'a Upstream,
+    teller: Teller,
     request: &'a WorkerRequest,
 }
 
@@ -133,12 +140,17 @@ impl Engine<'_> {
             None => (None, MARKS[0]),
         };
         let text = written(given, around)?;
-        let chat = self.ask(chat_question(body, None)?);
+        let chat = self.ask(chat_question(self.teller, body, None)?);
         let (chat, written) = tokio::join!(chat, self.ask(text_question(body, &text)));
         let in_tokens = InTokens { chat: &chat?, given: &written?.tokens, marks };
         if next == Next::AnswerOrCalls {
-            let told = self.ask(chat_question(body, Some(given))?).await?;
-            let (body, seam) = in_tokens.rest_in_messages(&told, given, body)?;
+            let (body, seam) = match self.teller {
+                Teller::Vllm => {
+                    let told = self.ask(chat_question(self.teller, body, Some(given))?).await?;
+                    in_tokens.rest_in_messages(&told, given, body)?
+                }
+                Teller::Sglang => in_tokens.rest_behind_the_opening(given, around, body)?,
+            };
             return Some((self.request.path.clone(), body, seam));
         }
         let (body, seam) = in_tokens.rest((given, next), body)?;
@@ -149,7 +161,7 @@ impl Engine<'_> {
     /// white space at its end.
     async fn messages(&self, given: &Given, body: &Members) -> Option<(Messages, bool)> {
         let text = written(given, MARKS[0])?;
-        let told = self.ask(chat_question(body, Some(given))?);
+        let told = self.ask(chat_question(self.teller, body, Some(given))?);
         let (told, written) = tokio::join!(told, self.ask(text_question(body, &text)));
         let (told, written) = (told?.tokens, written?.tokens);
         let mut ends_alike = tokens_end_alike(&told, &written);
@@ -183,7 +195,14 @@ impl Engine<'_> {
             return None;
         }
         let answer = Limited::new(response.into_body(), MOST_BYTES).collect().await.ok()?;
-        serde_json::from_slice(&answer.to_bytes()).ok()
+        let mut tokens: Tokens = serde_json::from_slice(&answer.to_bytes()).ok()?;
+        if self.teller == Teller::Sglang {
+            // What it says there is its tokenizer's.
+            let entries = self.upstream.entries();
+            let of_models = entries.iter().filter_map(|entry| entry.get("max_model_len")?.as_u64());
+            tokens.max_model_len = of_models.chain(tokens.max_model_len).min();
+        }
+        Some(tokens)
     }
 }
 

@@ -18,14 +18,16 @@ use super::dispatch::{Begun, Stopped, Times, answered, attempt, lost, may_leave,
 use super::exchange::{Answer, MayLeave, exchange};
 use super::parse::Reading;
 use super::pick::{Picked, pick};
-use super::record::Recorder;
+use super::record::{Expected, Recorder};
 use super::retries::{Cause, Failed};
 use crate::app::App;
 use crate::disaggregation::{
     PrefillProtocol, Prefilled, sglang_legs, vllm_decode, vllm_prefill, without_the_clients,
 };
 use crate::error::RequestError;
+use crate::kv_events::Followed;
 use crate::openai::members::Members;
+use crate::openai::usage::{ReplyTail, Words};
 use crate::payload::Payload;
 use crate::spans::AttemptSpan;
 use crate::transport::{Broken, TransportError, UpstreamBody, WorkerRequest};
@@ -57,14 +59,25 @@ pub(super) struct Splitter {
 type Asked<'a> = (&'a WorkerRequest, &'a Reading);
 
 impl Splitter {
-    /// Of a request that there are workers for which do nothing but compute prompts; `body` is what it is made of, if it is an object.
-    pub(super) fn of(app: &App, request: &WorkerRequest, body: Option<Members>) -> Option<Self> {
+    /// Of a request that there are workers for which do nothing but compute prompts; `body` is what it is made of, if it is an object. An error if no two
+    /// of the engines could answer it.
+    pub(super) fn of(
+        app: &App,
+        request: &WorkerRequest,
+        body: Option<Members>,
+    ) -> Result<Option<Self>, RequestError> {
         // A body that is compressed cannot be added to.
         if !app.has_prefill() || request.headers.contains_key(header::CONTENT_ENCODING) {
-            return None;
+            return Ok(None);
         }
-        let (protocol, body) = (app.settings.prefill_protocol, body?);
-        protocol.can_split(request.path.path(), &body).then_some(Self { protocol, body })
+        let protocol = app.settings.prefill_protocol;
+        let Some(body) = body.filter(|body| protocol.can_split(request.path.path(), body)) else {
+            return Ok(None);
+        };
+        if !protocol.can_answer(&body) {
+            return Err(RequestError::AnsweredOnce);
+        }
+        Ok(Some(Self { protocol, body }))
     }
 
     /// Somebody must be left for each of these, for another attempt.
@@ -174,15 +187,20 @@ impl Splitter {
         recorder.attempt(&prefill.decided, Leg::Prefill);
         let prefill_worker = Arc::clone(&prefill.decided.worker);
         let hit_tokens = prefill.decided.hit_tokens;
-        // Anew for each attempt: an engine may still remember the last one's. 63 bits, since it is signed there.
-        let room = rand::random::<u64>() >> 1;
+        // Anew for each attempt: an engine may still remember the last one's. 62 bits, since it is signed there, and counted on for a list of prompts.
+        let room = rand::random::<u64>() >> 2;
         let specs = (&prefill_worker.spec, &decode.decided.worker.spec);
         let (prefill_body, decode_body) = sglang_legs(&self.body, specs, room);
         let mut decode_request = WorkerRequest { body: decode_body, ..request.clone() };
         let mut prefill_request = leg_of(request, prefill_body);
         let span = recorder.sends_apart(&mut prefill_request, &prefill.decided, Leg::Prefill);
+        let follower = prefill.upstream.as_ref().and_then(|upstream| upstream.follower.as_ref());
+        let followed = recorder.follow_apart(follower, &mut prefill_request, reading).await;
+        let expected = Expected::of(recorder.endpoint(), reading, &prefill.decided);
+        let hears = Hears { tail: ReplyTail::default(), words: recorder.words(), expected, followed };
         recorder.sends(&mut decode_request, &decode.decided, Leg::Decode);
-        let mut prefilling = Prefilling::begin(app, (prefill, span), (prefill_request, reading), times);
+        let mut prefilling =
+            Prefilling::begin(app, (prefill, span, hears), (prefill_request, reading), times);
         let answer = {
             let (tried, model) = (decode_request.leaves.as_ref(), reading.model.as_deref());
             let may_leave = |worker: &Worker| may_leave(app, tried, model, worker);
@@ -221,15 +239,24 @@ struct Prefilling {
     exchange: Pin<Box<dyn Future<Output = Result<Answer, TransportError>> + Send>>,
     /// Until it has been answered.
     decided: Option<Decided>,
-    /// Once it has been answered well: what is left of the answer, and of what it occupies.
-    rest: Option<(UpstreamBody, Lease)>,
+    /// Once it has been answered well: who has, what is left of the answer, and of what it occupies.
+    rest: Option<(Arc<Worker>, UpstreamBody, Lease)>,
     span: Option<AttemptSpan>,
+    hears: Hears,
+}
+
+/// What is heard of the prompt in the answer.
+struct Hears {
+    tail: ReplyTail,
+    words: Words,
+    expected: Expected,
+    followed: Option<Followed>,
 }
 
 impl Prefilling {
     fn begin(
         app: &Arc<App>,
-        (picked, span): (Picked, Option<AttemptSpan>),
+        (picked, span, hears): (Picked, Option<AttemptSpan>, Hears),
         (request, reading): (WorkerRequest, &Reading),
         times: Times,
     ) -> Self {
@@ -240,21 +267,21 @@ impl Prefilling {
         };
         let exchange =
             Box::pin(async move { exchange(upstream.as_deref(), (&request, &may_leave), times).await });
-        Self { app: Arc::clone(app), exchange, decided: Some(decided), rest: None, span }
+        Self { app: Arc::clone(app), exchange, decided: Some(decided), rest: None, span, hears }
     }
 
     /// Waits until it has failed, which may be never.
     async fn failure(&mut self) -> Result<Answer, TransportError> {
         if self.rest.is_none() {
             match self.exchange.as_mut().await {
-                Ok((response, _)) if response.status().is_success() => self.has_computed(response),
+                Ok((response, first)) if response.status().is_success() => self.has_computed(response, first),
                 failure => return failure,
             }
         }
         std::future::pending().await
     }
 
-    fn has_computed(&mut self, response: Response<UpstreamBody>) {
+    fn has_computed(&mut self, response: Response<UpstreamBody>, first: Option<Bytes>) {
         let Some(Decided { worker, mut lease, trial, .. }) = self.decided.take() else { return };
         self.app.decider.first_token(&mut lease, self.app.now());
         self.app.metrics.attempt(&worker, response.status().into());
@@ -264,7 +291,8 @@ impl Prefilling {
             span.answered(response.status());
         }
         trial.succeed(self.app.now());
-        self.rest = Some((response.into_body(), lease));
+        self.hears.tail.push(&first.unwrap_or_default());
+        self.rest = Some((worker, response.into_body(), lease));
     }
 
     /// What its failure means for the request.
@@ -287,17 +315,22 @@ impl Prefilling {
         }
     }
 
-    /// Takes the rest of its answer: an engine whose client leaves may give up what the other one still fetches.
+    /// Takes the rest of its answer, which says what was cached: an engine whose client leaves may give up what the other one still fetches.
     async fn end(mut self) {
         let all = async {
             if self.rest.is_none()
-                && let Ok((response, _)) = self.exchange.as_mut().await
+                && let Ok((response, first)) = self.exchange.as_mut().await
                 && response.status().is_success()
             {
-                self.has_computed(response);
+                self.has_computed(response, first);
             }
-            if let Some((body, _lease)) = &mut self.rest {
-                while let Some(Ok(_)) = body.frame().await {}
+            let Self { app, hears: Hears { tail, words, expected, followed }, rest, .. } = &mut self;
+            let Some((worker, body, _lease)) = rest else { return };
+            while let Some(Ok(frame)) = body.frame().await {
+                tail.push(frame.data_ref().map_or(&[], |piece| piece));
+            }
+            if let Some(usage) = tail.usage(*words) {
+                expected.compare(app, worker, followed.as_mut(), &usage);
             }
         };
         // Late is late: the other one has begun, so it has what it needs.

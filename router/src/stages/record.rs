@@ -22,7 +22,7 @@ use super::retries::Cause;
 use crate::app::App;
 use crate::error::{Blame, RequestError};
 use crate::keys::allowances::{Allowance, Spent};
-use crate::kv_events::{Followed, Follower, SESSION_ID};
+use crate::kv_events::{Followed, Follower};
 use crate::metrics::AttemptOutcome;
 use crate::openai::usage::{ReplyTail, ReportedUsage, Words};
 use crate::recording::Passed;
@@ -39,6 +39,53 @@ pub enum Outcome<'a> {
     Broken(&'a TransportError),
     /// The router had to end.
     CutOff,
+}
+
+/// What a worker is expected to have cached of a prompt.
+pub struct Expected {
+    endpoint: Endpoint,
+    prompt_tokens: usize,
+    hit_tokens: usize,
+    basis: Basis,
+    /// Its number, where other routers are told of it.
+    told: Option<u64>,
+}
+
+impl Expected {
+    /// Of a request for `endpoint`, that goes where it was `decided`.
+    #[must_use]
+    pub fn of(endpoint: Endpoint, reading: &Reading, decided: &Decided) -> Self {
+        let Decided { lease, hit_tokens, basis, .. } = decided;
+        let prompt_tokens = reading.prompt_tokens;
+        Self { endpoint, prompt_tokens, hit_tokens: *hit_tokens, basis: *basis, told: lease.told() }
+    }
+
+    /// Beside what `worker` says of it, from which the tree learns, and whoever follows that worker.
+    pub fn compare(
+        &self,
+        app: &App,
+        worker: &Arc<Worker>,
+        followed: Option<&mut Followed>,
+        usage: &ReportedUsage,
+    ) {
+        if usage.prompt_tokens == 0 || self.endpoint == Endpoint::Responses || !app.decider.reads_prefixes() {
+            return;
+        }
+        let cached = worker.reports.cached_tokens(self.endpoint as u32, usage.cached_tokens);
+        if let Some(followed) = followed {
+            let cached_tokens = cached.map(|tokens| tokens as usize);
+            followed.used(PromptUsage { prompt_tokens: usage.prompt_tokens as usize, cached_tokens });
+        }
+        let Some(cached) = cached else { return };
+        let found = Found { prompt_tokens: usage.prompt_tokens as usize, cached_tokens: cached as usize };
+        if let (Some(replicas), Some(told)) = (&app.replicas, self.told) {
+            replicas.hear(told, Word::Found(found));
+        }
+        let comparison = found.beside(self.hit_tokens, self.prompt_tokens);
+        app.metrics.predicted(comparison);
+        let corrected = app.decider.compare(worker, self.basis, comparison);
+        app.metrics.corrected_blocks.inc_by(corrected as u64);
+    }
 }
 
 /// What is known of a request so far.
@@ -183,27 +230,44 @@ impl Recorder {
     }
 
     /// The attempt goes to a worker that may tell of its cache, and of what it does; `None`, or the request as that worker is to get it.
-    pub fn follow(
+    pub async fn follow(
         &mut self,
         follower: Option<&Follower>,
         (request, reading): (&WorkerRequest, &Reading),
         (decided, leg): (&Decided, Leg),
     ) -> Option<WorkerRequest> {
-        self.followed =
-            follower.and_then(|follower| follower.follow(&self.request_id, &request.headers, reading));
+        self.followed = match follower {
+            Some(follower) => follower.follow(&self.request_id, request, reading).await,
+            None => None,
+        };
         let trace = self.begin_attempt_span(decided, leg);
-        let session = self.followed.as_ref().and_then(Followed::to_say);
-        if session.is_none() && trace.is_none() {
+        let name = self.followed.as_mut().and_then(Followed::to_say);
+        if name.is_none() && trace.is_none() {
             return None;
         }
         let mut told = request.clone();
-        if let Some(session) = session {
-            told.headers.insert(SESSION_ID, session.clone());
+        if let Some(name) = name {
+            name.say(&mut told);
         }
         if let Some(trace) = trace {
             told.headers.insert(TRACEPARENT, trace);
         }
         Some(told)
+    }
+
+    /// Of two attempts that begin at once, the one that computes the prompt goes to a worker that may tell of its cache. What follows that, if anything
+    /// does, and the request says what it is to say.
+    pub async fn follow_apart(
+        &self,
+        follower: Option<&Follower>,
+        request: &mut WorkerRequest,
+        reading: &Reading,
+    ) -> Option<Followed> {
+        let mut followed = follower?.follow(&self.request_id, request, reading).await?;
+        if let Some(name) = followed.to_say() {
+            name.say(request);
+        }
+        Some(followed)
     }
 
     /// An attempt came to nothing.
@@ -414,24 +478,17 @@ impl Recorder {
 
     /// Compares what was expected in the worker's cache with what it found there, if it says that.
     fn compare(&mut self, usage: &ReportedUsage, reading: &Reading) {
-        let is_predicted = usage.prompt_tokens > 0
-            && self.endpoint != Endpoint::Responses
-            && self.app.decider.reads_prefixes();
-        let Some(worker) = self.worker.as_ref().filter(|_| is_predicted) else { return };
-        let cached = worker.reports.cached_tokens(self.endpoint as u32, usage.cached_tokens);
-        if let Some(followed) = &mut self.followed {
-            let cached_tokens = cached.map(|tokens| tokens as usize);
-            followed.used(PromptUsage { prompt_tokens: usage.prompt_tokens as usize, cached_tokens });
-        }
-        let Some(cached) = cached else { return };
-        let found = Found { prompt_tokens: usage.prompt_tokens as usize, cached_tokens: cached as usize };
-        if let (Some(replicas), Some(told)) = (&self.app.replicas, self.told) {
-            replicas.hear(told, Word::Found(found));
-        }
-        let comparison = found.beside(self.hit_tokens, reading.prompt_tokens);
-        self.app.metrics.predicted(comparison);
-        let corrected = self.app.decider.compare(worker, self.basis, comparison);
-        self.app.metrics.corrected_blocks.inc_by(corrected as u64);
+        let Some(worker) = &self.worker else { return };
+        let Self { app, endpoint, hit_tokens, basis, told, followed, .. } = self;
+        let prompt_tokens = reading.prompt_tokens;
+        let expected = Expected {
+            endpoint: *endpoint,
+            prompt_tokens,
+            hit_tokens: *hit_tokens,
+            basis: *basis,
+            told: *told,
+        };
+        expected.compare(app, worker, followed.as_mut(), usage);
     }
 
     /// Whether the prompt whose tokens are told is what stands in its body. A response may go on from one that its engine keeps, and count a prompt for
@@ -452,7 +509,7 @@ impl Recorder {
     }
 
     /// In whose words its answer tells the usage.
-    fn words(&self) -> Words {
+    pub fn words(&self) -> Words {
         if self.endpoint == Endpoint::Generate { Words::MetaInfo } else { Words::Usage }
     }
 

@@ -1,8 +1,8 @@
 //! To one data-parallel rank of an engine that has several behind its address: HTTP, with the rank told in each request.
 //!
-//! vLLM reads the header on its paths that generate. SGLang reads it too, where its own paths (`/generate`) and releases before March 2026
-//! read a member of the body instead, which used to be named otherwise. A body is added to only where an operator wants that, only if it is an object,
-//! and not if it is compressed; the header goes out in any case.
+//! vLLM reads the header on its paths that generate. SGLang reads it too, where its own path (`/generate`) and releases before March 2026
+//! read a member of the body instead, which used to be named otherwise. A body is added to on that path, or where an operator wants it, only if it is an
+//! object, and not if it is compressed; the header goes out in any case.
 
 use http::{HeaderName, HeaderValue, header};
 use router_core::{DpRank, ToldBy};
@@ -17,6 +17,9 @@ use crate::payload::Payload;
 const DP_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 /// What of a body says which rank it is for, in SGLang's newer and older releases. The newer name counts where both are.
 pub const RANK_FIELDS: [&str; 2] = ["routed_dp_rank", "data_parallel_rank"];
+
+/// SGLang's own path, on which it reads no header.
+const SGLANGS_OWN: &str = "/generate";
 
 /// HTTP to one rank.
 pub struct RankedTransport {
@@ -48,7 +51,11 @@ impl RankedTransport {
 
     /// The body with the rank in it; `None` if it stays as it is.
     async fn body(&self, request: &WorkerRequest) -> Option<Payload> {
-        let ToldBy::Field(name) = self.rank.told_by else { return None };
+        let name = match self.rank.told_by {
+            ToldBy::Field(name) => name,
+            ToldBy::Header if request.path.path() == SGLANGS_OWN => RANK_FIELDS[0],
+            ToldBy::Header => return None,
+        };
         if request.headers.contains_key(header::CONTENT_ENCODING) {
             return None;
         }

@@ -1,10 +1,14 @@
-//! Cache events over ZeroMQ, as vLLM publishes them: real workers that speak HTTP and are not asked for anything of ours.
+//! Cache events over ZeroMQ, as vLLM publishes them: real workers that speak HTTP and are not asked for anything of ours. And as SGLang does, which a mock
+//! plays.
 #![cfg(feature = "embedded")]
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use roundhouse_zmtp::{Socket, Traffic, handshake, message};
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use worker::config::{KvBudget, KvEventRecording};
 use worker::kv_events::zmq::{Publisher, ZmqConfig};
@@ -208,4 +212,36 @@ async fn what_an_engine_did_before_says_nothing_of_what_a_router_has_left() {
     assert!(hit_tokens(&router, 1).await > 0, "its cache was emptied before");
     router.stopped().await;
     std::fs::remove_file(&file).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_is_told_a_requests_name_in_its_body() {
+    let listener = TcpListener::bind(ANYWHERE).await.unwrap();
+    let model: &str = format!("sglang-publishes-{}", listener.local_addr().unwrap().port()).leak();
+    let generated = json!({"usage": {"prompt_tokens": 150, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}});
+    let mock = MockWorker::answering(vec![model].leak(), json_reply(200, &generated.to_string())).await;
+    let router = Router::start(&[&workers(&[&mock]), "--probe-interval-down=50ms"]).await;
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut inbox = handshake(&mut stream, Socket::Pub).await.unwrap();
+    let subscribed = inbox.receive(&mut stream, 100).await.unwrap();
+    assert_eq!(subscribed, Traffic::Message(vec![vec![1]]));
+    trusts(&router, "stale").await;
+    let body = json!({"model": model, "prompt": "once upon a time, ".repeat(30), "max_tokens": 1});
+    let reply = router.post("/v1/completions", &body.to_string()).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let told: serde_json::Value =
+        serde_json::from_slice(&mock.seen().iter().find(|seen| seen.path == "/v1/completions").unwrap().body)
+            .unwrap();
+    let name = told["session_id"].as_str().unwrap();
+    assert_eq!(name, reply.header("x-request-id"));
+    // As SGLang 0.5.23 writes it.
+    let stored = json!({"type": "BlockStored", "block_hashes": [-5, 6, 7], "parent_block_hash": null, "token_ids": [], "block_size": 16,
+        "lora_id": null, "medium": "GPU", "session_id": name});
+    let batch = rmp_serde::to_vec_named(&json!([1.5, [stored], null])).unwrap();
+    stream.write_all(&message(&[b"", &0_u64.to_be_bytes(), &batch])).await.unwrap();
+    trusts(&router, "followed").await;
+    let own =
+        json!({"model": model, "prompt": "once upon a time, ".repeat(30), "session_id": "ann's"}).to_string();
+    assert_eq!(router.post("/v1/completions", &own).await.status, 200);
+    assert_eq!(mock.seen().pop().unwrap().body, own.as_bytes(), "a client's own stays");
 }

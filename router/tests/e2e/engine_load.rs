@@ -30,6 +30,13 @@ async fn an_engine_that_others_use_gets_less() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn sglang_is_asked_where_it_tells_its_load() {
+    let engine = MockWorker::answering(&["sglang-has-others"], json_reply(200, "{}")).await;
+    let router = Router::start(&[&workers(&[&engine]), ASKS]).await;
+    until("it has told", || async { others(&router).await == [json!(7)] }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ranks_are_asked_at_once_and_nobody_is_if_it_is_off() {
     let answer = || json_reply(200, "{}");
     let engine = MockWorker::answering(&["m", "has-others-at-one"], answer()).await;

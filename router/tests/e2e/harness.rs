@@ -386,7 +386,9 @@ async fn play(
 fn model_entry(id: &str, first: &str) -> serde_json::Value {
     let parent = id.starts_with("lora-").then_some(first);
     // Such a one is served by an engine that says which it is.
-    let owner = id.starts_with("vllm-").then_some("vllm");
+    let owner = ["vllm", "sglang"]
+        .into_iter()
+        .find(|owner| id.strip_prefix(owner).is_some_and(|rest| rest.starts_with('-')));
     serde_json::json!({"id": id, "object": "model", "parent": parent, "owned_by": owner})
 }
 
@@ -406,6 +408,18 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
             200,
             &format!("{running}\nvllm:generation_tokens_total{{engine=\"0\"}} {tokens}.0\n"),
         );
+    }
+    // SGLang, that publishes its cache events at that port.
+    if let Some(port) = models.iter().find_map(|model| model.strip_prefix("sglang-publishes-")) {
+        let kv_events = serde_json::json!({"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": port.parse::<u16>().unwrap(),
+            "topic": "", "block_size": 16, "dp_size": 1});
+        match path {
+            "/kv_event_sources" => return json_reply(404, "{}"),
+            "/server_info" => {
+                return json_reply(200, &serde_json::json!({"kv_events": kv_events}).to_string());
+            }
+            _ => {}
+        }
     }
     let told = match path {
         "/metrics" if models.contains(&"tells-blocks") => {
@@ -427,6 +441,9 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
         "/metrics" if models.contains(&"has-others-at-one") => {
             "vllm:num_requests_running{engine=\"0\"} 0.0\nvllm:num_requests_waiting{engine=\"0\"} 0.0\n\
              vllm:num_requests_running{engine=\"1\"} 20.0\nvllm:num_requests_waiting{engine=\"1\"} 1.0\n"
+        }
+        "/v1/loads" if models.contains(&"sglang-has-others") => {
+            r#"{"version":"0.5.23","loads":[{"dp_rank":0,"num_running_reqs":5,"num_waiting_reqs":2,"token_usage":0.5}]}"#
         }
         "/server_info" if models.contains(&"tells-tokens") => {
             r#"{"max_total_num_tokens": 9000, "dp_size": 1}"#

@@ -98,6 +98,18 @@ async fn a_conversation_stays_at_the_rank_that_has_it_cached() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn on_sglangs_own_path_a_field_tells_the_rank_as_well() {
+    let engine = MockWorker::answering(&["m"], json_reply(200, "{}")).await;
+    let router = start(&[&format!("--workers={}", with_ranks(&engine, "dp=2"))], &["w0-dp0", "w0-dp1"]).await;
+    router.post("/generate", &json!({"text": "hi"}).to_string()).await;
+    let seen = engine.seen().pop().unwrap();
+    let told: Value = serde_json::from_slice(&seen.body).unwrap();
+    assert_eq!(told["routed_dp_rank"].to_string(), rank_of(&seen));
+    router.post(CHAT, &chat("hi")).await;
+    assert_eq!(engine.seen().pop().unwrap().body, chat("hi").as_bytes(), "elsewhere the header does");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn where_a_field_tells_the_rank_it_stands_in_every_object_that_is_not_compressed() {
     let engine = MockWorker::answering(&["m"], json_reply(200, "{}")).await;
     for (field, other) in [("routed_dp_rank", "data_parallel_rank"), ("data_parallel_rank", "routed_dp_rank")]

@@ -319,7 +319,7 @@ async fn where_nobody_tells_tokens_a_thought_ends_with_an_error() {
         "/tokenize" => vec![Act::Write(json_reply(404, "{}"))],
         _ => answers(seen),
     };
-    for (model, tools) in [(&["sglang-m"][..], json!(null)), (&[MODEL], json!(null)), (&[MODEL], json!([{}]))]
+    for (model, tools) in [(&["other-m"][..], json!(null)), (&[MODEL], json!(null)), (&[MODEL], json!([{}]))]
     {
         let mocks = [MockWorker::start(model, mute).await, MockWorker::start(model, mute).await];
         let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;

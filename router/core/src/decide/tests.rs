@@ -139,7 +139,7 @@ fn says_why_nobody_can_be_picked() {
     for worker in fleet.workers() {
         worker.mark_down();
     }
-    assert_eq!(error(&[]), PickError::NoneUsable { down: 2, draining: 0, total: 2 });
+    assert_eq!(error(&[]), PickError::NoneUsable { prefill: false, down: 2, draining: 0, total: 2 });
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn draining_workers_get_nothing_and_anyone_includes_those_that_are_down() {
     fleet.workers()[2].drain();
     assert!(!Decider::can_decide(&fleet, &request, Among::Anyone));
     let error = decider.decide(&fleet, &request, Among::Untried(&[]), NOW).unwrap_err();
-    assert_eq!(error, PickError::NoneUsable { down: 2, draining: 1, total: 3 });
+    assert_eq!(error, PickError::NoneUsable { prefill: false, down: 2, draining: 1, total: 3 });
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn where_most_are_down_by_their_probes_alone_they_are_asked_once_nobody_is_bette
     for worker in workers {
         worker.mark_down();
     }
-    assert_eq!(among(&[]), Err(PickError::NoneUsable { down: 5, draining: 0, total: 5 }));
+    assert_eq!(among(&[]), Err(PickError::NoneUsable { prefill: false, down: 5, draining: 0, total: 5 }));
 }
 
 #[test]

@@ -279,13 +279,15 @@ fn precedence(candidate: &Candidate) -> (u32, u64) {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PickError {
     /// No worker is usable.
-    #[error("no worker is usable: of {total}, {down} are down and {draining} draining")]
+    #[error("no {}worker is usable: of {total}, {down} are down and {draining} draining", if *prefill { "prefill " } else { "" })]
     NoneUsable {
+        /// Of those that do nothing but compute prompts.
+        prefill: bool,
         /// Workers that are down.
         down: usize,
         /// Workers that are up, and being drained by an operator.
         draining: usize,
-        /// Workers in the fleet.
+        /// All of them.
         total: usize,
     },
     /// There are workers that serve the model, but none of them is usable.

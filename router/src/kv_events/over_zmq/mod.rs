@@ -1,8 +1,8 @@
-//! Cache events of engines that nobody here wrote, over ZeroMQ, as vLLM publishes them: numbered batches as they happen, and, where an operator has
+//! Cache events of engines that nobody here wrote, over ZeroMQ, as vLLM and SGLang publish them: numbered batches as they happen, and, where an operator has
 //! switched that on, a replay of the last ones. There is no snapshot.
 //!
-//! Whose blocks are told of the engine says by the name that a request came with (`x-session-id`), so that no tokenizer is needed to know it: see
-//! [`Follower`](super::Follower). A gap is asked for; whether an engine is still the same process shows by its last batch, which is asked for again with
+//! Whose blocks are told of the engine says by the name that a request came with (`x-session-id`, or `session_id` in its body), so that no tokenizer is
+//! needed to know it: see [`Follower`](super::Follower). A gap is asked for; whether an engine is still the same process shows by its last batch, which is asked for again with
 //! every new connection.
 
 mod batch;
@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use self::batch::Batch;
 use self::copies::Copies;
 use self::socket::Line;
-pub use self::source::{PATH, Source};
+pub use self::source::{NamedIn, PATH, SGLANGS_PATH, ServerInfo, Source};
 use super::events::{EventStream, Said, StreamEnd};
 
 /// How long an engine may take for the next batch of a replay.

@@ -130,7 +130,10 @@ impl Seam {
         let mut choices = Vec::new();
         let mut thought_is_over = false;
         if let Some(choice) = event["choices"].get(0) {
-            let end = completion.end.filter(|end| choice["stop_reason"] == *end);
+            // As vLLM calls it, and SGLang.
+            let is_stopped_by =
+                |end: &u32| ["stop_reason", "matched_stop"].iter().any(|name| choice[name] == *end);
+            let end = completion.end.filter(is_stopped_by);
             thought_is_over = end.is_some() && choice["finish_reason"] == "stop";
             let delta = completion.delta(choice["text"].as_str()?);
             if completion.part == Part::Thought && !delta.is_empty() {
@@ -198,6 +201,10 @@ impl Seam {
                 usage["completion_tokens_details"] = json!({});
             }
             usage["completion_tokens_details"]["reasoning_tokens"] = self.thought_tokens.into();
+            // SGLang tells it twice.
+            if usage["reasoning_tokens"].is_u64() {
+                usage["reasoning_tokens"] = self.thought_tokens.into();
+            }
         }
         if usage["prompt_tokens_details"].is_object()
             && let Some(cached) = usage["prompt_tokens_details"]["cached_tokens"].as_u64()

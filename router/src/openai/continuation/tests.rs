@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::given::Given;
 use super::request::{Rest, rest_of};
 use super::seam::Seam;
-use super::tokens::{InTokens, Marks, Next, Tokens, chat_question, written};
+use super::tokens::{InTokens, Marks, Next, Teller, Tokens, chat_question, written};
 use super::{Kind, event};
 use crate::openai::members::Members;
 
@@ -252,7 +252,7 @@ fn what_a_chat_says_of_its_template_is_told() {
     let question = |more: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "x"}], "model": "m", "stream": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let question = chat_question(&members(&body), None)?.joined();
+        let question = chat_question(Teller::Vllm, &members(&body), None)?.joined();
         Some(serde_json::from_slice::<Value>(&question).unwrap())
     };
     let plain =
@@ -266,6 +266,36 @@ fn what_a_chat_says_of_its_template_is_told() {
     let own = json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}});
     assert_eq!(told(own)["enable_thinking"], true);
     assert!(question(json!({"chat_template_kwargs": 5})).is_none());
+}
+
+#[test]
+fn sglang_is_told_of_a_chat_what_it_would_be_asked() {
+    let told = json!({"messages": [{"role": "user", "content": "x"}], "model": "m", "reasoning_effort": "low",
+        "chat_template_kwargs": {"a": 1}});
+    let mut body = told.clone();
+    body["stream"] = true.into();
+    let question = chat_question(Teller::Sglang, &members(&body), None).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&question.joined()).unwrap(), told);
+    let begun = given(Kind::Chat, &[opening("a"), content("a", "The")]);
+    assert!(chat_question(Teller::Sglang, &members(&body), Some(&begun)).is_none());
+}
+
+#[test]
+fn sglang_goes_on_behind_a_thought_with_all_that_was_written() {
+    let behind = given(Kind::Chat, &[opening("a"), thought("a", "\nHm."), content("a", "\n\nThe \"sky\"")]);
+    let sent = json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}], "max_tokens": 9});
+    let marks = Marks::of(&[BEGIN, END, 60, 61]);
+    let asked = |chat: &[u32]| {
+        let in_tokens = InTokens { chat: &tokens(chat), given: &[], marks };
+        let (rest, _) = in_tokens.rest_behind_the_opening(&behind, ("<t>", "</t>"), &members(&sent)).unwrap();
+        serde_json::from_slice::<Value>(&rest.joined()).unwrap()
+    };
+    let written = "<t>\nHm.\n</t>\n\nThe \"sky\"";
+    let expected = json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": written}],
+        "tools": [{}], "max_tokens": 9 - behind.pieces(), "continue_final_message": true, "separate_reasoning": false});
+    assert_eq!(asked(&[1, 2]), expected);
+    let open = asked(&[1, BEGIN, 2]);
+    assert_eq!(open["messages"][1]["content"], &written[3..], "the template has begun the thought");
 }
 
 const BEGIN: u32 = 900;
@@ -361,6 +391,10 @@ fn strange_usage_is_no_end_of_everything() {
     let event = data(&json!({"id": "b", "choices": [], "usage": usage}));
     let passed = Seam::after(&given).pass(&Bytes::from(event));
     assert!(std::str::from_utf8(&passed.events).unwrap().contains(r#""reasoning_tokens":1"#));
+    let sglangs = json!({"prompt_tokens": 5, "completion_tokens": 1, "reasoning_tokens": 0});
+    let passed =
+        Seam::after(&given).pass(&Bytes::from(data(&json!({"id": "b", "choices": [], "usage": sglangs}))));
+    assert!(std::str::from_utf8(&passed.events).unwrap().contains(r#""reasoning_tokens":1,"#));
 }
 
 #[test]
@@ -398,6 +432,8 @@ fn a_completion_is_told_as_the_chat_that_it_goes_on_with() {
         assert_eq!((&event["id"], &event["object"]), (&json!("a"), &json!("chat.completion.chunk")));
         assert!(event["choices"][0]["finish_reason"].is_null());
     }
+    let as_sglang_says = stop.replace("stop_reason", "matched_stop");
+    assert!(seam(Next::Thought).pass(&Bytes::from(as_sglang_says)).thought_is_over);
     // Where the model ends within its thought, that is the end.
     let last = text_event("b", "!", &json!("stop")) + &usage_event("b", 4, 2, 9);
     let passed = seam(Next::Thought).pass(&Bytes::from(last + "data: [DONE]\n\n"));

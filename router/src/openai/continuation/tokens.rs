@@ -5,7 +5,7 @@
 //! calls of tools: a thought is asked for up to its end, and the answer behind it for itself; with tools in messages again, if the template
 //! writes thoughts.
 //!
-//! In vLLM's words (`/tokenize`). Used by `stages/in_tokens.rs`.
+//! In vLLM's words and in SGLang's, whose `/tokenize` differs in how a chat is asked for. Used by `stages/in_tokens.rs`.
 
 use std::fmt::Write as _;
 
@@ -48,6 +48,10 @@ const IN_COMPLETIONS: [&str; 17] = [
 
 /// Members of a chat that its tokens depend on, but for what is told to its template.
 const IN_TOKENS: [&str; 3] = ["model", "messages", "tools"];
+
+/// And to SGLang all that these depend on.
+const TO_SGLANGS_TEMPLATE: [&str; 5] =
+    ["model", "messages", "tools", "chat_template_kwargs", "reasoning_effort"];
 
 /// What stands before an answer of ERNIE 4.5's, which its engine takes away: where it is one token, what is asked for in tokens is no answer as clients
 /// know it (vLLM's `reasoning/ernie45_reasoning_parser.py`).
@@ -149,6 +153,30 @@ fn is_text_alone(messages: &[Message]) -> bool {
     messages.iter().all(is_told)
 }
 
+/// Whose `/tokenize` is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Teller {
+    /// Is told what of a request its template depends on.
+    Vllm,
+    /// Writes a chat as for an answer where it is not told otherwise (0.5.23, `entrypoints/openai/serving_tokenize.py`).
+    Sglang,
+}
+
+impl Teller {
+    /// Who says of their models that they are theirs.
+    pub const OWNERS: [&str; 2] = ["vllm", "sglang"];
+
+    /// By the owner of an engine's models.
+    #[must_use]
+    pub fn of(owner: &str) -> Option<Self> {
+        match owner {
+            "vllm" => Some(Self::Vllm),
+            "sglang" => Some(Self::Sglang),
+            _ => None,
+        }
+    }
+}
+
 /// Asks for the tokens of a text.
 #[must_use]
 pub fn text_question(body: &Members, text: &str) -> Payload {
@@ -156,9 +184,14 @@ pub fn text_question(body: &Members, text: &str) -> Payload {
     body.with_others(&added, Others::Only(&["model"]))
 }
 
-/// Asks for the tokens of a chat, with what has been `given` as the beginning of its next message, or with nothing but who is to speak.
+/// Asks for the tokens of a chat, with what has been `given` as the beginning of its next message, or with nothing but who is to speak; `None` if that
+/// cannot be asked there.
 #[must_use]
-pub fn chat_question(body: &Members, given: Option<&Given>) -> Option<Payload> {
+pub fn chat_question(teller: Teller, body: &Members, given: Option<&Given>) -> Option<Payload> {
+    if teller == Teller::Sglang {
+        // It begins each answer behind the template's own opening, and writes no thought of one that has begun.
+        return given.is_none().then(|| body.with_others("", Others::Only(&TO_SGLANGS_TEMPLATE)));
+    }
     let told = template_arguments(body)?;
     let Some(given) = given else {
         let added = format!("\"add_generation_prompt\":true{told}");
@@ -251,6 +284,25 @@ impl InTokens<'_> {
         let (_, end) = self.chat.tokens.split_at(self.chat.tokens.len().saturating_sub(OPENING_TOKENS));
         let is_open = marks.last(end).is_some_and(|(_, mark)| mark == marks.begin);
         (!is_open).then_some(marks.begin)
+    }
+
+    /// The request with what has been given behind the opening of its answer, as the model wrote it, `marks` around its thought: so SGLang goes on with
+    /// a message, whatever it says. What follows is told as the answer, or as calls of tools: the thought is over.
+    #[must_use]
+    pub fn rest_behind_the_opening(
+        &self,
+        given: &Given,
+        (begin, end): (&str, &str),
+        body: &Members,
+    ) -> Option<(Payload, Seam)> {
+        let begin = self.begin().map_or("", |_| begin);
+        let text = Value::from(begin.to_owned() + &written(given, (begin, end))?);
+        let message = format!(",{{\"role\":\"assistant\",\"content\":{text}}}");
+        let mut added = limits(given, body)?;
+        added.push("\"continue_final_message\":true,\"separate_reasoning\":false".to_owned());
+        let tail = ("messages", b'[', &*message);
+        let rest = body.with_tail(tail, &added.join(","), Others::Except(&LIMITS))?;
+        Some((rest, Seam::in_messages(given, self.chat.tokens.len() as u64)))
     }
 
     /// The request with what has been given as a message to be gone on with, if its template writes that as the model did: `told` are the tokens of

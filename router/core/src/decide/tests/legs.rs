@@ -60,7 +60,7 @@ fn who_is_down_is_told_of_the_role_that_was_asked() {
     for worker in fleet.workers().iter().filter(|worker| worker.spec.role == Role::Prefill) {
         worker.mark_down();
     }
-    let down = PickError::NoneUsable { down: 2, draining: 0, total: 2 };
+    let down = PickError::NoneUsable { prefill: true, down: 2, draining: 0, total: 2 };
     assert_eq!(decider.decide(&fleet, &on(Leg::Prefill, &prompt), ALL, NOW).unwrap_err(), down);
     assert!(decider.decide(&fleet, &on(Leg::Whole, &prompt), ALL, NOW).is_ok());
     assert!(!decider.splits(&fleet, &view(&prompt), ALL, NOW), "there is nobody for it");
