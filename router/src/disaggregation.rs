@@ -97,6 +97,13 @@ impl PrefillProtocol {
         self == Self::Vllm || !(several(body.number("n")) || sampling())
     }
 
+    /// Where one engine is told that the other one is, and their room, so that it answers all by itself: SGLang's own word for that (0.5.23,
+    /// `disaggregation/utils.py`), which its probes use. `None` if an engine answers as it is.
+    #[must_use]
+    pub fn without_the_other(self) -> Option<(&'static str, u64)> {
+        (self == Self::Sglang).then_some(("2.2.2.2", 0))
+    }
+
     /// Whether a worker that generates serves a request by itself if there is nobody to compute the prompt.
     #[must_use]
     pub fn generates_alone(self) -> bool {

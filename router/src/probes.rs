@@ -247,18 +247,19 @@ impl Prober {
             expected: worker.load.silence(),
         });
         self.heed(step);
+        let protocol = self.prefill_protocol;
         let time = match step {
             Step::Examine(time) => time,
             Step::Judge(silence) if self.others_are_well() => {
                 self.stands_still(silence);
                 let (upstream, patience) = (Arc::clone(&self.upstream), self.trial_after);
-                return Some(Box::pin(async move { recovery(&upstream, patience).await }));
+                return Some(Box::pin(async move { recovery(&upstream, protocol, patience).await }));
             }
             Step::Judge(silence) => self.waits_for_it(silence)?,
             _ => return None,
         };
         let upstream = Arc::clone(&self.upstream);
-        Some(Box::pin(async move { examine(&upstream, time).await }))
+        Some(Box::pin(async move { examine(&upstream, protocol, time).await }))
     }
 
     /// Nobody could stand in for it. Returns for how long it is examined again.
@@ -443,17 +444,32 @@ async fn probe(upstream: &Upstream, path: PathAndQuery, list_models: bool) -> Re
     }
     if list_models {
         let (status, body) = get(&*upstream.transport, PathAndQuery::from_static("/v1/models")).await?;
-        if let (true, Some(entries)) = (status.is_success(), entries_of(&body)) {
+        if let (true, Some(mut entries)) = (status.is_success(), entries_of(&body)) {
             let id = |entry: &Value| entry.get("id")?.as_str().map(str::to_owned);
-            upstream.worker.set_models(entries.iter().filter_map(id).collect());
-            let adapters = entries.iter().filter(|entry| entry.get("parent").is_some_and(Value::is_string));
-            upstream.worker.set_adapters(&adapters.filter_map(id).collect::<Vec<_>>());
+            let is_adapter = |entry: &&Value| entry.get("parent").is_some_and(Value::is_string);
+            // What `lora_path` calls them.
+            let bare: Vec<_> = entries.iter_mut().filter_map(name_as_sglang_does).collect();
+            upstream.worker.set_models(entries.iter().filter_map(id).chain(bare.iter().cloned()).collect());
+            let adapters = entries.iter().filter(is_adapter).filter_map(id);
+            upstream.worker.set_adapters(&adapters.chain(bare).collect::<Vec<_>>());
             if let Ok(mut known) = upstream.model_entries.write() {
                 *known = entries.into();
             }
         }
     }
     Ok(())
+}
+
+/// SGLang lists its adapters by names that it takes for the model's own where they stand as `model`: there an adapter is `MODEL:NAME` (0.5.23,
+/// `entrypoints/openai/serving_base.py`). Names an entry so, and returns its bare name, if it is such a one.
+fn name_as_sglang_does(entry: &mut Value) -> Option<String> {
+    if entry.get("owned_by")? != "sglang" {
+        return None;
+    }
+    let (parent, bare) = (entry.get("parent")?.as_str()?, entry.get("id")?.as_str()?.to_owned());
+    let name = format!("{parent}:{bare}");
+    entry["id"] = name.into();
+    Some(bare)
 }
 
 /// Where an engine publishes its cache events; `None` if it could not be asked, and within that, if it does not publish any.
@@ -541,11 +557,25 @@ mod tests {
     use router_core::policy::by_name;
     use router_core::prefix::tree::TreeLimits;
     use router_core::{WorkerId, WorkerSlot, WorkerSpec};
+    use serde_json::json;
     use tokio::sync::Notify;
 
     use super::*;
     use crate::config::Cli;
     use crate::transport::Answer;
+
+    #[test]
+    fn an_adapter_of_sglangs_is_named_as_it_takes_it() {
+        let entry =
+            |owner: &str, parent: Option<&str>| json!({"id": "a", "owned_by": owner, "parent": parent});
+        let named = |mut entry: Value| {
+            let bare = name_as_sglang_does(&mut entry);
+            (entry["id"].as_str().unwrap().to_owned(), bare)
+        };
+        assert_eq!(named(entry("sglang", Some("base"))), ("base:a".to_owned(), Some("a".to_owned())));
+        assert_eq!(named(entry("sglang", None)), ("a".to_owned(), None));
+        assert_eq!(named(entry("vllm", Some("base"))), ("a".to_owned(), None));
+    }
 
     /// Never answers, and counts who waits for it.
     #[derive(Default)]

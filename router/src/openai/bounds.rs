@@ -1,10 +1,12 @@
 //! Where in a stream the answer begins, and where it ends.
 //!
 //! Engines write the first events of OpenAI's responses API when they have read the request, long before they compute it: no token has been
-//! seen then, and nothing is lost if another worker begins anew. And they say when there is no more to come, each API by another event. Nothing else is known
-//! here of what events say. Used by the stages.
+//! seen then, and nothing is lost if another worker begins anew. Or their first word is that there will be no answer. And they say when there is no more to
+//! come, each API by another event. Nothing else is known here of what events say. Used by the stages.
 
+use http::StatusCode;
 use memchr::memrchr2;
+use serde::Deserialize;
 
 /// Events that tell of the request and not of the answer: OpenAI's responses, and Anthropic's messages.
 const OPENINGS: [&[u8]; 5] =
@@ -46,6 +48,28 @@ pub fn has_answer(beginning: &[u8]) -> bool {
     false
 }
 
+/// What a stream that begins so says in place of an answer: that the engine has too much to do, or has failed; the status, and the error as JSON.
+#[must_use]
+pub fn refusal(beginning: &[u8]) -> Option<(StatusCode, &[u8])> {
+    #[derive(Deserialize)]
+    struct Refusal {
+        error: Error,
+    }
+    #[derive(Deserialize)]
+    struct Error {
+        code: u16,
+    }
+    let data = beginning.strip_prefix(DATA)?.trim_ascii_start();
+    // Nearly all answers begin otherwise.
+    if !data.starts_with(b"{\"error\"") {
+        return None;
+    }
+    let line = data.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
+    let Refusal { error } = serde_json::from_slice(line).ok()?;
+    let status = StatusCode::from_u16(error.code).ok()?;
+    (status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()).then_some((status, line))
+}
+
 /// Whether the last of some whole events says that nothing follows.
 #[must_use]
 pub fn is_last(events: &[u8]) -> bool {
@@ -72,6 +96,27 @@ mod tests {
     const RESPONSES: &str = "event: response.created\ndata: {\"type\":\"response.created\"}\n\n\
         event: response.in_progress\r\ndata: {}\r\n\r\n: still here\n\n";
     const MESSAGES: &str = "event:message_start\ndata: {\"message\":{}}\n\nevent: ping\ndata: {}\n\n";
+
+    #[test]
+    fn an_engine_that_is_full_says_so_in_place_of_an_answer() {
+        // As SGLang 0.5.23 writes it.
+        let full = br#"data: {"error": {"object": "error", "message": "The request queue is full.", "type": "SERVICE_UNAVAILABLE", "param": null, "code": 503}}"#;
+        let (status, error) = refusal(&[&full[..], b"\n\ndata: [DONE]\n\n"].concat())
+            .map(|(status, error)| (status, error.to_vec()))
+            .unwrap();
+        assert_eq!((status, &error[..]), (StatusCode::SERVICE_UNAVAILABLE, &full[6..]));
+        assert_eq!(refusal(br#"data:{"error":{"code":429}}"#).unwrap().0, StatusCode::TOO_MANY_REQUESTS);
+        for other in [
+            &br#"data: {"error":{"code":400}}"#[..],
+            br#"data: {"error":{"code":"busy"}}"#,
+            br#"data: {"error":null,"choices":[]}"#,
+            br#"data: {"id":"a","error":{"code":503}}"#,
+            br#"data: {"error":{"code":5"#,
+            br#"{"error":{"code":503}}"#,
+        ] {
+            assert_eq!(refusal(other), None, "{}", String::from_utf8_lossy(other));
+        }
+    }
 
     #[test]
     fn the_answer_begins_with_its_first_event() {

@@ -145,6 +145,12 @@ impl Members {
         first.is_some_and(|first| !first.is_ascii_digit() && !b"-]".contains(first))
     }
 
+    /// Whether it asks of several prompts at once, in OpenAI's words or SGLang's.
+    #[must_use]
+    pub fn is_list_of_prompts(&self) -> bool {
+        ["prompt", "text", "input_ids"].iter().any(|name| self.is_list_of_texts(name))
+    }
+
     /// Whether each member is one that `may` be there: told its name as it is written, and the first bytes of its value.
     #[must_use]
     pub fn all(&self, may: impl Fn(&str, &[u8]) -> bool) -> bool {

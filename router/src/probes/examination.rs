@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::ask;
+use crate::disaggregation::PrefillProtocol;
 use crate::fleet::Upstream;
 use crate::metrics_text::samples;
 use crate::transport::{TransportError, WorkerRequest};
@@ -55,11 +56,11 @@ pub(super) enum Finding {
     Unknown,
 }
 
-/// Examines an engine for `time`.
-pub(super) async fn examine(upstream: &Upstream, time: Duration) -> Finding {
+/// Examines an engine, that hands prompts over by `protocol` if it does, for `time`.
+pub(super) async fn examine(upstream: &Upstream, protocol: PrefillProtocol, time: Duration) -> Finding {
     let end = Instant::now() + time;
     let before = told(upstream).await;
-    let answer = timeout_at(end, ask_for_a_token(upstream)).await;
+    let answer = timeout_at(end, ask_for_a_token(upstream, protocol)).await;
     if answer == Ok(Answer::Token) {
         return Finding::Generates;
     }
@@ -75,9 +76,9 @@ pub(super) async fn examine(upstream: &Upstream, time: Duration) -> Finding {
 }
 
 /// Waits until an engine that hangs generates again, or, if it cannot be asked, for `patience`, after which it may be tried.
-pub(super) async fn recovery(upstream: &Upstream, patience: Duration) -> Finding {
+pub(super) async fn recovery(upstream: &Upstream, protocol: PrefillProtocol, patience: Duration) -> Finding {
     loop {
-        match timeout(QUESTION_LIMIT, ask_for_a_token(upstream)).await {
+        match timeout(QUESTION_LIMIT, ask_for_a_token(upstream, protocol)).await {
             Ok(Answer::Token) => return Finding::Generates,
             Ok(Answer::None) => {
                 sleep(patience).await;
@@ -128,8 +129,8 @@ enum Answer {
 }
 
 /// Asks for one token until there is an answer.
-async fn ask_for_a_token(upstream: &Upstream) -> Answer {
-    let Some(request) = question(&upstream.entries()) else { return Answer::None };
+async fn ask_for_a_token(upstream: &Upstream, protocol: PrefillProtocol) -> Answer {
+    let Some(request) = question(&upstream.entries(), protocol) else { return Answer::None };
     loop {
         match status_of(upstream, &request).await {
             Ok(status) if status.is_success() => return Answer::Token,
@@ -151,9 +152,12 @@ async fn status_of(upstream: &Upstream, request: &WorkerRequest) -> Result<Statu
 }
 
 /// `None` for a server of several models: it might load one that nobody waits for in place of another.
-fn question(entries: &[Value]) -> Option<WorkerRequest> {
+fn question(entries: &[Value], protocol: PrefillProtocol) -> Option<WorkerRequest> {
     let mut models = entries.iter().filter(|entry| !entry["parent"].is_string());
     let mut body = json!({"prompt": "1", "max_tokens": 1, "temperature": 0});
+    if let Some((host, room)) = protocol.without_the_other() {
+        (body["bootstrap_host"], body["bootstrap_room"]) = (host.into(), room.into());
+    }
     if let Some(model) = models.next() {
         body["model"] = model["id"].clone();
     }
@@ -188,7 +192,14 @@ mod tests {
     fn who_serves_several_models_is_not_asked_and_adapters_are_none() {
         let entry = |id: &str, parent: Option<&str>| json!({"id": id, "parent": parent});
         let (one, other, adapter) = (entry("m", None), entry("n", None), entry("a", Some("m")));
-        assert!(question(&[]).is_some() && question(&[adapter, one.clone()]).is_some());
-        assert!(question(&[one, other]).is_none());
+        let question = |entries: &[Value], protocol| {
+            let body = question(entries, protocol)?.body.joined();
+            Some(serde_json::from_slice::<Value>(&body).unwrap())
+        };
+        let (vllm, sglang) = (PrefillProtocol::Vllm, PrefillProtocol::Sglang);
+        let asked = question(&[], vllm).unwrap();
+        assert!(asked.get("bootstrap_host").is_none() && question(&[adapter, one.clone()], vllm).is_some());
+        assert_eq!(question(&[], sglang).unwrap()["bootstrap_host"], "2.2.2.2", "nobody else takes part");
+        assert!(question(&[one, other], vllm).is_none());
     }
 }

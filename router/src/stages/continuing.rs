@@ -242,9 +242,13 @@ impl Continuing {
             Rest::Tokens => {
                 let Self { app, request, retries, given, times, .. } = &*self;
                 let asked = (request, &members, given);
-                in_tokens::rest(app, asked, (&record.reading, retries.among()), times.1)
-                    .await
-                    .ok_or_else(nobody_tells)?
+                let (asked, seam, teller) =
+                    in_tokens::rest(app, asked, (&record.reading, retries.among()), times.1)
+                        .await
+                        .ok_or_else(nobody_tells)?;
+                // Others would take it for something else.
+                self.retries.leave_out(self.who_is_not_of(&[teller.owner()]));
+                (asked, seam)
             }
         };
         let begun = self.attempt(&mut asked, record).await;
@@ -343,10 +347,15 @@ impl Continuing {
             Rest::Body(_) if is_begun_message(&self.given) => &GO_ON_WITH_MESSAGES,
             Rest::Body(_) => return Vec::new(),
         };
+        self.who_is_not_of(can)
+    }
+
+    /// Whose models are none of these owners'.
+    fn who_is_not_of(&self, owners: &[&str]) -> Vec<WorkerSlot> {
         let roster = self.app.fleet.roster();
         let is_of_others = |worker: &&Arc<Worker>| {
             let upstream = roster.upstream(worker);
-            !upstream.is_some_and(|upstream| upstream.is_of(can))
+            !upstream.is_some_and(|upstream| upstream.is_of(owners))
         };
         let others = roster.snapshot.workers().iter().filter(is_of_others);
         others.map(|worker| worker.slot).collect()

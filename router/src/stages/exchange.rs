@@ -6,12 +6,13 @@
 //!
 //! Used by [`dispatch`](super::dispatch) and [`legs`](super::legs).
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Response, header};
+use http::{HeaderMap, HeaderValue, Response, header};
 use http_body::Body;
 use http_body_util::BodyExt;
 use router_core::Worker;
@@ -85,7 +86,24 @@ async fn begun(
         // The same: most come in one piece.
         return Box::pin(whole(answer, (limits, deadline))).await;
     }
-    Ok(answer)
+    Ok(as_refused(answer))
+}
+
+/// An answer whose first event says that the engine is full or has failed, as the answer with that status that it would be if it were no stream: SGLang
+/// sends a stream's head before it knows (0.5.23, `entrypoints/openai/serving_base.py`).
+fn as_refused((response, first): Answer) -> Answer {
+    let told = first.as_ref().filter(|_| response.status().is_success());
+    let Some((status, error)) = told.and_then(|first| bounds::refusal(first)) else {
+        return (response, first);
+    };
+    if !is_event_stream(response.headers()) {
+        return (response, first);
+    }
+    let (mut head, _) = response.into_parts();
+    head.status = status;
+    head.headers.remove(header::TRANSFER_ENCODING);
+    head.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    (Response::from_parts(head, UpstreamBody::Canned(VecDeque::new())), Some(Bytes::copy_from_slice(error)))
 }
 
 /// Runs an exchange within the limits of time, under one timer. One that was not underway when the first byte was due has been processed

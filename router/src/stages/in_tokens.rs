@@ -20,7 +20,8 @@ use crate::fleet::Upstream;
 use crate::openai::continuation::given::Given;
 use crate::openai::continuation::seam::Seam;
 use crate::openai::continuation::tokens::{
-    BEFORE_ANSWERS, InTokens, MARKS, Marks, Next, Teller, Tokens, chat_question, text_question, written,
+    InTokens, MARKS, Marks, Next, Teller, Tokens, chat_question, marks_question, rest_behind_the_opening,
+    text_question, written,
 };
 use crate::openai::members::Members;
 use crate::payload::Payload;
@@ -43,20 +44,20 @@ const MOST_BYTES: usize = 16 << 20;
 const TOKENIZE: PathAndQuery = PathAndQuery::from_static("/tokenize");
 const COMPLETIONS: PathAndQuery = PathAndQuery::from_static("/v1/completions");
 
-/// What is asked for the rest of `given`, and how that follows on it; `None` if nobody tells by `deadline`, or it cannot be told in tokens.
+/// What is asked for the rest of `given`, how that follows on it, and of whose engines; `None` if nobody tells by `deadline`, or it cannot be told so.
 pub(super) async fn rest(
     app: &App,
     asked: Asked<'_>,
     (reading, among): (&Reading, Among<'_>),
     deadline: Instant,
-) -> Option<(WorkerRequest, Seam)> {
+) -> Option<(WorkerRequest, Seam, Teller)> {
     let (request, body, given) = asked;
     let next = Next::after(given, body)?;
     for (upstream, teller) in engines(app, reading, among, &[Teller::Vllm, Teller::Sglang]) {
         let engine = Engine { upstream: &upstream, teller, request };
         let told = within(deadline, engine.rest((given, next), body)).await;
         if let Some((path, body, seam)) = told {
-            return Some((WorkerRequest { path, body, ..request.clone() }, seam));
+            return Some((WorkerRequest { path, body, ..request.clone() }, seam, teller));
         }
     }
     None
@@ -139,18 +140,17 @@ impl Engine<'_> {
             Some(_) => self.marks(body).await.map(|(marks, around)| (Some(marks), around))?,
             None => (None, MARKS[0]),
         };
-        let text = written(given, around)?;
         let chat = self.ask(chat_question(self.teller, body, None)?);
+        if self.teller == Teller::Sglang {
+            let (body, seam) = rest_behind_the_opening(&chat.await?, given, (marks, around), body)?;
+            return Some((self.request.path.clone(), body, seam));
+        }
+        let text = written(given, around)?;
         let (chat, written) = tokio::join!(chat, self.ask(text_question(body, &text)));
         let in_tokens = InTokens { chat: &chat?, given: &written?.tokens, marks };
         if next == Next::AnswerOrCalls {
-            let (body, seam) = match self.teller {
-                Teller::Vllm => {
-                    let told = self.ask(chat_question(self.teller, body, Some(given))?).await?;
-                    in_tokens.rest_in_messages(&told, given, body)?
-                }
-                Teller::Sglang => in_tokens.rest_behind_the_opening(given, around, body)?,
-            };
+            let told = self.ask(chat_question(self.teller, body, Some(given))?).await?;
+            let (body, seam) = in_tokens.rest_in_messages(&told, given, body)?;
             return Some((self.request.path.clone(), body, seam));
         }
         let (body, seam) = in_tokens.rest((given, next), body)?;
@@ -179,7 +179,7 @@ impl Engine<'_> {
     /// What the model has around its thoughts.
     async fn marks(&self, body: &Members) -> Option<(Marks, (&'static str, &'static str))> {
         for (begin, end) in MARKS {
-            let told = self.ask(text_question(body, &format!("{begin}{end}{BEFORE_ANSWERS}"))).await?;
+            let told = self.ask(marks_question(body, (begin, end))).await?;
             if let Some(marks) = Marks::of(&told.tokens) {
                 return Some((marks, (begin, end)));
             }
@@ -195,14 +195,7 @@ impl Engine<'_> {
             return None;
         }
         let answer = Limited::new(response.into_body(), MOST_BYTES).collect().await.ok()?;
-        let mut tokens: Tokens = serde_json::from_slice(&answer.to_bytes()).ok()?;
-        if self.teller == Teller::Sglang {
-            // What it says there is its tokenizer's.
-            let entries = self.upstream.entries();
-            let of_models = entries.iter().filter_map(|entry| entry.get("max_model_len")?.as_u64());
-            tokens.max_model_len = of_models.chain(tokens.max_model_len).min();
-        }
-        Some(tokens)
+        serde_json::from_slice(&answer.to_bytes()).ok()
     }
 }
 

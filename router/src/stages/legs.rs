@@ -225,7 +225,9 @@ impl Splitter {
         match answer {
             Ok(answer) => {
                 let begun = answered(app, reading, (decode.decided, Leg::Decode), answer, recorder)?;
-                tokio::spawn(prefilling.end());
+                // Of several prompts the first one's answer says nothing of the others.
+                let within = if self.body.is_list_of_prompts() { times.0.total } else { END_WITHIN };
+                tokio::spawn(prefilling.end(within));
                 Ok(Begun { prefill_worker: Some(prefill_worker), hit_tokens, ..begun })
             }
             Err(error) => Err(Box::new(lost(app, reading, decode.decided, error, recorder)).into()),
@@ -316,7 +318,7 @@ impl Prefilling {
     }
 
     /// Takes the rest of its answer, which says what was cached: an engine whose client leaves may give up what the other one still fetches.
-    async fn end(mut self) {
+    async fn end(mut self, within: Duration) {
         let all = async {
             if self.rest.is_none()
                 && let Ok((response, first)) = self.exchange.as_mut().await
@@ -333,8 +335,8 @@ impl Prefilling {
                 expected.compare(app, worker, followed.as_mut(), &usage);
             }
         };
-        // Late is late: the other one has begun, so it has what it needs.
-        let _ = tokio::time::timeout(END_WITHIN, all).await;
+        // Late is late: the other one has begun, so it has what it needs, of one prompt.
+        let _ = tokio::time::timeout(within, all).await;
     }
 }
 

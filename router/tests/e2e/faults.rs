@@ -111,6 +111,26 @@ async fn when_all_fail_alike_the_workers_own_answer_is_given() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_begins_with_a_refusal_is_refused() {
+    let error = r#"{"error":{"object":"error","message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","code":503}}"#;
+    let full = MockWorker::answering(&["m"], sse_reply(&[error])).await;
+    let other = MockWorker::answering(&["m"], json_reply(200, "{}")).await;
+    let router =
+        Router::start(&[&workers(&[&full, &other]), "--policy=round_robin", "--retry-budget=off"]).await;
+    // A seed is one of the things with which nobody goes on.
+    let body = r#"{"model":"m","stream":true,"seed":3,"messages":[{"role":"user","content":"x"}]}"#;
+    for _ in 0..4 {
+        let reply = router.post("/v1/chat/completions", body).await;
+        assert_eq!((reply.status, reply.header("x-router-worker")), (200, "w1"), "{reply:?}");
+    }
+    assert!(!full.seen().is_empty());
+    let alone = Router::start(&[&workers(&[&full])]).await;
+    let reply = alone.post("/v1/chat/completions", body).await;
+    assert_eq!((reply.status, reply.header("content-type")), (503, "application/json"), "{reply:?}");
+    assert_eq!(reply.text(), error);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_error_that_is_the_clients_is_not_retried() {
     let one = MockWorker::answering(&["m"], json_reply(400, "{}")).await;
     let two = MockWorker::answering(&["m"], json_reply(400, "{}")).await;

@@ -25,6 +25,8 @@ pub struct Seam {
     prompt_tokens: Option<u64>,
     /// Of a chat that is gone on with as a completion.
     completion: Option<Completion>,
+    /// What ends the thought in the text that comes, and the names of its pieces.
+    thoughts_end: Option<(Box<str>, ThoughtNames)>,
 }
 
 /// What a completion is of a chat.
@@ -60,7 +62,13 @@ impl Seam {
             thought_tokens: given.thought_pieces() as u64,
             prompt_tokens: None,
             completion: None,
+            thoughts_end: None,
         }
+    }
+
+    /// What comes first is the rest of the thought that was `given`, up to that mark.
+    pub(super) fn expect_thoughts_end(&mut self, mark: &str, given: &Given) {
+        self.thoughts_end = Some((mark.into(), given.thought_names()));
     }
 
     /// The same, where the prompt has that many tokens.
@@ -109,6 +117,17 @@ impl Seam {
                     }
                     None => leaves_out = true,
                 },
+                Some(Said::Piece(piece))
+                    if self.thoughts_end.is_some() && piece.text.is_some_and(|text| !text.is_empty()) =>
+                {
+                    match self.as_thought(text) {
+                        Some(events) => {
+                            out.extend_from_slice(events.join("\n").as_bytes());
+                            leaves_out = events.is_empty();
+                        }
+                        None => leaves_out = true,
+                    }
+                }
                 Some(Said::Piece(piece)) => match self.changed(&piece) {
                     Some(changes) => {
                         splice(text, changes, &mut out);
@@ -130,10 +149,7 @@ impl Seam {
         let mut choices = Vec::new();
         let mut thought_is_over = false;
         if let Some(choice) = event["choices"].get(0) {
-            // As vLLM calls it, and SGLang.
-            let is_stopped_by =
-                |end: &u32| ["stop_reason", "matched_stop"].iter().any(|name| choice[name] == *end);
-            let end = completion.end.filter(is_stopped_by);
+            let end = completion.end.filter(|end| choice["stop_reason"] == *end);
             thought_is_over = end.is_some() && choice["finish_reason"] == "stop";
             let delta = completion.delta(choice["text"].as_str()?);
             if completion.part == Part::Thought && !delta.is_empty() {
@@ -163,6 +179,43 @@ impl Seam {
             event["usage"] = serde_json::from_str(&whole).ok()?;
         }
         Some(Told { event: Some(event), thought_is_over })
+    }
+
+    /// An event whose text is a thought, up to its end: as many events as it takes to tell that, each with its line's end.
+    fn as_thought(&mut self, line: &[u8]) -> Option<Vec<String>> {
+        let (mark, names) = self.thoughts_end.clone()?;
+        let mut event: Value = serde_json::from_slice(line.strip_prefix(b"data:")?).ok()?;
+        if let Some(id) = &self.id {
+            event["id"] = serde_json::from_str(id).ok()?;
+        }
+        if let Some(whole) = event["usage"].is_object().then(|| self.usage(&event["usage"].to_string())) {
+            event["usage"] = serde_json::from_str(&whole?).ok()?;
+        }
+        let text = event["choices"][0]["delta"]["content"].take();
+        let text = text.as_str()?;
+        // The mark is one token, so that no piece has half of it.
+        let (thought, answer) = match text.split_once(&*mark) {
+            Some((thought, answer)) => {
+                self.thoughts_end = None;
+                (thought, answer)
+            }
+            None => (text, ""),
+        };
+        self.thought_tokens += u64::from(!thought.is_empty());
+        let finish = event["choices"][0]["finish_reason"].take();
+        let mut deltas = vec![names.delta(thought), answer_delta(answer)];
+        deltas.retain(|delta| !delta.is_empty());
+        if deltas.is_empty() && !finish.is_null() {
+            deltas.push(Map::new());
+        }
+        let last = deltas.len().saturating_sub(1);
+        let told = deltas.into_iter().enumerate().map(|(index, delta)| {
+            let choice = &mut event["choices"][0];
+            choice["delta"] = delta.into();
+            choice["finish_reason"] = if index == last { finish.clone() } else { Value::Null };
+            format!("data: {event}\n")
+        });
+        Some(told.collect())
     }
 
     /// What of an event is to be another; `None` if the client has it already.
@@ -225,12 +278,25 @@ struct Told {
 impl Completion {
     /// A piece of text as a chat's event has it.
     fn delta(&self, text: &str) -> Map<String, Value> {
-        let names: &[(&str, bool)] = match self.part {
-            Part::Answer => &[("content", true)],
-            Part::Thought => &[("reasoning", self.names.short), ("reasoning_content", self.names.long)],
-        };
-        let told = names.iter().filter(|(_, is_told)| *is_told && !text.is_empty());
-        told.map(|(name, _)| ((*name).to_owned(), Value::from(text))).collect()
+        match self.part {
+            Part::Answer => answer_delta(text),
+            Part::Thought => self.names.delta(text),
+        }
+    }
+}
+
+/// A piece of an answer as a chat's event has it; nothing, if it is empty.
+fn answer_delta(text: &str) -> Map<String, Value> {
+    let told = (!text.is_empty()).then(|| ("content".to_owned(), Value::from(text)));
+    told.into_iter().collect()
+}
+
+impl ThoughtNames {
+    /// The same of a thought.
+    fn delta(self, text: &str) -> Map<String, Value> {
+        let names = [("reasoning", self.short), ("reasoning_content", self.long)];
+        let told = names.into_iter().filter(|(_, is_told)| *is_told && !text.is_empty());
+        told.map(|(name, _)| (name.to_owned(), Value::from(text))).collect()
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::given::Given;
 use super::request::{Rest, rest_of};
 use super::seam::Seam;
-use super::tokens::{InTokens, Marks, Next, Teller, Tokens, chat_question, written};
+use super::tokens::{InTokens, Marks, Next, Teller, Tokens, chat_question, rest_behind_the_opening, written};
 use super::{Kind, event};
 use crate::openai::members::Members;
 
@@ -280,22 +280,75 @@ fn sglang_is_told_of_a_chat_what_it_would_be_asked() {
     assert!(chat_question(Teller::Sglang, &members(&body), Some(&begun)).is_none());
 }
 
+/// What SGLang is asked after `given` in a chat of these tokens, and how that follows.
+fn asked_of_sglang(given: &Given, chat: &[u32], body: &Value) -> (Value, Seam) {
+    let marks = given.thought().and(Marks::of(&[BEGIN, END, BEGIN, END, 60, 61]));
+    let around = (marks, ("<t>", "</t>"));
+    let (rest, seam) = rest_behind_the_opening(&tokens(chat), given, around, &members(body)).unwrap();
+    (serde_json::from_slice(&rest.joined()).unwrap(), seam)
+}
+
 #[test]
 fn sglang_goes_on_behind_a_thought_with_all_that_was_written() {
     let behind = given(Kind::Chat, &[opening("a"), thought("a", "\nHm."), content("a", "\n\nThe \"sky\"")]);
     let sent = json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}], "max_tokens": 9});
-    let marks = Marks::of(&[BEGIN, END, 60, 61]);
-    let asked = |chat: &[u32]| {
-        let in_tokens = InTokens { chat: &tokens(chat), given: &[], marks };
-        let (rest, _) = in_tokens.rest_behind_the_opening(&behind, ("<t>", "</t>"), &members(&sent)).unwrap();
-        serde_json::from_slice::<Value>(&rest.joined()).unwrap()
-    };
-    let written = "<t>\nHm.\n</t>\n\nThe \"sky\"";
+    let written = "<t>\nHm.</t>\n\nThe \"sky\"";
     let expected = json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": written}],
         "tools": [{}], "max_tokens": 9 - behind.pieces(), "continue_final_message": true, "separate_reasoning": false});
-    assert_eq!(asked(&[1, 2]), expected);
-    let open = asked(&[1, BEGIN, 2]);
+    assert_eq!(asked_of_sglang(&behind, &[1, 2], &sent).0, expected);
+    let open = asked_of_sglang(&behind, &[1, BEGIN, 2], &sent).0;
     assert_eq!(open["messages"][1]["content"], &written[3..], "the template has begun the thought");
+    let plain = given(Kind::Chat, &[content("a", "<think>so")]);
+    assert_eq!(asked_of_sglang(&plain, &[1], &sent).0["messages"][1]["content"], "<think>so");
+}
+
+#[test]
+fn what_sglang_says_of_a_thought_is_told_as_one_up_to_its_end() {
+    let beginning = [opening("a"), chat_event("a", &json!({"reasoning_content": "Hm"}), &Value::Null)];
+    let within = given(Kind::Chat, &beginning);
+    let sent = json!({"messages": [{"role": "user", "content": "x"}]});
+    let seam = || {
+        let (asked, seam) = asked_of_sglang(&within, &[1, 2], &sent);
+        assert_eq!(asked["messages"][1]["content"], "<t>Hm");
+        seam
+    };
+    let told = |seam: &mut Seam, events: &str| {
+        let passed = seam.pass(&Bytes::from(events.to_owned()));
+        assert!(!passed.thought_is_over, "nothing else is asked for");
+        let text = String::from_utf8(passed.events.to_vec()).unwrap();
+        let read =
+            |event: &str| serde_json::from_str::<Value>(event.strip_prefix("data: ").unwrap()).unwrap();
+        let events = text.split_terminator("\n\n").filter(|event| !event.ends_with("[DONE]")).map(read);
+        let delta = |event: Value| {
+            assert_eq!(event["id"], "a");
+            (event["choices"][0]["delta"].clone(), event["choices"][0]["finish_reason"].clone())
+        };
+        events.map(delta).collect::<Vec<_>>()
+    };
+    let null = Value::Null;
+    let mut in_turn = seam();
+    assert_eq!(told(&mut in_turn, &opening("b")), [], "the client knows who speaks");
+    let pieces = content("b", ", so") + &content("b", ".</t>\n") + &content("b", "The </t>");
+    let expected = [
+        (json!({"reasoning_content": ", so"}), null.clone()),
+        (json!({"reasoning_content": "."}), null.clone()),
+        (json!({"content": "\n"}), null.clone()),
+        (json!({"content": "The </t>"}), null.clone()),
+    ];
+    assert_eq!(told(&mut in_turn, &pieces), expected, "one thought, and then the answer");
+    let ends = content("b", "</t>") + &content("b", "Sky.");
+    assert_eq!(told(&mut seam(), &ends), [(json!({"content": "Sky."}), null)]);
+    let last = chat_event("b", &json!({"content": "</t>"}), &json!("stop"));
+    assert_eq!(told(&mut seam(), &last), [(json!({}), json!("stop"))]);
+}
+
+#[test]
+fn marks_are_those_that_are_one_token_each() {
+    assert!(Marks::of(&[BEGIN, END, BEGIN, END, 60, 61]).is_some());
+    // In several tokens, one for both, and with what stands before answers as one.
+    for none in [&[5, 6, 7, 8, 9, 10, 11, 12][..], &[5, 5, 5, 5, 60, 61], &[BEGIN, END, BEGIN, END, 60]] {
+        assert!(Marks::of(none).is_none(), "{none:?}");
+    }
 }
 
 const BEGIN: u32 = 900;
@@ -310,7 +363,7 @@ fn asked_in_tokens(given: &Given, (chat, written): (&[u32], &[u32]), body: &Valu
     let members = members(body);
     let Rest::Tokens = rest_of(given, &members)? else { panic!("not in tokens") };
     let next = Next::after(given, &members)?;
-    let marks = given.thought().and(Marks::of(&[BEGIN, END, 60, 61]));
+    let marks = given.thought().and(Marks::of(&[BEGIN, END, BEGIN, END, 60, 61]));
     let (rest, _) = InTokens { chat: &tokens(chat), given: written, marks }.rest((given, next), &members)?;
     Some(serde_json::from_slice(&rest.joined()).unwrap())
 }
@@ -360,7 +413,7 @@ fn the_answer_behind_a_thought_is_asked_for_in_tokens_or_in_messages() {
     let members = members(&sent);
     assert_eq!(Next::after(&given, &members), Some(Next::AnswerOrCalls));
     let in_tokens = |told: &[u32], given: &Given| {
-        let (chat, marks) = (tokens(&[1]), Marks::of(&[BEGIN, END, 60, 61]));
+        let (chat, marks) = (tokens(&[1]), Marks::of(&[BEGIN, END, BEGIN, END, 60, 61]));
         let written: &[u32] = if given.text().is_empty() { &[3, END] } else { &[3, END, 4] };
         let in_tokens = InTokens { chat: &chat, given: written, marks };
         let (rest, _) = in_tokens.rest_in_messages(&tokens(told), given, &members)?;
@@ -412,7 +465,7 @@ fn a_completion_is_told_as_the_chat_that_it_goes_on_with() {
     let beginning = [opening("a"), chat_event("a", &json!({"reasoning_content": "Hm"}), &Value::Null)];
     let given = given(Kind::Chat, &beginning);
     let body = members(&json!({"messages": [{"role": "user", "content": "x"}]}));
-    let (chat, marks) = (tokens(&[1, 2]), Marks::of(&[BEGIN, END, 60, 61]));
+    let (chat, marks) = (tokens(&[1, 2]), Marks::of(&[BEGIN, END, BEGIN, END, 60, 61]));
     let in_tokens = InTokens { chat: &chat, given: &[3], marks };
     let seam = |next: Next| in_tokens.rest((&given, next), &body).unwrap().1;
     let mut thought = seam(Next::Thought);
@@ -432,8 +485,6 @@ fn a_completion_is_told_as_the_chat_that_it_goes_on_with() {
         assert_eq!((&event["id"], &event["object"]), (&json!("a"), &json!("chat.completion.chunk")));
         assert!(event["choices"][0]["finish_reason"].is_null());
     }
-    let as_sglang_says = stop.replace("stop_reason", "matched_stop");
-    assert!(seam(Next::Thought).pass(&Bytes::from(as_sglang_says)).thought_is_over);
     // Where the model ends within its thought, that is the end.
     let last = text_event("b", "!", &json!("stop")) + &usage_event("b", 4, 2, 9);
     let passed = seam(Next::Thought).pass(&Bytes::from(last + "data: [DONE]\n\n"));

@@ -5,7 +5,8 @@
 //! calls of tools: a thought is asked for up to its end, and the answer behind it for itself; with tools in messages again, if the template
 //! writes thoughts.
 //!
-//! In vLLM's words and in SGLang's, whose `/tokenize` differs in how a chat is asked for. Used by `stages/in_tokens.rs`.
+//! So it is with vLLM. SGLang writes no message that has begun, but puts its text behind the opening of an answer, as it stands: there all that the model
+//! has written goes on as a message, a thought as well. Used by `stages/in_tokens.rs`.
 
 use std::fmt::Write as _;
 
@@ -50,12 +51,12 @@ const IN_COMPLETIONS: [&str; 17] = [
 const IN_TOKENS: [&str; 3] = ["model", "messages", "tools"];
 
 /// And to SGLang all that these depend on.
-const TO_SGLANGS_TEMPLATE: [&str; 5] =
-    ["model", "messages", "tools", "chat_template_kwargs", "reasoning_effort"];
+const TO_SGLANGS_TEMPLATE: [&str; 6] =
+    ["model", "messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort"];
 
 /// What stands before an answer of ERNIE 4.5's, which its engine takes away: where it is one token, what is asked for in tokens is no answer as clients
 /// know it (vLLM's `reasoning/ernie45_reasoning_parser.py`).
-pub const BEFORE_ANSWERS: &str = "<response>";
+const BEFORE_ANSWERS: &str = "<response>";
 
 /// A template that begins a thought does so with no more, at the end of the chat: the mark, and a line's end.
 const OPENING_TOKENS: usize = 3;
@@ -78,11 +79,15 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// From the tokens of two marks and of what stands [before answers](BEFORE_ANSWERS), one behind the other; `None` if the model has other ones, or that as well.
+    /// From the tokens of what is [asked](marks_question) for them; `None` if the model has other ones, or what stands before answers as well.
     #[must_use]
     pub fn of(tokens: &[u32]) -> Option<Self> {
         match *tokens {
-            [begin, end, _, _, ..] if begin != end => Some(Self { begin, end }),
+            [begin, end, again, and_again, _, _, ..]
+                if begin != end && (begin, end) == (again, and_again) =>
+            {
+                Some(Self { begin, end })
+            }
             _ => None,
         }
     }
@@ -166,6 +171,12 @@ impl Teller {
     /// Who says of their models that they are theirs.
     pub const OWNERS: [&str; 2] = ["vllm", "sglang"];
 
+    /// Of them, whose this is.
+    #[must_use]
+    pub fn owner(self) -> &'static str {
+        Self::OWNERS[self as usize]
+    }
+
     /// By the owner of an engine's models.
     #[must_use]
     pub fn of(owner: &str) -> Option<Self> {
@@ -175,6 +186,13 @@ impl Teller {
             _ => None,
         }
     }
+}
+
+/// Asks whether the model has these marks around its thoughts: twice, since what is no mark is cut into several tokens, of which the first two would do as
+/// well; and behind them what stands [before answers](BEFORE_ANSWERS).
+#[must_use]
+pub fn marks_question(body: &Members, (begin, end): (&str, &str)) -> Payload {
+    text_question(body, &format!("{begin}{end}{begin}{end}{BEFORE_ANSWERS}"))
 }
 
 /// Asks for the tokens of a text.
@@ -240,6 +258,45 @@ pub fn written(given: &Given, (_, end): (&str, &str)) -> Option<String> {
     })
 }
 
+/// What SGLang is asked: the chat, with what has been `given` behind the opening of its answer, as the model wrote it, `around` its thought the marks. The
+/// tokens of the chat, up to that opening, are `chat`. The rest is told without telling thoughts apart: what is left of one ends with its mark.
+#[must_use]
+pub fn rest_behind_the_opening(
+    chat: &Tokens,
+    given: &Given,
+    (marks, around): (Option<Marks>, (&str, &str)),
+    body: &Members,
+) -> Option<(Payload, Seam)> {
+    let plain = |json: &str| serde_json::from_str::<String>(&format!("\"{json}\"")).ok();
+    let mut text = String::new();
+    let mut seam = Seam::in_messages(given, chat.tokens.len() as u64);
+    if let Some(thought) = given.thought() {
+        text += begin(chat, marks).map_or("", |_| around.0);
+        // SGLang tells it to the last space.
+        text += &plain(thought)?;
+        if given.thought_is_over() {
+            text += around.1;
+        } else {
+            seam.expect_thoughts_end(around.1, given);
+        }
+    }
+    text += &plain(given.text())?;
+    let message = format!(",{{\"role\":\"assistant\",\"content\":{}}}", Value::from(text));
+    let mut added = limits(given, body)?;
+    added.push("\"continue_final_message\":true,\"separate_reasoning\":false".to_owned());
+    let tail = ("messages", b'[', &*message);
+    Some((body.with_tail(tail, &added.join(","), Others::Except(&LIMITS))?, seam))
+}
+
+/// The mark that a thought begins with, unless the chat ends with it.
+fn begin(chat: &Tokens, marks: Option<Marks>) -> Option<u32> {
+    let marks = marks?;
+    // Elsewhere somebody talks of it.
+    let (_, end) = chat.tokens.split_at(chat.tokens.len().saturating_sub(OPENING_TOKENS));
+    let is_open = marks.last(end).is_some_and(|(_, mark)| mark == marks.begin);
+    (!is_open).then_some(marks.begin)
+}
+
 /// A chat in tokens.
 pub struct InTokens<'a> {
     /// Those of the chat, up to where the answer begins.
@@ -254,7 +311,7 @@ impl InTokens<'_> {
     /// What a completion is asked for, and how its answer follows on `given`; `None` if nothing more fits.
     #[must_use]
     pub fn rest(&self, (given, next): (&Given, Next), body: &Members) -> Option<(Payload, Seam)> {
-        let begin = self.begin();
+        let begin = begin(self.chat, self.marks);
         let mut added = String::from("\"prompt\":[");
         let mut count = 0;
         for token in self.chat.tokens.iter().chain(&begin).chain(self.given) {
@@ -277,40 +334,13 @@ impl InTokens<'_> {
         Some((body.with_others(&added, Others::Only(&IN_COMPLETIONS)), seam))
     }
 
-    /// The mark that a thought begins with, unless the chat ends with it.
-    fn begin(&self) -> Option<u32> {
-        let marks = self.marks?;
-        // Elsewhere somebody talks of it.
-        let (_, end) = self.chat.tokens.split_at(self.chat.tokens.len().saturating_sub(OPENING_TOKENS));
-        let is_open = marks.last(end).is_some_and(|(_, mark)| mark == marks.begin);
-        (!is_open).then_some(marks.begin)
-    }
-
-    /// The request with what has been given behind the opening of its answer, as the model wrote it, `marks` around its thought: so SGLang goes on with
-    /// a message, whatever it says. What follows is told as the answer, or as calls of tools: the thought is over.
-    #[must_use]
-    pub fn rest_behind_the_opening(
-        &self,
-        given: &Given,
-        (begin, end): (&str, &str),
-        body: &Members,
-    ) -> Option<(Payload, Seam)> {
-        let begin = self.begin().map_or("", |_| begin);
-        let text = Value::from(begin.to_owned() + &written(given, (begin, end))?);
-        let message = format!(",{{\"role\":\"assistant\",\"content\":{text}}}");
-        let mut added = limits(given, body)?;
-        added.push("\"continue_final_message\":true,\"separate_reasoning\":false".to_owned());
-        let tail = ("messages", b'[', &*message);
-        let rest = body.with_tail(tail, &added.join(","), Others::Except(&LIMITS))?;
-        Some((rest, Seam::in_messages(given, self.chat.tokens.len() as u64)))
-    }
-
     /// The request with what has been given as a message to be gone on with, if its template writes that as the model did: `told` are the tokens of
     /// that chat.
     #[must_use]
     pub fn rest_in_messages(&self, told: &Tokens, given: &Given, body: &Members) -> Option<(Payload, Seam)> {
         let marks = self.marks?;
-        let expected = self.chat.tokens.len() + usize::from(self.begin().is_some()) + self.given.len();
+        let expected =
+            self.chat.tokens.len() + usize::from(begin(self.chat, self.marks).is_some()) + self.given.len();
         let (at, mark) = marks.last(&told.tokens)?;
         let (_, answer) = told.tokens.split_at(at + 1);
         let ends_alike = !answer.is_empty() && answer.last() == self.given.last();
