@@ -13,6 +13,8 @@ With `engines.sh thoughts DIR`, and workers 18501 and 18502, `thought` in place 
 where a model of random weights comes to it, so that the answer follows (BIAS is how much it wants to); and `tools`, the same with a tool that might be
 called, which goes on behind the thought alone.
 
+SGLang's engines (`sglang.sh start DIR`, `sglang.sh thoughts DIR`; 18801 and 18802) are taken for either where they are in that folder.
+
 With `engines.sh renders DIR`, and workers 18701 and 18702, `renders` in place of `chat`: engines that write a turn's end behind a message that has only begun, whatever they
 are told. KILL_AFTER=0 kills nobody, and shows how many tokens the prompt has where nothing went wrong.
 """

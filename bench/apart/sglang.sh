@@ -90,7 +90,7 @@ ranks)
 adapters)
     venv/bin/python "$here/lora.py" adapters 8
     for engine in lora-one:18831 lora-two:18832; do
-        engine "${engine%:*}" "${engine#*:}" --sleep-on-idle --max-total-tokens 8192 --enable-lora --max-loras-per-batch "${3:-2}" \
+        engine "${engine%:*}" "${engine#*:}" --sleep-on-idle --max-total-tokens 8192 --enable-lora --lora-backend torch_native --max-loras-per-batch "${3:-2}" \
             --lora-paths $(for number in $(seq 0 7); do echo "a$number=$PWD/adapters/a$number"; done)
     done
     ready lora-one 18831
