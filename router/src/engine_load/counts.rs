@@ -56,6 +56,16 @@ struct RankLoad {
     /// The share of its KV cache that requests hold.
     #[serde(default)]
     token_usage: f64,
+    #[serde(default)]
+    disaggregation: HandingOver,
+}
+
+/// And of those that wait for the other engine, beyond the ones that are among those that wait.
+#[derive(Deserialize, Default)]
+struct HandingOver {
+    /// Computed, and on their way.
+    #[serde(default)]
+    prefill_inflight_queue_reqs: f64,
 }
 
 impl Totals {
@@ -147,8 +157,9 @@ impl Told {
         }
         let Ok(Loads { loads }) = serde_json::from_slice(loads) else { return told };
         let counts = |load: RankLoad| {
-            let RankLoad { dp_rank, num_running_reqs, num_waiting_reqs, token_usage } = load;
-            (dp_rank, Counts { running: num_running_reqs, waiting: num_waiting_reqs, kv_usage: token_usage })
+            let RankLoad { dp_rank, num_running_reqs, num_waiting_reqs, token_usage, disaggregation } = load;
+            let running = num_running_reqs + disaggregation.prefill_inflight_queue_reqs;
+            (dp_rank, Counts { running, waiting: num_waiting_reqs, kv_usage: token_usage })
         };
         let ranks: BTreeMap<u32, Counts> = loads.into_iter().map(counts).collect();
         Some(Self { ranks: ranks.into_values().collect(), ..told.unwrap_or_default() })
@@ -228,7 +239,7 @@ mod tests {
 
     /// What SGLang 0.5.23 says with two ranks, cut short.
     const LOADS: &str = r#"{"version":"0.5.23","loads":[
-        {"dp_rank":1,"num_running_reqs":5,"num_waiting_reqs":0,"token_usage":0.75,"queues":{"waiting":0}},
+        {"dp_rank":1,"num_running_reqs":4,"disaggregation":{"mode":"prefill","prefill_inflight_queue_reqs":1},"num_waiting_reqs":0,"token_usage":0.75,"queues":{"waiting":0}},
         {"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":2,"num_waiting_uncached_tokens":90,"token_usage":0.25}]}"#;
 
     #[test]

@@ -25,6 +25,7 @@ use crate::openai::continuation::tokens::{
 };
 use crate::openai::members::Members;
 use crate::payload::Payload;
+use crate::probes::ask;
 use crate::templates::Messages;
 use crate::transport::WorkerRequest;
 
@@ -41,6 +42,12 @@ const COMPARED_TOKENS: usize = 3;
 /// Of an answer: a million tokens and more.
 const MOST_BYTES: usize = 16 << 20;
 
+/// Models whose answers stand behind a mark, or in a format of their own, by what they are called in their configurations (SGLang 0.5.23,
+/// `parser/reasoning_parser.py`).
+const BEHIND_A_MARK: [&str; 7] =
+    ["gpt_oss", "kimi_k3", "cohere", "muse", "inkling", "deepseek_v4", "apertus"];
+
+const MODEL_INFO: PathAndQuery = PathAndQuery::from_static("/model_info");
 const TOKENIZE: PathAndQuery = PathAndQuery::from_static("/tokenize");
 const COMPLETIONS: PathAndQuery = PathAndQuery::from_static("/v1/completions");
 
@@ -72,10 +79,20 @@ pub(super) async fn messages(
 ) -> Messages {
     let deadline = deadline.min(Instant::now() + MESSAGES_ASKED_FOR);
     let (mut messages, mut is_sure) = (Messages::Untold, true);
-    // SGLang goes on with all of them: it puts what has been given behind the opening of an answer.
-    for (upstream, teller) in engines(app, reading, among, &[Teller::Vllm]) {
+    // Of the same model vLLM may end messages that SGLang goes on with.
+    let vllms = engines(app, reading, among, &[Teller::Vllm]);
+    for (upstream, teller) in vllms.into_iter().chain(engines(app, reading, among, &[Teller::Sglang])) {
         let engine = Engine { upstream: &upstream, teller, request };
-        if let Some(told) = within(deadline, engine.messages(given, body)).await {
+        let told = async {
+            match teller {
+                Teller::Vllm => engine.messages(given, body).await,
+                Teller::Sglang => engine.answers_stand_alone().await.map(|alone| match alone {
+                    true => (Messages::GoOn, true),
+                    false => (Messages::End, true),
+                }),
+            }
+        };
+        if let Some(told) = within(deadline, told).await {
             (messages, is_sure) = told;
             break;
         }
@@ -141,6 +158,9 @@ impl Engine<'_> {
             None => (None, MARKS[0]),
         };
         let chat = self.ask(chat_question(self.teller, body, None)?);
+        if self.teller == Teller::Sglang && self.answers_stand_alone().await == Some(false) {
+            return None;
+        }
         if self.teller == Teller::Sglang {
             let (body, seam) = rest_behind_the_opening(&chat.await?, given, (marks, around), body)?;
             return Some((self.request.path.clone(), body, seam));
@@ -174,6 +194,15 @@ impl Engine<'_> {
         // One token may be another one behind a chat.
         let is_told = ends_alike || written.len() > 1 && !trimmed.is_empty();
         Some(if is_told { (messages, is_sure) } else { (Messages::Untold, false) })
+    }
+
+    /// Of SGLang, which puts what has been given right behind the opening of an answer: whether the model's answers stand there, with no mark before them
+    /// that clients do not see.
+    async fn answers_stand_alone(&self) -> Option<bool> {
+        let told = ask(&*self.upstream.transport, MODEL_INFO).await?;
+        let told: serde_json::Value = serde_json::from_slice(&told).ok()?;
+        let kind = told.get("model_type")?.as_str()?;
+        Some(!BEHIND_A_MARK.iter().any(|marked| kind.starts_with(marked)))
     }
 
     /// What the model has around its thoughts.

@@ -331,3 +331,84 @@ async fn where_nobody_tells_tokens_a_thought_ends_with_an_error() {
             .await;
     }
 }
+
+/// SGLang: the text of a message that is continued stands behind the opening of the answer, and thoughts are told apart only where that is wanted. Dies of
+/// a chat after as many pieces of the answer as its first message says.
+fn answers_as_sglang(seen: &Seen) -> Vec<Act> {
+    let body: Value = serde_json::from_slice(&seen.body).unwrap();
+    if seen.path == "/tokenize" {
+        let text = body["prompt"].as_str().unwrap_or("U:x\nA:");
+        return vec![Act::Write(json_reply(
+            200,
+            &json!({"tokens": tokens(text), "count": 0, "max_model_len": 9}).to_string(),
+        ))];
+    }
+    if body["continue_final_message"] == true {
+        assert_eq!(body["separate_reasoning"], json!(false));
+        let rest = WRITES.strip_prefix(body["messages"][1]["content"].as_str().unwrap()).unwrap();
+        let written: Vec<(&str, String)> =
+            tokens(rest).into_iter().map(|token| ("content", text(token))).collect();
+        let stop = event(&json!({}), &json!("stop"));
+        return stream(&[pieces(&written), vec![stop]].concat(), Some(usage(6 + 3, tokens(rest).len())));
+    }
+    let dies_after: usize = body["messages"][0]["content"].as_str().unwrap().parse().unwrap();
+    let told =
+        [by_character("reasoning_content", THOUGHT_TO_ITS_END), by_character("content", ANSWER)].concat();
+    stream(&pieces(&told[..dies_after]), None)
+}
+
+/// As SGLang tells it.
+const THOUGHT_TO_ITS_END: &str = "\nHm, so.\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_goes_on_within_a_thought_and_behind_it() {
+    let model: &[&str] = &["sglang-m"];
+    let mocks = [
+        MockWorker::start(model, answers_as_sglang).await,
+        MockWorker::start(model, answers_as_sglang).await,
+    ];
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    for dies_after in [3, THOUGHT_TO_ITS_END.len(), THOUGHT_TO_ITS_END.len() + 4] {
+        for tools in [json!(null), json!([{}])] {
+            // A call might end a thought without its mark.
+            let goes_on = tools.is_null() || dies_after > THOUGHT_TO_ITS_END.len();
+            let body = json!({"model": "sglang-m", "stream": true, "tools": tools,
+                "messages": [{"role": "user", "content": dies_after.to_string()}]});
+            let reply = router.post(CHAT, &body.to_string()).await;
+            assert_eq!(reply.whole, goes_on, "{dies_after} {tools} {reply:?}");
+            if !goes_on {
+                continue;
+            }
+            let text = reply.text();
+            let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: {"));
+            let events: Vec<Value> =
+                events.map(|event| serde_json::from_str(&format!("{{{event}")).unwrap()).collect();
+            let all = |name: &str| -> String {
+                events.iter().filter_map(|event| event["choices"][0]["delta"][name].as_str()).collect()
+            };
+            assert_eq!(
+                (&*all("reasoning_content"), &*all("content")),
+                (THOUGHT_TO_ITS_END, ANSWER),
+                "{dies_after}"
+            );
+            assert!(
+                text.ends_with("data: [DONE]\n\n") && text.contains("\"finish_reason\":\"stop\""),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_stand_behind_a_mark_are_not_gone_on_with_by_sglang() {
+    let model: &[&str] = &["sglang-gpt-oss"];
+    let dies = |seen: &Seen| {
+        assert!(!seen.body.windows(22).any(|part| part == b"continue_final_message"));
+        stream(&pieces(&by_character("content", "The s")), None)
+    };
+    let mocks = [MockWorker::start(model, dies).await, MockWorker::start(model, dies).await];
+    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]])]).await;
+    let body = json!({"model": model[0], "stream": true, "messages": [{"role": "user", "content": "x"}]});
+    let reply = router.post(CHAT, &body.to_string()).await;
+    assert!(!reply.whole && reply.text().contains("worker_failed"), "{reply:?}");
+}
