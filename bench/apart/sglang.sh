@@ -15,9 +15,10 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 what=${1:?install, start, thoughts, apart, ranks, adapters, priority or stop} dir=${2:?a folder for engines and logs}
+models=$(realpath "${3:-.}")
 mkdir -p "$dir" && cd "$dir"
 
-install() { # where engines.sh has made its model
+install() {
     [ -d venv ] || uv venv -q --python 3.11 venv
     # What is compiled for GPUs, and a PyTorch that engines.sh has fetched already.
     printf '%s; sys_platform == "never"\n' cuda-python deepseek-recipe flash-attn-4 flashinfer_python humming-kernels nvidia-cutlass-dsl nvidia-mathdx \
@@ -27,7 +28,7 @@ install() { # where engines.sh has made its model
     # What is handed over lies in the host's memory here.
     sed -i 's/for mem_kind in ("VRAM", "DRAM"):/for mem_kind in ("DRAM",):/; s/"VRAM"/"DRAM"/g; s/= \[str(kind) for kind in kinds\]/= ["DRAM" for _ in kinds]/' \
         venv/lib/python3.11/site-packages/sglang/srt/disaggregation/nixl/conn.py
-    ln -sfn "$1/model" model
+    ln -sfn "$models/model" model
 }
 
 engine() { # name, port, and what else SGLang is told
@@ -64,7 +65,7 @@ ready() { # name, port
 }
 
 case $what in
-install) install "${3:?the folder that engines.sh has installed to}" ;;
+install) : "${3:?the folder that engines.sh has installed to}" && install ;;
 start | thoughts)
     parsers=()
     [ "$what" = thoughts ] && parsers=(--reasoning-parser qwen3 --tool-call-parser qwen25)

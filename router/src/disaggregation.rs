@@ -151,8 +151,8 @@ pub fn vllm_decode(body: &Members, transfer: &RawValue) -> Payload {
 }
 
 /// SGLang's legs, the prefill worker's first: where that one is, and the number by which both know the request. The first is no stream, so that its answer
-/// tells what was cached. Each is told its own data-parallel
-/// rank, if it is one, and the one that generates also which rank has the prompt: where it is told, it does not ask.
+/// tells what was cached. Each is told its own data-parallel rank, if it is one, and the one that generates also which rank has the prompt: where it is
+/// told, it does not ask.
 #[must_use]
 pub fn sglang_legs(
     body: &Members,

@@ -485,7 +485,8 @@ async fn engine_events(upstream: &Upstream) -> Option<Option<EngineEvents>> {
     }
     let (status, body) = ask(SGLANGS_EVENTS_PATH).await.ok()?;
     if !status.is_success() {
-        return has_none.contains(&status).then_some(None);
+        // Who has not this either, or does not tell the router, is not asked again and again.
+        return status.is_client_error().then_some(None);
     }
     let worker = &upstream.worker;
     match ServerInfo::read(&body, &worker.spec) {

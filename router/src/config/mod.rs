@@ -318,13 +318,14 @@ pub struct Settings {
     #[arg(long, help_heading = "Workers", default_value = "0", value_parser = parse_ratio, value_name = "TIMES")]
     pub kv_host_ratio: f64,
 
-    /// Whether to follow the cache events of engines that publish them (vLLM from 0.32 on, with --kv-events-config): on or off. Requests to
-    /// these get the header x-session-id if they have none, by which the engine's events say whose blocks are stored
+    /// Whether to follow the cache events of engines that publish them (vLLM from 0.32 on, SGLang from 0.5.23 on with --page-size 8 or more, both with
+    /// --kv-events-config): on or off. Requests to these get the header x-session-id, or at SGLang session_id in the body, if they have none, by which
+    /// the engine's events say whose blocks are stored
     #[arg(long, help_heading = "Workers", default_value = "on", value_name = "on|off")]
     pub engine_events: Switch,
 
-    /// How often to ask engines for their /metrics, which say how many requests they have that did not come through this router (vLLM's), and for how many
-    /// adapters they have places (vLLM's and SGLang's): at least 100ms, or off. One that is slow to answer is asked more rarely, and so is each where
+    /// How often to ask engines for their /metrics (and SGLang for /v1/loads), which say how many requests they have that did not come through this router,
+    /// and for how many adapters they have places: at least 100ms, or off. One that is slow to answer is asked more rarely, and so is each where
     /// that would be more than a hundred a second
     #[arg(long, help_heading = "Workers", default_value = "5s", value_parser = parse_time_limit, value_name = "TIME|off")]
     pub engine_load: TimeLimit,

@@ -34,6 +34,19 @@ pub(super) struct Totals {
 }
 
 impl Totals {
+    /// What SGLang counts of requests at their end. Returns whether it is that.
+    fn add_sglangs(&mut self, what: &str, value: f64) -> bool {
+        let total = match what {
+            "num_requests_total" => &mut self.prompts,
+            "prompt_tokens_total" => &mut self.prompt_tokens,
+            // One for each tier that they were found in.
+            "cached_tokens_total" => &mut self.cached_tokens,
+            _ => return false,
+        };
+        *total += value;
+        true
+    }
+
     /// Tokens that were computed of a prompt on average, since it said `before`; `None` where there were no prompts.
     #[must_use]
     pub(super) fn mean_uncached(&self, before: &Self) -> Option<f64> {
@@ -66,21 +79,6 @@ struct HandingOver {
     /// Computed, and on their way.
     #[serde(default)]
     prefill_inflight_queue_reqs: f64,
-}
-
-impl Totals {
-    /// What SGLang counts of requests at their end. Returns whether it is that.
-    fn add_sglangs(&mut self, what: &str, value: f64) -> bool {
-        let total = match what {
-            "num_requests_total" => &mut self.prompts,
-            "prompt_tokens_total" => &mut self.prompt_tokens,
-            // One for each tier that they were found in.
-            "cached_tokens_total" => &mut self.cached_tokens,
-            _ => return false,
-        };
-        *total += value;
-        true
-    }
 }
 
 fn sglangs_adapter_places(sample: &Sample<'_>) -> Option<usize> {

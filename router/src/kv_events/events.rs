@@ -137,7 +137,7 @@ impl<S: EventStream> EventFollower<S> {
                 StreamEnd::Mute => {
                     tracing::warn!(
                         worker = %self.worker.id(),
-                        "its cache events do not say whose blocks they are of (session_id, vLLM from 0.32 on); they are not followed"
+                        "its cache events do not say whose blocks they are of (session_id, vLLM from 0.32 on, SGLang from 0.5.23 on); they are not followed"
                     );
                     self.events.decline();
                     self.give_up();
