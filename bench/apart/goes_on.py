@@ -15,6 +15,9 @@ called, which goes on behind the thought alone.
 
 SGLang's engines (`sglang.sh start DIR`, `sglang.sh thoughts DIR`; 18801 and 18802) are taken for either where they are in that folder.
 
+`messages`, `messages-thought` and `messages-tools`, with the engines of `thoughts`: the same in Anthropic's words, within the answer, within a thought (which goes on for as
+long as the answer may be), and within an answer in which tools might be called.
+
 With `engines.sh renders DIR`, and workers 18701 and 18702, `renders` in place of `chat`: engines that write a turn's end behind a message that has only begun, whatever they
 are told. KILL_AFTER=0 kills nobody, and shows how many tokens the prompt has where nothing went wrong.
 """
@@ -29,11 +32,19 @@ import urllib.request
 
 KILL_AFTER = int(os.environ.get("KILL_AFTER", "100"))
 TOKENS = 300
+PARTS = ("text", "content", "reasoning", "reasoning_content", "tool_calls", "thinking", "partial_json")
 END_OF_THOUGHT = 151668
 
 
 def request(kind):
     text = "Tell me about the sky and the sea. " * 20
+    if kind.startswith("messages"):
+        body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "stream": True, "system": [{"type": "text", "text": "Be brief."}]}
+        body |= {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]}
+        body |= {"thinking": {"type": "adaptive" if kind == "messages-thought" else "disabled"}}
+        if kind == "messages-tools":
+            body |= {"tools": [{"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}]}
+        return "/v1/messages", body
     body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     if kind != "completions":
         body |= {"messages": [{"role": "user", "content": text}]}
@@ -43,6 +54,13 @@ def request(kind):
             body |= {"tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]}
         return "/v1/chat/completions", body
     return "/v1/completions", {**body, "prompt": text}
+
+
+def told_by(event):
+    """Pieces of the answer in an event, by their names."""
+    if event.get("type") == "content_block_delta":
+        return [{name: text for name, text in event["delta"].items() if name in ("text", "thinking", "partial_json")}]
+    return [{"text": choice.get("text"), **choice.get("delta", {})} for choice in event.get("choices", [])]
 
 
 def kill(folder, name, what):
@@ -58,7 +76,7 @@ def main():
     url, folder, kind, what = sys.argv[1:]
     path, body = request(kind)
     ids, pieces, longest, last, said, parts = set(), 0, 0.0, time.monotonic(), {}, {}
-    of_kind = {"thought": "thinks-", "tools": "thinks-", "renders": "renders-"}.get(kind, "")
+    of_kind = {"thought": "thinks-", "tools": "thinks-", "renders": "renders-"}.get(kind, "thinks-" if kind.startswith("messages") else "")
     of_kind = of_kind if os.path.exists(f"{folder}/{of_kind}one.pid") else ""
     names = (of_kind + "one", of_kind + "two")
     call = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
@@ -69,13 +87,17 @@ def main():
             if not data or data == b"[DONE]":
                 said |= {"done": True} if data else {}
                 continue
+            if data.startswith(b"event: "):
+                continue
             event = json.loads(data)
+            said |= {"done": True} if event.get("type") == "message_stop" else {}
+            said |= {"finish": event["delta"]["stop_reason"]} if event.get("type") == "message_delta" else {}
             said |= {key: event[key] for key in ("error", "usage") if event.get(key)}
-            ids.add(event.get("id"))
+            ids |= {event.get("id", event.get("message", {}).get("id"))} - {None}
             for choice in event.get("choices", []):
                 said |= {"finish": choice["finish_reason"]} if choice.get("finish_reason") else {}
-                told = {"text": choice.get("text"), **choice.get("delta", {})}
-                for part in [part for part in ("text", "content", "reasoning", "reasoning_content", "tool_calls") if told.get(part)]:
+            for told in told_by(event):
+                for part in [part for part in PARTS if told.get(part)]:
                     parts[part] = parts.get(part, 0) + 1
                     pieces += 1
                     longest, last = max(longest, time.monotonic() - last), time.monotonic()

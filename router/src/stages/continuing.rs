@@ -27,7 +27,9 @@ use crate::app::App;
 use crate::body_memory::BodyShare;
 use crate::config::Switch;
 use crate::error::RequestError;
+use crate::openai::bounds;
 use crate::openai::continuation::given::Given;
+use crate::openai::continuation::messages::answer::{self, Answer};
 use crate::openai::continuation::request::{Rest, asks_for_one, rest_of};
 use crate::openai::continuation::seam::{Passed, Seam};
 use crate::openai::continuation::tokens::{Next, Teller};
@@ -37,6 +39,10 @@ use crate::routes::Endpoint;
 use crate::stall::Watch;
 use crate::templates::Messages;
 use crate::transport::{TransportError, WorkerRequest};
+
+/// The last event of a stream of chat's or completions'.
+const DONE_EVENT: &[u8] = b"data: [DONE]\n\n";
+const CHAT: PathAndQuery = PathAndQuery::from_static("/v1/chat/completions");
 
 /// Who says of their models that they are theirs, takes `continue_final_message`.
 const GO_ON_WITH_MESSAGES: [&str; 4] = ["vllm", "sglang", "roundhouse", "roundhouse-simulated"];
@@ -50,6 +56,8 @@ pub struct Continuing {
     given: Given,
     /// Of an answer that another worker has gone on with.
     seam: Option<Seam>,
+    /// Of one that its client reads in Anthropic's words, and that a chat goes on with.
+    as_messages: Option<Answer>,
     /// The memory of the request's body.
     _share: BodyShare,
 }
@@ -78,8 +86,8 @@ pub(super) enum GoesOn {
     By(Box<Begun>, Box<Continuing>),
     /// By the one that stands still, if that ever does: what follows can be asked of nobody else. With what the request occupies there.
     Here(Option<Box<Lease>>, Box<Continuing>),
-    /// Not at all: all of it was there.
-    NotAtAll,
+    /// Not at all: all of it was there, but for these last words.
+    NotAtAll(Bytes),
 }
 
 /// What a request has been through, and what was read of it.
@@ -110,6 +118,7 @@ impl Continuing {
         let kind = match endpoint {
             Endpoint::Chat => Kind::Chat,
             Endpoint::Completions => Kind::Completions,
+            Endpoint::Messages => Kind::Messages,
             _ => return None,
         };
         // Who sends in the router's place relays as well; and a body that is compressed cannot be added to.
@@ -119,7 +128,8 @@ impl Continuing {
         is_kept.then(|| {
             let request = compact(request);
             let (app, given, retries) = (Arc::clone(app), Given::new(kind), retries.of_one_that_has_begun());
-            Box::new(Self { app, request, retries, times, given, seam: None, _share: share })
+            let (seam, as_messages) = (None, None);
+            Box::new(Self { app, request, retries, times, given, seam, as_messages, _share: share })
         })
     }
 
@@ -136,14 +146,24 @@ impl Continuing {
             None => passed(events),
         };
         let answer = self.given.hear(&events);
-        if answer < events.len() {
-            let says = events.split_off(answer);
-            return (events, Some(Stop::Failed(says)));
+        let says = events.split_off(answer);
+        let stop = match thought_is_over {
+            _ if !says.is_empty() => Some(Stop::Failed(self.in_their_words(says))),
+            true => {
+                self.given.end_thought();
+                Some(Stop::ThoughtIsOver)
+            }
+            false => None,
+        };
+        (self.in_their_words(events), stop)
+    }
+
+    /// Events as the client reads them.
+    fn in_their_words(&mut self, events: Bytes) -> Bytes {
+        match &mut self.as_messages {
+            Some(answer) => answer.write(&events),
+            None => events,
         }
-        if thought_is_over {
-            self.given.end_thought();
-        }
-        (events, thought_is_over.then_some(Stop::ThoughtIsOver))
     }
 
     /// Whether the events that pass are changed.
@@ -163,12 +183,21 @@ impl Continuing {
 
     /// Whether the stream says of itself that there is more to come, with its last line, if that is left.
     pub(super) fn is_unfinished(&self, last: &[u8]) -> bool {
-        self.given.can_go_on() && !ends(last, self.given.kind())
+        match self.given.kind() {
+            // Behind the last text of a message come words that nobody else says.
+            Kind::Messages => !bounds::is_last(last),
+            kind => self.given.can_go_on() && !ends(last, kind),
+        }
     }
 
     /// Finds another worker that goes on.
     pub(super) async fn go_on(mut self: Box<Self>, stopped: Stopped, mut record: Record) -> Outcome {
+        let as_sent = (self.given.kind() == Kind::Messages).then(|| self.request.clone());
         if matches!(stopped.error, Some(TransportError::Stalled { .. })) && !self.can_leave(&record).await {
+            if let Some(as_sent) = as_sent {
+                (self.request, self.as_messages) = (as_sent, None);
+                self.given.goes_on_as(Kind::Messages);
+            }
             return Outcome { record, result: Ok(GoesOn::Here(stopped.lease.map(Box::new), self)) };
         }
         let app = Arc::clone(&self.app);
@@ -182,15 +211,48 @@ impl Continuing {
         };
         let goes_on = |begun| match begun {
             Some(begun) => GoesOn::By(Box::new(begun), self),
-            None => GoesOn::NotAtAll,
+            None => GoesOn::NotAtAll(self.last_words()),
         };
         Outcome { record, result: result.map(goes_on) }
     }
 
+    /// What ends the answer.
+    fn last_words(mut self: Box<Self>) -> Bytes {
+        match &mut self.as_messages {
+            Some(answer) => answer.rest(),
+            None if self.given.kind() == Kind::Messages => answer::last_word(),
+            None => Bytes::from_static(DONE_EVENT),
+        }
+    }
+
+    /// Makes a chat of a request in Anthropic's words, if an engine says that it is that chat.
+    async fn ask_as_chat(&mut self, members: &Members, reading: &Reading) -> Option<Members> {
+        let Self { app, request, retries, given, times, .. } = &*self;
+        let asked = (request, members, given);
+        let told = in_tokens::as_chat(app, asked, (reading, retries.among()), times.1).await?;
+        self.retries.leave_out(self.who_is_not_of(&[told.teller.owner()]));
+        self.as_messages = Some(Answer::after(&self.given, told.teller, told.stop_sequences));
+        self.given.goes_on_as(Kind::Chat);
+        (self.request.path, self.request.body) = (CHAT, told.body);
+        Members::of(&self.request.body).await
+    }
+
+    /// The members of what is gone on with, and whether all of its answer has come.
+    async fn members(&mut self, reading: &Reading) -> Option<(Members, bool)> {
+        let members = Members::of(&self.request.body).await?;
+        if self.given.is_whole() && asks_for_one(&members) {
+            return Some((members, true));
+        }
+        match self.given.kind() {
+            Kind::Messages => Some((self.ask_as_chat(&members, reading).await?, false)),
+            Kind::Chat | Kind::Completions => Some((members, false)),
+        }
+    }
+
     /// Whether what follows can be asked of another worker, and there is one that can have it.
     async fn can_leave(&mut self, record: &Record) -> bool {
-        let Some(members) = Members::of(&self.request.body).await else { return false };
-        if self.given.is_whole() && asks_for_one(&members) {
+        let Some((members, is_whole)) = self.members(&record.reading).await else { return false };
+        if is_whole {
             return true;
         }
         let Some(mut rest) = rest_of(&self.given, &members) else { return false };
@@ -214,8 +276,10 @@ impl Continuing {
         Stopped { lease, error }: Stopped,
         record: &mut Record,
     ) -> Result<Option<Begun>, TransportError> {
-        let Some(members) = Members::of(&self.request.body).await else { return Err(cannot(error)) };
-        if self.given.is_whole() && asks_for_one(&members) {
+        let Some((members, is_whole)) = self.members(&record.reading).await else {
+            return Err(cannot(error));
+        };
+        if is_whole {
             error.iter().for_each(|error| record.recorder.broke(error));
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! Asks an engine for the tokens in which the rest of a chat's answer can be asked for.
+//! Asks an engine for the tokens in which the rest of a chat's answer can be asked for, and whether a chat is what a request in Anthropic's words asks.
 //!
 //! What they say is [`tokens`](crate::openai::continuation::tokens)'; here is who is asked, and for how long. Used by
 //! [`continuing`](super::continuing).
@@ -7,23 +7,28 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::ACCEPT_ENCODING;
 use http::uri::PathAndQuery;
 use http_body_util::{BodyExt, Limited};
 use rand::seq::SliceRandom;
 use router_core::{Among, Decider, Worker};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::parse::Reading;
 use crate::app::App;
 use crate::fleet::Upstream;
 use crate::openai::continuation::given::Given;
+use crate::openai::continuation::messages::request::{self as messages, Form};
 use crate::openai::continuation::seam::Seam;
 use crate::openai::continuation::tokens::{
     InTokens, MARKS, Marks, Next, Teller, Tokens, chat_question, marks_question, rest_behind_the_opening,
     text_question, written,
 };
-use crate::openai::members::Members;
+use crate::openai::members::{Members, Others};
 use crate::payload::Payload;
 use crate::probes::ask;
 use crate::templates::Messages;
@@ -41,6 +46,8 @@ pub(super) const MESSAGES_ASKED_FOR: Duration = Duration::from_secs(1);
 const COMPARED_TOKENS: usize = 3;
 /// Of an answer: a million tokens and more.
 const MOST_BYTES: usize = 16 << 20;
+/// Of a request in Anthropic's words, which is read whole for this: the longest contexts have some 4 MB.
+const MOST_PARSED_BYTES: usize = 16 << 20;
 
 /// Models whose answers stand behind a mark, or in a format of their own, by what they are called in their configurations (SGLang 0.5.23,
 /// `parser/reasoning_parser.py`).
@@ -49,6 +56,7 @@ const BEHIND_A_MARK: [&str; 7] =
 
 const MODEL_INFO: PathAndQuery = PathAndQuery::from_static("/model_info");
 const TOKENIZE: PathAndQuery = PathAndQuery::from_static("/tokenize");
+const COUNT_TOKENS: PathAndQuery = PathAndQuery::from_static("/v1/messages/count_tokens");
 const COMPLETIONS: PathAndQuery = PathAndQuery::from_static("/v1/completions");
 
 /// What is asked for the rest of `given`, how that follows on it, and of whose engines; `None` if nobody tells by `deadline`, or it cannot be told so.
@@ -103,6 +111,44 @@ pub(super) async fn messages(
     messages
 }
 
+/// The chat that a request in Anthropic's words is.
+pub(super) struct AsChat {
+    /// What is asked for in it.
+    pub body: Payload,
+    /// By whose engines.
+    pub teller: Teller,
+    /// What ends its answer.
+    pub stop_sequences: Vec<String>,
+}
+
+/// The chat that an engine makes of a request in Anthropic's words; `None` if no engine says by `deadline` that it is that.
+pub(super) async fn as_chat(
+    app: &App,
+    (request, members, given): Asked<'_>,
+    (reading, among): (&Reading, Among<'_>),
+    deadline: Instant,
+) -> Option<AsChat> {
+    let body = request.body.clone();
+    if body.len() > MOST_PARSED_BYTES {
+        return None;
+    }
+    // Others of this thread do not wait for it.
+    let body = tokio::task::spawn_blocking(move || serde_json::from_slice::<Value>(&body.joined()).ok());
+    let body = Arc::new(body.await.ok()??);
+    for (upstream, teller) in engines(app, reading, among, &[Teller::Vllm, Teller::Sglang]) {
+        // What is left of a thought's measure nobody else knows.
+        if given.text().is_empty() && messages::counts_thoughts(&body, teller) {
+            continue;
+        }
+        let engine = Engine { upstream: &upstream, teller, request };
+        if let Some(chat) = within(deadline, engine.as_chat(&body, members)).await {
+            let stop_sequences = messages::stop_sequences(&body);
+            return Some(AsChat { body: chat, teller, stop_sequences });
+        }
+    }
+    None
+}
+
 /// A request, what it is made of, and what has been given in answer.
 pub(super) type Asked<'a> = (&'a WorkerRequest, &'a Members, &'a Given);
 
@@ -126,6 +172,12 @@ fn engines(
     workers.shuffle(&mut rand::rng());
     let upstreams = workers.iter().take(MOST_ASKED).filter_map(|worker| roster.upstream(worker));
     upstreams.filter_map(|upstream| upstream.owner(Teller::of).map(|teller| (upstream, teller))).collect()
+}
+
+/// What an engine counts of a request in Anthropic's words.
+#[derive(Deserialize)]
+struct Counted {
+    input_tokens: usize,
 }
 
 /// Whether a chat ends with a text. Its first token may be another one there, behind what is before it.
@@ -200,7 +252,7 @@ impl Engine<'_> {
     /// that clients do not see.
     async fn answers_stand_alone(&self) -> Option<bool> {
         let told = ask(&*self.upstream.transport, MODEL_INFO).await?;
-        let told: serde_json::Value = serde_json::from_slice(&told).ok()?;
+        let told: Value = serde_json::from_slice(&told).ok()?;
         let kind = told.get("model_type")?.as_str()?;
         Some(!BEHIND_A_MARK.iter().any(|marked| kind.starts_with(marked)))
     }
@@ -216,8 +268,31 @@ impl Engine<'_> {
         None
     }
 
+    /// The chat that this engine makes of `body`, which has these members: as many tokens as it counts.
+    async fn as_chat(&self, body: &Arc<Value>, members: &Members) -> Option<Payload> {
+        let counted = members.with_others("", Others::Only(&messages::IN_COUNT));
+        let Counted { input_tokens } = self.ask_at(COUNT_TOKENS, counted).await?;
+        let ways: &[bool] = if messages::has_instructions_within(body) { &[false, true] } else { &[false] };
+        for &merges_instructions in ways {
+            let form = Form { teller: self.teller, merges_instructions };
+            let body = Arc::clone(body);
+            let chat = move || messages::as_chat(&body, form).map(|chat| chat.to_string());
+            let chat = Payload::from(Bytes::from(tokio::task::spawn_blocking(chat).await.ok()??));
+            let question = chat_question(self.teller, &Members::of(&chat).await?, None)?;
+            let told = self.ask(question).await;
+            if told.is_some_and(|told| told.tokens.len() == input_tokens) {
+                return Some(chat);
+            }
+        }
+        None
+    }
+
     async fn ask(&self, body: Payload) -> Option<Tokens> {
-        let mut question = WorkerRequest { path: TOKENIZE, body, ..self.request.clone() };
+        self.ask_at(TOKENIZE, body).await
+    }
+
+    async fn ask_at<T: DeserializeOwned>(&self, path: PathAndQuery, body: Payload) -> Option<T> {
+        let mut question = WorkerRequest { path, body, ..self.request.clone() };
         question.headers.remove(ACCEPT_ENCODING);
         let response = self.upstream.transport.send(&question).await.ok()?;
         if !response.status().is_success() {

@@ -96,9 +96,7 @@ enum State {
     Ended,
 }
 
-/// The last event of a stream of chat's or completions'.
-const DONE_EVENT: &[u8] = b"data: [DONE]\n\n";
-/// How long after it a worker may take to end its answer: engines do in the same moment.
+/// How long after a stream's last event a worker may take to end its answer: engines do in the same moment.
 const AFTER_DONE: Duration = Duration::from_secs(1);
 
 /// Time limits of a reply. The timer is made when there is something to wait for, and not moved with each piece: it is
@@ -437,9 +435,9 @@ impl RelayStream {
                 self.state = State::Flowing;
                 None
             }
-            Ok(GoesOn::NotAtAll) => {
+            Ok(GoesOn::NotAtAll(last)) => {
                 self.finish();
-                Some(Ok(Frame::data(Bytes::from_static(DONE_EVENT))))
+                Some(Ok(Frame::data(last)))
             }
             Err(error) => match said {
                 // Its own words say more.

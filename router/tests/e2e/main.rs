@@ -6,6 +6,7 @@ mod adapters;
 mod bodies;
 mod canary;
 mod continuing;
+mod continuing_messages;
 mod disaggregated;
 mod discovery;
 mod engine_events;

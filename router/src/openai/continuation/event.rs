@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::Kind;
+use super::messages::event::{self as messages, Block};
 
 type Object<'a> = BTreeMap<&'a str, &'a RawValue>;
 
@@ -40,6 +41,8 @@ pub(super) struct Piece<'a> {
     pub(super) id: Option<&'a str>,
     /// The usage so far, or of all.
     pub(super) usage: Option<&'a str>,
+    /// In Anthropic's words: what becomes of a block.
+    pub(super) block: Option<Block>,
 }
 
 /// The names that a piece of a thought has, side by side.
@@ -52,6 +55,20 @@ pub(super) struct ThoughtNames {
 }
 
 impl<'a> Piece<'a> {
+    /// Of `line`, in which nothing is said yet.
+    pub(super) fn nothing(line: &'a [u8]) -> Self {
+        Self {
+            line,
+            text: None,
+            thought: None,
+            has_role: false,
+            is_last: false,
+            id: None,
+            usage: None,
+            block: None,
+        }
+    }
+
     /// Where in the line a part of it stands.
     pub(super) fn place(&self, part: &str) -> Range<usize> {
         let begins = part.as_ptr() as usize - self.line.as_ptr() as usize;
@@ -76,7 +93,14 @@ pub(super) fn read(line: &[u8], kind: Kind) -> Option<Said<'_>> {
     if line.is_empty() || line.starts_with(b":") {
         return Some(Said::Nothing);
     }
+    // What the event is called, its data say as well.
+    if kind == Kind::Messages && line.starts_with(b"event:") {
+        return Some(Said::Nothing);
+    }
     let data = line.strip_prefix(b"data:")?;
+    if kind == Kind::Messages {
+        return messages::read(line, data);
+    }
     if data.trim_ascii() == b"[DONE]" {
         return Some(Said::Done);
     }
@@ -85,15 +109,7 @@ pub(super) fn read(line: &[u8], kind: Kind) -> Option<Said<'_>> {
         return error.filter(|error| is_the_engines(error)).map(|_| Said::Error);
     };
     let usage = usage.filter(|usage| !is_nothing(usage)).map(RawValue::get);
-    let mut piece = Piece {
-        line,
-        text: None,
-        thought: None,
-        has_role: false,
-        is_last: false,
-        id: id.map(RawValue::get),
-        usage,
-    };
+    let mut piece = Piece { id: id.map(RawValue::get), usage, ..Piece::nothing(line) };
     match &choices[..] {
         [] => {}
         [choice] => piece.choice(choice, kind)?,
@@ -158,12 +174,12 @@ impl<'a> Piece<'a> {
 }
 
 /// What stands between a text's quotes.
-fn unquoted(value: &RawValue) -> Option<&str> {
+pub(super) fn unquoted(value: &RawValue) -> Option<&str> {
     value.get().strip_prefix('"')?.strip_suffix('"')
 }
 
 /// Whether an error is not the request's own.
-fn is_the_engines(error: &RawValue) -> bool {
+pub(super) fn is_the_engines(error: &RawValue) -> bool {
     #[derive(Deserialize)]
     struct Wire<'a> {
         #[serde(borrow)]
@@ -179,6 +195,6 @@ fn is_the_engines(error: &RawValue) -> bool {
 }
 
 /// Whether a member might as well not be there.
-fn is_nothing(value: &RawValue) -> bool {
+pub(super) fn is_nothing(value: &RawValue) -> bool {
     matches!(value.get(), "null" | "[]" | "{}")
 }

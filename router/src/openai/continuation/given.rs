@@ -8,6 +8,7 @@ use memchr::memchr;
 
 use super::Kind;
 use super::event::{Piece, Said, ThoughtNames, read};
+use super::messages::event::Blocks;
 
 /// A longer answer is not gone on with: what is kept of all streams is not bounded otherwise.
 const MOST_TEXT_BYTES: usize = 1 << 20;
@@ -22,6 +23,8 @@ pub struct Given {
     pieces: usize,
     id: Option<Box<str>>,
     has_begun: bool,
+    /// Of an answer in Anthropic's words.
+    blocks: Blocks,
     /// What stands before and after the text of the last event.
     around: Option<Around>,
     state: State,
@@ -95,7 +98,18 @@ impl Given {
     #[must_use]
     pub fn new(kind: Kind) -> Self {
         let (text, thought, state) = (Vec::new(), Thought::default(), State::Going);
-        Self { kind, text, thought, pieces: 0, id: None, has_begun: false, around: None, state }
+        let blocks = Blocks::default();
+        Self { kind, text, thought, pieces: 0, id: None, has_begun: false, blocks, around: None, state }
+    }
+
+    /// What follows is told in the words of `kind`.
+    pub fn goes_on_as(&mut self, kind: Kind) {
+        (self.kind, self.around) = (kind, None);
+    }
+
+    /// Its blocks.
+    pub(super) fn blocks(&self) -> Blocks {
+        self.blocks
     }
 
     /// Which endpoint's answer it is.
@@ -202,6 +216,9 @@ impl Given {
             Some(Said::Done) => self.state = State::Ended,
             Some(Said::Piece(piece)) => {
                 self.has_begun = true;
+                if let Some(block) = piece.block {
+                    self.blocks.note(block);
+                }
                 self.id = self.id.take().or_else(|| piece.id.map(Box::from));
                 self.around = around(&piece, line).or_else(|| self.around.take());
                 if let Some((thought, names)) = piece.thought {

@@ -83,6 +83,8 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Rest> {
     let (prompt, opening) = match given.kind() {
         Kind::Chat => ("messages", b'['),
         Kind::Completions => ("prompt", b'"'),
+        // It is to be a chat by now.
+        Kind::Messages => return None,
     };
     let is_kept = |name: &str, value: &[u8]| {
         let means_nothing = |(other, values): &(&str, &[&str])| {
@@ -108,7 +110,7 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Rest> {
             added.push(CONTINUE_FINAL_MESSAGE.to_owned());
             Cow::Owned(message(given))
         }
-        Kind::Completions => Cow::Borrowed(text),
+        Kind::Completions | Kind::Messages => Cow::Borrowed(text),
     };
     body.with_tail((prompt, opening, &tail), &added.join(","), Others::Except(&LIMITS)).map(Rest::Body)
 }
