@@ -248,7 +248,7 @@ fn tools(body: &Value, form: Form, chat: &mut Map<String, Value>) -> Option<()> 
     }
     let tool = |tool: &Value| {
         let is_plain = matches!(&tool["type"], Value::Null) || tool["type"] == "custom";
-        let is_there = tool["defer_loading"] != true && tool["strict"].is_null();
+        let is_there = tool["defer_loading"] != true && tool["strict"] != true;
         // Engines add what is missing of a schema.
         let has_schema = tool["input_schema"]["type"].is_string();
         (is_plain && is_there && has_schema).then_some(())?;
@@ -259,6 +259,10 @@ fn tools(body: &Value, form: Form, chat: &mut Map<String, Value>) -> Option<()> 
             None => None,
         };
         function.insert("parameters".into(), tool["input_schema"].clone());
+        // SGLang says so of each, and templates write it.
+        if form.teller == Teller::Sglang || tool["strict"] == false {
+            function.insert("strict".into(), false.into());
+        }
         Some(json!({"type": "function", "function": function}))
     };
     chat.insert("tools".into(), declared.iter().map(tool).collect::<Option<Vec<_>>>()?.into());
@@ -362,6 +366,7 @@ mod tests {
         let system = "x-anthropic-billing-header: 7\nYou code. \nBriefly.";
         assert_eq!(chat["messages"][0]["content"], system);
         assert_eq!(chat["messages"][2]["reasoning_content"], "Hm.");
+        assert_eq!(chat["tools"][0]["function"]["strict"], false);
     }
 
     #[test]
