@@ -44,7 +44,8 @@ pub async fn serve(app: &Arc<App>, stream: ClientStream, closing: &Closing) -> O
     let service = service_fn(move |request: Request<Incoming>| {
         let (app, busy) = (Arc::clone(&app_of_requests), exchange_of_requests.begin());
         async move {
-            let mut response = serve_request(&app, request).await;
+            // Boxed, since hyper keeps the room of a request's way here for as long as the connection lives: most of that time it only relays.
+            let mut response = Box::pin(serve_request(&app, request)).await;
             if app.is_draining() {
                 // So that the client has left by the time that connections are closed, and no request of its own crosses that.
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
