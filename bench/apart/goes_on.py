@@ -16,7 +16,7 @@ called, which goes on behind the thought alone.
 SGLang's engines (`sglang.sh start DIR`, `sglang.sh thoughts DIR`; 18801 and 18802) are taken for either where they are in that folder.
 
 `messages`, `messages-thought` and `messages-tools`, with the engines of `thoughts`: the same in Anthropic's words, within the answer, within a thought (which goes on for as
-long as the answer may be), and within an answer in which tools might be called.
+long as the answer may be), and within an answer in which tools might be called. `responses` and `responses-tools`: the same as one of OpenAI's responses.
 
 With `engines.sh renders DIR`, and workers 18701 and 18702, `renders` in place of `chat`: engines that write a turn's end behind a message that has only begun, whatever they
 are told. KILL_AFTER=0 kills nobody, and shows how many tokens the prompt has where nothing went wrong.
@@ -45,6 +45,11 @@ def request(kind):
         if kind == "messages-tools":
             body |= {"tools": [{"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}]}
         return "/v1/messages", body
+    if kind.startswith("responses"):
+        body = {"model": "tiny", "max_output_tokens": TOKENS, "temperature": 0, "stream": True, "instructions": "Be brief.", "input": text, "reasoning": {"effort": "none"}}
+        if kind == "responses-tools":
+            body |= {"tools": [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}]}
+        return "/v1/responses", body
     body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     if kind != "completions":
         body |= {"messages": [{"role": "user", "content": text}]}
@@ -60,6 +65,8 @@ def told_by(event):
     """Pieces of the answer in an event, by their names."""
     if event.get("type") == "content_block_delta":
         return [{name: text for name, text in event["delta"].items() if name in ("text", "thinking", "partial_json")}]
+    if event.get("type", "").endswith("_text.delta"):
+        return [{"thinking" if "reasoning" in event["type"] else "text": event["delta"]}]
     return [{"text": choice.get("text"), **choice.get("delta", {})} for choice in event.get("choices", [])]
 
 
@@ -76,7 +83,7 @@ def main():
     url, folder, kind, what = sys.argv[1:]
     path, body = request(kind)
     ids, pieces, longest, last, said, parts = set(), 0, 0.0, time.monotonic(), {}, {}
-    of_kind = {"thought": "thinks-", "tools": "thinks-", "renders": "renders-"}.get(kind, "thinks-" if kind.startswith("messages") else "")
+    of_kind = {"thought": "thinks-", "tools": "thinks-", "renders": "renders-"}.get(kind, "thinks-" if kind.startswith(("messages", "responses")) else "")
     of_kind = of_kind if os.path.exists(f"{folder}/{of_kind}one.pid") else ""
     names = (of_kind + "one", of_kind + "two")
     call = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
@@ -91,9 +98,12 @@ def main():
                 continue
             event = json.loads(data)
             said |= {"done": True} if event.get("type") == "message_stop" else {}
+            if event.get("type") == "response.completed":
+                whole = event["response"]
+                said |= {"done": True, "finish": whole["status"], "usage": whole["usage"], "items": [item["type"] for item in whole["output"]]}
             said |= {"finish": event["delta"]["stop_reason"]} if event.get("type") == "message_delta" else {}
             said |= {key: event[key] for key in ("error", "usage") if event.get(key)}
-            ids |= {event.get("id", event.get("message", {}).get("id"))} - {None}
+            ids |= {event.get("id", event.get("message", event.get("response", {})).get("id"))} - {None}
             for choice in event.get("choices", []):
                 said |= {"finish": choice["finish_reason"]} if choice.get("finish_reason") else {}
             for told in told_by(event):

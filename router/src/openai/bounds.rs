@@ -57,17 +57,42 @@ pub fn refusal(beginning: &[u8]) -> Option<(StatusCode, &[u8])> {
     }
     #[derive(Deserialize)]
     struct Error {
-        code: u16,
+        code: Option<u16>,
+        #[serde(rename = "type")]
+        kind: Option<String>,
     }
-    let data = beginning.strip_prefix(DATA)?.trim_ascii_start();
-    // Nearly all answers begin otherwise.
-    if !data.starts_with(b"{\"error\"") {
-        return None;
-    }
-    let line = data.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
-    let Refusal { error } = serde_json::from_slice(line).ok()?;
-    let status = StatusCode::from_u16(error.code).ok()?;
+    let line = match beginning.strip_prefix(DATA) {
+        // Nearly all answers begin otherwise.
+        Some(data) if !data.trim_ascii_start().starts_with(b"{\"error\"") => return None,
+        Some(data) => data.split(|byte| *byte == b'\n').next().unwrap_or_default(),
+        None => named_error(beginning)?,
+    };
+    let line = line.trim_ascii();
+    let Refusal { error: Error { code, kind } } = serde_json::from_slice(line).ok()?;
+    let status = match (code, kind.as_deref()) {
+        (Some(code), _) => StatusCode::from_u16(code).ok()?,
+        // In Anthropic's words, as SGLang and vLLM say them.
+        (None, Some("overloaded_error")) => StatusCode::SERVICE_UNAVAILABLE,
+        (None, Some("rate_limit_error")) => StatusCode::TOO_MANY_REQUESTS,
+        (None, Some("api_error" | "internal_error")) => StatusCode::INTERNAL_SERVER_ERROR,
+        (None, _) => return None,
+    };
     (status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()).then_some((status, line))
+}
+
+/// The data of an error, if that is the first event that is no opening, where events have names.
+fn named_error(beginning: &[u8]) -> Option<&[u8]> {
+    let mut name: &[u8] = b"";
+    for line in beginning.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end) {
+        if let Some(named) = line.strip_prefix(EVENT) {
+            name = named.trim_ascii();
+        } else if let Some(data) = line.strip_prefix(DATA)
+            && !OPENINGS.contains(&name)
+        {
+            return (name == b"error").then_some(data);
+        }
+    }
+    None
 }
 
 /// Whether the last of some whole events says that nothing follows.
@@ -106,6 +131,20 @@ mod tests {
             .unwrap();
         assert_eq!((status, &error[..]), (StatusCode::SERVICE_UNAVAILABLE, &full[6..]));
         assert_eq!(refusal(br#"data:{"error":{"code":429}}"#).unwrap().0, StatusCode::TOO_MANY_REQUESTS);
+        let overloaded =
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n";
+        for opening in ["", MESSAGES, ": there\n\n"] {
+            let (status, error) = refusal([opening, overloaded].concat().as_bytes())
+                .map(|(status, error)| (status, error.to_vec()))
+                .unwrap();
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+            assert!(error.starts_with(b"{\"type\":\"error\""));
+        }
+        let wrong = overloaded.replace("overloaded_error", "invalid_request_error");
+        let begun = format!("event: content_block_start\ndata: {{}}\n\n{overloaded}");
+        for other in [wrong, begun] {
+            assert_eq!(refusal(other.as_bytes()), None, "{other}");
+        }
         for other in [
             &br#"data: {"error":{"code":400}}"#[..],
             br#"data: {"error":{"code":"busy"}}"#,

@@ -31,6 +31,7 @@ use crate::openai::bounds;
 use crate::openai::continuation::given::Given;
 use crate::openai::continuation::messages::answer::{self, Answer};
 use crate::openai::continuation::request::{Rest, asks_for_one, rest_of};
+use crate::openai::continuation::responses::rest as responses;
 use crate::openai::continuation::seam::{Passed, Seam};
 use crate::openai::continuation::tokens::{Next, Teller};
 use crate::openai::continuation::{Kind, ends};
@@ -55,11 +56,17 @@ pub struct Continuing {
     times: Times,
     given: Given,
     /// Of an answer that another worker has gone on with.
-    seam: Option<Seam>,
+    follows: Option<Follows>,
     /// Of one that its client reads in Anthropic's words, and that a chat goes on with.
     as_messages: Option<Answer>,
     /// The memory of the request's body.
     _share: BodyShare,
+}
+
+/// How what another worker says is made to follow on what was given.
+enum Follows {
+    Answer(Box<Seam>),
+    Response(Box<responses::Rest>),
 }
 
 /// Why nothing more of an answer is expected of a worker, though it is not whole.
@@ -119,6 +126,7 @@ impl Continuing {
             Endpoint::Chat => Kind::Chat,
             Endpoint::Completions => Kind::Completions,
             Endpoint::Messages => Kind::Messages,
+            Endpoint::Responses => Kind::Responses,
             _ => return None,
         };
         // Who sends in the router's place relays as well; and a body that is compressed cannot be added to.
@@ -128,8 +136,8 @@ impl Continuing {
         is_kept.then(|| {
             let request = compact(request);
             let (app, given, retries) = (Arc::clone(app), Given::new(kind), retries.of_one_that_has_begun());
-            let (seam, as_messages) = (None, None);
-            Box::new(Self { app, request, retries, times, given, seam, as_messages, _share: share })
+            let (follows, as_messages) = (None, None);
+            Box::new(Self { app, request, retries, times, given, follows, as_messages, _share: share })
         })
     }
 
@@ -141,8 +149,9 @@ impl Continuing {
     /// Whole events on their way, as they are to go to the client; and why no more follow, if they say so.
     pub(super) fn pass(&mut self, events: Bytes) -> (Bytes, Option<Stop>) {
         let passed = |events| Passed { events, thought_is_over: false };
-        let Passed { mut events, thought_is_over } = match &mut self.seam {
-            Some(seam) => seam.pass(&events),
+        let Passed { mut events, thought_is_over } = match &mut self.follows {
+            Some(Follows::Answer(seam)) => seam.pass(&events),
+            Some(Follows::Response(rest)) => passed(rest.pass(&events)),
             None => passed(events),
         };
         let answer = self.given.hear(&events);
@@ -168,7 +177,7 @@ impl Continuing {
 
     /// Whether the events that pass are changed.
     pub(super) fn changes(&self) -> bool {
-        self.seam.is_some()
+        self.follows.is_some()
     }
 
     /// Whether another worker can be asked for the rest, or nothing may be left, as far as the answer goes; after `error`.
@@ -184,8 +193,8 @@ impl Continuing {
     /// Whether the stream says of itself that there is more to come, with its last line, if that is left.
     pub(super) fn is_unfinished(&self, last: &[u8]) -> bool {
         match self.given.kind() {
-            // Behind the last text of a message come words that nobody else says.
-            Kind::Messages => !bounds::is_last(last),
+            // Behind the last text come words that nobody else says.
+            Kind::Messages | Kind::Responses => !bounds::is_last(last),
             kind => self.given.can_go_on() && !ends(last, kind),
         }
     }
@@ -245,7 +254,8 @@ impl Continuing {
         }
         match self.given.kind() {
             Kind::Messages => Some((self.ask_as_chat(&members, reading).await?, false)),
-            Kind::Chat | Kind::Completions => Some((members, false)),
+            Kind::Responses if !self.response_goes_on(&members, reading).await => None,
+            _ => Some((members, false)),
         }
     }
 
@@ -301,8 +311,11 @@ impl Continuing {
             rest = Rest::Tokens;
             self.retries.leave_out(self.who_cannot(&rest));
         }
-        let (mut asked, seam) = match rest {
-            Rest::Body(body) => (WorkerRequest { body, ..self.request.clone() }, Seam::after(&self.given)),
+        let (mut asked, follows) = match rest {
+            Rest::Body(body) => {
+                let follows = self.follows_in_body(&members).ok_or_else(|| cannot(None))?;
+                (WorkerRequest { body, ..self.request.clone() }, follows)
+            }
             Rest::Tokens => {
                 let Self { app, request, retries, given, times, .. } = &*self;
                 let asked = (request, &members, given);
@@ -312,7 +325,7 @@ impl Continuing {
                         .ok_or_else(nobody_tells)?;
                 // Others would take it for something else.
                 self.retries.leave_out(self.who_is_not_of(&[teller.owner()]));
-                (asked, seam)
+                (asked, Follows::Answer(Box::new(seam)))
             }
         };
         let begun = self.attempt(&mut asked, record).await;
@@ -322,7 +335,7 @@ impl Continuing {
                 if has_broken {
                     recorder.went_on();
                 }
-                self.seam = Some(seam);
+                self.follows = Some(follows);
                 Ok(Some(begun))
             }
             Ok(begun) => {
@@ -378,6 +391,37 @@ impl Continuing {
         begun
     }
 
+    /// How what is asked for where the whole was follows on what was given.
+    fn follows_in_body(&self, members: &Members) -> Option<Follows> {
+        if self.given.kind() != Kind::Responses {
+            return Some(Follows::Answer(Box::new(Seam::after(&self.given))));
+        }
+        let limit = members.parsed("max_output_tokens").unwrap_or_default();
+        responses::Rest::after(&self.given, limit).map(|rest| Follows::Response(Box::new(rest)))
+    }
+
+    /// Whether an engine goes on with the message that a response is so far. Where nobody tells, nobody is believed to.
+    async fn response_goes_on(&mut self, members: &Members, reading: &Reading) -> bool {
+        let Self { app, request, retries, given, times, .. } = &*self;
+        // Templates may write a thought or not.
+        let name = format!("{}\n{}", reading.model.as_deref().unwrap_or_default(), given.thought().is_some());
+        let (asked, among) = ((request, members, given), (reading, retries.among()));
+        let asking = async {
+            let _one = app.templates.asking.lock().await;
+            if let Some(known) = app.templates.of(&name, app.now()) {
+                return known;
+            }
+            let goes_on = match in_tokens::response_goes_on(app, asked, among, times.1).await {
+                Some(true) => Messages::GoOn,
+                Some(false) => Messages::End,
+                None => Messages::Untold,
+            };
+            app.templates.note(&name, goes_on, app.now());
+            goes_on
+        };
+        timeout(2 * in_tokens::ASKED_FOR, asking).await == Ok(Messages::GoOn)
+    }
+
     fn is_asked_in_messages(&self, rest: &Rest) -> bool {
         matches!(rest, Rest::Body(_)) && is_begun_message(&self.given)
     }
@@ -409,6 +453,7 @@ impl Continuing {
         let can: &[&str] = match rest {
             Rest::Tokens => &Teller::OWNERS,
             Rest::Body(_) if is_begun_message(&self.given) => &GO_ON_WITH_MESSAGES,
+            Rest::Body(_) if self.given.kind() == Kind::Responses => &["vllm"],
             Rest::Body(_) => return Vec::new(),
         };
         self.who_is_not_of(can)

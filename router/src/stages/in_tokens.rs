@@ -23,6 +23,7 @@ use crate::app::App;
 use crate::fleet::Upstream;
 use crate::openai::continuation::given::Given;
 use crate::openai::continuation::messages::request::{self as messages, Form};
+use crate::openai::continuation::responses::request as responses;
 use crate::openai::continuation::seam::Seam;
 use crate::openai::continuation::tokens::{
     InTokens, MARKS, Marks, Next, Teller, Tokens, chat_question, marks_question, rest_behind_the_opening,
@@ -39,7 +40,7 @@ const MOST_ASKED: usize = 3;
 /// And of how many they are drawn.
 const MOST_DRAWN: usize = 8;
 /// How long one has for all that it is asked: some milliseconds are needed.
-const ASKED_FOR: Duration = Duration::from_secs(5);
+pub(super) const ASKED_FOR: Duration = Duration::from_secs(5);
 /// And all of them together, where it is asked how messages are written: the stream stands still meanwhile, and most go on.
 pub(super) const MESSAGES_ASKED_FOR: Duration = Duration::from_secs(1);
 /// How many tokens at the end of a text are compared: a template may end a turn with one that texts end with as well, such as a line's end.
@@ -54,8 +55,14 @@ const MOST_PARSED_BYTES: usize = 16 << 20;
 const BEHIND_A_MARK: [&str; 7] =
     ["gpt_oss", "kimi_k3", "cohere", "muse", "inkling", "deepseek_v4", "apertus"];
 
+/// A mark of OpenAI's open models, which is one token of theirs.
+const HARMONY: &str = "<|channel|>";
+/// The version of vLLM that has been seen to go on with messages of responses.
+const GOES_ON_SINCE: (u32, u32) = (0, 32);
+
 const MODEL_INFO: PathAndQuery = PathAndQuery::from_static("/model_info");
 const TOKENIZE: PathAndQuery = PathAndQuery::from_static("/tokenize");
+const VERSION: PathAndQuery = PathAndQuery::from_static("/version");
 const COUNT_TOKENS: PathAndQuery = PathAndQuery::from_static("/v1/messages/count_tokens");
 const COMPLETIONS: PathAndQuery = PathAndQuery::from_static("/v1/completions");
 
@@ -149,6 +156,25 @@ pub(super) async fn as_chat(
     None
 }
 
+/// Whether vLLM goes on with the message that has been `given` of a response; `None` if none of its engines says by `deadline`.
+pub(super) async fn response_goes_on(
+    app: &App,
+    (request, body, given): Asked<'_>,
+    (reading, among): (&Reading, Among<'_>),
+    deadline: Instant,
+) -> Option<bool> {
+    let chat = Payload::from(Bytes::from(responses::short_chat(body).to_string()));
+    let chat = Members::of(&chat).await?;
+    for (upstream, teller) in engines(app, reading, among, &[Teller::Vllm]) {
+        let engine = Engine { upstream: &upstream, teller, request };
+        let told = within(deadline, engine.response_goes_on(given, &chat)).await;
+        if told.is_some() {
+            return told;
+        }
+    }
+    None
+}
+
 /// A request, what it is made of, and what has been given in answer.
 pub(super) type Asked<'a> = (&'a WorkerRequest, &'a Members, &'a Given);
 
@@ -178,6 +204,18 @@ fn engines(
 #[derive(Deserialize)]
 struct Counted {
     input_tokens: usize,
+}
+
+/// What an engine says of itself.
+#[derive(Deserialize)]
+struct Version {
+    version: String,
+}
+
+/// Whether a version is that one, or a later one.
+fn is_at_least(version: &str, (major, minor): (u32, u32)) -> bool {
+    let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
 }
 
 /// Whether a chat ends with a text. Its first token may be another one there, behind what is before it.
@@ -287,6 +325,30 @@ impl Engine<'_> {
         None
     }
 
+    /// Of vLLM: whether it goes on with a message in progress, and a template as that of `chat` with the message that has been `given`.
+    async fn response_goes_on(&self, given: &Given, chat: &Members) -> Option<bool> {
+        let told = ask(&*self.upstream.transport, VERSION).await?;
+        let Version { version } = serde_json::from_slice(&told).ok()?;
+        if !is_at_least(&version, GOES_ON_SINCE) {
+            return Some(false);
+        }
+        // What its models of this mark are asked is written by other code, which knows no message in progress.
+        if self.ask(text_question(chat, HARMONY)).await?.tokens.len() == 1 {
+            return Some(false);
+        }
+        if given.thought().is_none() {
+            return self.messages(given, chat).await.map(|(messages, _)| messages != Messages::End);
+        }
+        let (marks, around) = self.marks(chat).await?;
+        let asked = chat_question(self.teller, chat, None)?;
+        let with_given = chat_question(self.teller, chat, Some(given))?;
+        let text = written(given, around)?;
+        let (asked, told, text) =
+            tokio::join!(self.ask(asked), self.ask(with_given), self.ask(text_question(chat, &text)));
+        let in_tokens = InTokens { chat: &asked?, given: &text?.tokens, marks: Some(marks) };
+        Some(in_tokens.rest_in_messages(&told?, given, chat).is_some())
+    }
+
     async fn ask(&self, body: Payload) -> Option<Tokens> {
         self.ask_at(TOKENIZE, body).await
     }
@@ -305,7 +367,22 @@ impl Engine<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::tokens_end_alike;
+    use super::{is_at_least, tokens_end_alike};
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        for (version, is_one) in [
+            ("0.32.0", true),
+            ("0.32.1rc2.dev1+cpu", true),
+            ("0.100", true),
+            ("1.0", true),
+            ("0.31.9", false),
+            ("0", false),
+            ("dev", false),
+        ] {
+            assert_eq!(is_at_least(version, (0, 32)), is_one, "{version}");
+        }
+    }
 
     #[test]
     fn a_chat_ends_with_a_text_if_its_last_tokens_are_the_texts() {

@@ -131,6 +131,28 @@ async fn a_stream_that_begins_with_a_refusal_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_begins_with_a_refusal_is_refused() {
+    let error =
+        r#"{"type":"error","error":{"type":"overloaded_error","message":"The request queue is full."}}"#;
+    let opening = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{}}\n\n";
+    let full =
+        [sse_head(), chunk(&format!("{opening}event: error\ndata: {error}\n\n")), last_chunk()].concat();
+    let full = MockWorker::answering(&["m"], full).await;
+    let other = MockWorker::answering(&["m"], json_reply(200, "{}")).await;
+    let router =
+        Router::start(&[&workers(&[&full, &other]), "--policy=round_robin", "--retry-budget=off"]).await;
+    let body = r#"{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"x"}]}"#;
+    for _ in 0..4 {
+        let reply = router.post("/v1/messages", body).await;
+        assert_eq!((reply.status, reply.header("x-router-worker")), (200, "w1"), "{reply:?}");
+    }
+    assert!(!full.seen().is_empty());
+    let alone = Router::start(&[&workers(&[&full])]).await;
+    let reply = alone.post("/v1/messages", body).await;
+    assert_eq!((reply.status, reply.text().as_str()), (503, error), "{reply:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_error_that_is_the_clients_is_not_retried() {
     let one = MockWorker::answering(&["m"], json_reply(400, "{}")).await;
     let two = MockWorker::answering(&["m"], json_reply(400, "{}")).await;

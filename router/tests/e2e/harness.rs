@@ -445,6 +445,8 @@ pub(crate) fn probe_answer(path: &str, models: &[&str]) -> Vec<u8> {
         "/v1/loads" if models.contains(&"sglang-has-others") => {
             r#"{"version":"0.5.23","loads":[{"dp_rank":0,"num_running_reqs":5,"num_waiting_reqs":2,"token_usage":0.5}]}"#
         }
+        "/version" if models.contains(&"vllm-old") => r#"{"version":"0.31.2"}"#,
+        "/version" => r#"{"version":"0.32.0"}"#,
         "/model_info" if models.contains(&"sglang-gpt-oss") => r#"{"model_type":"gpt_oss"}"#,
         "/model_info" => r#"{"model_type":"qwen3"}"#,
         "/server_info" if models.contains(&"tells-tokens") => {

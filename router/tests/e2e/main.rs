@@ -7,6 +7,7 @@ mod bodies;
 mod canary;
 mod continuing;
 mod continuing_messages;
+mod continuing_responses;
 mod disaggregated;
 mod discovery;
 mod engine_events;

@@ -9,6 +9,7 @@ use memchr::memchr;
 use super::Kind;
 use super::event::{Piece, Said, ThoughtNames, read};
 use super::messages::event::Blocks;
+use super::responses::items::Items;
 
 /// A longer answer is not gone on with: what is kept of all streams is not bounded otherwise.
 const MOST_TEXT_BYTES: usize = 1 << 20;
@@ -25,6 +26,8 @@ pub struct Given {
     has_begun: bool,
     /// Of an answer in Anthropic's words.
     blocks: Blocks,
+    /// Of a response.
+    items: Option<Box<Items>>,
     /// What stands before and after the text of the last event.
     around: Option<Around>,
     state: State,
@@ -99,12 +102,29 @@ impl Given {
     pub fn new(kind: Kind) -> Self {
         let (text, thought, state) = (Vec::new(), Thought::default(), State::Going);
         let blocks = Blocks::default();
-        Self { kind, text, thought, pieces: 0, id: None, has_begun: false, blocks, around: None, state }
+        let items = (kind == Kind::Responses).then(Box::default);
+        Self {
+            kind,
+            text,
+            thought,
+            pieces: 0,
+            id: None,
+            has_begun: false,
+            blocks,
+            items,
+            around: None,
+            state,
+        }
     }
 
     /// What follows is told in the words of `kind`.
     pub fn goes_on_as(&mut self, kind: Kind) {
         (self.kind, self.around) = (kind, None);
+    }
+
+    /// Of a response what it consists of.
+    pub(super) fn items(&self) -> Option<&Items> {
+        self.items.as_deref()
     }
 
     /// Its blocks.
@@ -210,7 +230,11 @@ impl Given {
             self.add(part, text);
             return None;
         }
-        match read(line, self.kind) {
+        let said = match &mut self.items {
+            Some(items) => items.hear(line),
+            None => read(line, self.kind),
+        };
+        match said {
             Some(Said::Error) => return Some(EngineFailed),
             Some(Said::Nothing) => {}
             Some(Said::Done) => self.state = State::Ended,
@@ -220,7 +244,10 @@ impl Given {
                     self.blocks.note(block);
                 }
                 self.id = self.id.take().or_else(|| piece.id.map(Box::from));
-                self.around = around(&piece, line).or_else(|| self.around.take());
+                // Events of a response are numbered.
+                if self.items.is_none() {
+                    self.around = around(&piece, line).or_else(|| self.around.take());
+                }
                 if let Some((thought, names)) = piece.thought {
                     self.thought.names = names;
                     self.add(Part::Thought, thought.as_bytes());

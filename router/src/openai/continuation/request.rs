@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::Kind;
 use super::given::Given;
+use super::responses::request as responses;
 use super::tokens::{Next, message};
 use crate::openai::members::{Members, Others};
 use crate::payload::Payload;
@@ -85,6 +86,7 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Rest> {
         Kind::Completions => ("prompt", b'"'),
         // It is to be a chat by now.
         Kind::Messages => return None,
+        Kind::Responses => return responses::rest_of(given, body).map(Rest::Body),
     };
     let is_kept = |name: &str, value: &[u8]| {
         let means_nothing = |(other, values): &(&str, &[&str])| {
@@ -110,7 +112,7 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Rest> {
             added.push(CONTINUE_FINAL_MESSAGE.to_owned());
             Cow::Owned(message(given))
         }
-        Kind::Completions | Kind::Messages => Cow::Borrowed(text),
+        Kind::Completions | Kind::Messages | Kind::Responses => Cow::Borrowed(text),
     };
     body.with_tail((prompt, opening, &tail), &added.join(","), Others::Except(&LIMITS)).map(Rest::Body)
 }
