@@ -3,7 +3,7 @@
 //! Next: [`admit`](super::admit).
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -51,25 +51,29 @@ async fn answer<B: RequestBody>(
     }
     let outcome = match understanding {
         _ if !Routes::takes(endpoint, request.method()) => Err(wrong_method(endpoint, &request)),
-        Some(understanding) => match unless_cut_off(app, understood(app, request, understanding)).await {
-            Ok(parsed) => {
-                if let Err(error) = recorder.has_read(&parsed) {
-                    let error = RequestError::from(error);
-                    recorder.fail(&error);
-                    return error.response_at(endpoint);
+        Some(understanding) => {
+            let parsed = unless_cut_off(app, pin!(understood(app, request, understanding))).await;
+            match parsed {
+                Ok(parsed) => {
+                    if let Err(error) = recorder.has_read(&parsed) {
+                        let error = RequestError::from(error);
+                        recorder.fail(&error);
+                        return error.response_at(endpoint);
+                    }
+                    if let Some(every) = app.settings.stream_keep_alive.limit()
+                        && keep_alive::is_for(&parsed, endpoint).await
+                    {
+                        return keep_alive::answer(app, parsed, recorder, every).await;
+                    }
+                    let dispatched = unless_cut_off(app, pin!(dispatch(app, parsed, &mut recorder))).await;
+                    match dispatched {
+                        Ok(dispatched) => return relay(app, dispatched, recorder),
+                        Err(error) => Err(error),
+                    }
                 }
-                if let Some(every) = app.settings.stream_keep_alive.limit()
-                    && keep_alive::is_for(&parsed, endpoint).await
-                {
-                    return keep_alive::answer(app, parsed, recorder, every).await;
-                }
-                match unless_cut_off(app, dispatch(app, parsed, &mut recorder)).await {
-                    Ok(dispatched) => return relay(app, dispatched, recorder),
-                    Err(error) => Err(error),
-                }
+                Err(error) => Err(error),
             }
-            Err(error) => Err(error),
-        },
+        }
         None => answers::answer(app, endpoint, request.uri().path()),
     };
     match outcome {
@@ -112,12 +116,11 @@ async fn understood<B: RequestBody>(
     Ok(parsed)
 }
 
-/// Does `work`, unless the router has to end before it has.
+/// Does `work`, unless the router has to end before it has. By reference: a future that is given by value is kept twice, and copied.
 pub(super) async fn unless_cut_off<T>(
     app: &App,
-    work: impl Future<Output = Result<T, RequestError>>,
+    mut work: Pin<&mut impl Future<Output = Result<T, RequestError>>>,
 ) -> Result<T, RequestError> {
-    let mut work = pin!(work);
     poll_fn(|cx| match app.cuts_off() {
         true => Poll::Ready(Err(RequestError::ShuttingDown)),
         false => work.as_mut().poll(cx),

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
@@ -64,7 +64,7 @@ async fn begun(
     request: &WorkerRequest,
     (limits, deadline): Times,
 ) -> Result<Answer, TransportError> {
-    let exchange = async {
+    let exchange = pin!(async {
         let upstream = upstream.ok_or(TransportError::Left)?;
         let response = match &request.gateway {
             Some(gateway) => gateway.send(request, upstream.transport.hand_over(request).await?).await?,
@@ -77,7 +77,7 @@ async fn begun(
             return Box::pin(first_event(answer)).await;
         }
         Ok(answer)
-    };
+    });
     let answer = within(limits, deadline, request.underway.as_deref(), exchange).await?;
     if request.gateway.is_some() {
         return Ok(answer);
@@ -112,7 +112,7 @@ async fn within<T>(
     limits: TimeLimits,
     deadline: Instant,
     underway: Option<&AtomicBool>,
-    exchange: impl Future<Output = Result<T, TransportError>>,
+    exchange: Pin<&mut impl Future<Output = Result<T, TransportError>>>,
 ) -> Result<T, TransportError> {
     let first_byte = limits.first_byte.map(|limit| (Instant::now() + limit, limit));
     let first_byte = first_byte.filter(|(end, _)| *end < deadline);
@@ -217,9 +217,9 @@ mod tests {
         let deadline = Instant::now() + limits.total;
         let (before, after) = (AtomicBool::new(false), AtomicBool::new(true));
         let never = std::future::pending::<Result<(), TransportError>>;
-        let late = within(limits, deadline, Some(&before), never()).await;
+        let late = within(limits, deadline, Some(&before), pin!(never())).await;
         assert!(matches!(late, Err(TransportError::NotSent { .. })), "another worker may be asked");
-        let late = within(limits, deadline, Some(&after), never()).await;
+        let late = within(limits, deadline, Some(&after), pin!(never())).await;
         assert!(matches!(late, Err(TransportError::FirstByte { .. })));
     }
 }

@@ -5,7 +5,7 @@
 //! [`relay`](super::relay).
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -77,7 +77,7 @@ async fn dispatched(
     parsed: Parsed,
     mut recorder: Recorder,
 ) -> (Result<Dispatched, RequestError>, Recorder) {
-    let dispatched = unless_cut_off(&app, dispatch(&app, parsed, &mut recorder)).await;
+    let dispatched = unless_cut_off(&app, pin!(dispatch(&app, parsed, &mut recorder))).await;
     (dispatched, recorder)
 }
 
