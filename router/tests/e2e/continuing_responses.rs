@@ -14,7 +14,7 @@ const MODEL: &str = "vllm-m";
 struct Events(Vec<String>);
 
 impl Events {
-    fn put(&mut self, kind: &str, more: Value) {
+    fn put(&mut self, kind: &str, more: &Value) {
         let mut event = json!({"type": kind, "sequence_number": self.0.len()});
         event.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         self.0.push(format!("event: {kind}\ndata: {event}\n\n"));
@@ -25,23 +25,23 @@ impl Events {
         for kind in ["response.created", "response.in_progress"] {
             events.put(
                 kind,
-                json!({"response": {"id": id, "created_at": id.len(), "model": MODEL, "output": []}}),
+                &json!({"response": {"id": id, "created_at": id.len(), "model": MODEL, "output": []}}),
             );
         }
         events
     }
 
-    fn begin(&mut self, index: usize, item: Value, part: &str) {
+    fn begin(&mut self, index: usize, item: &Value, part: &str) {
         let id = item["id"].clone();
-        self.put("response.output_item.added", json!({"output_index": index, "item": item}));
+        self.put("response.output_item.added", &json!({"output_index": index, "item": item}));
         let place = json!({"output_index": index, "content_index": 0, "item_id": id, "part": {"type": part, "text": ""}});
-        self.put("response.content_part.added", place);
+        self.put("response.content_part.added", &place);
     }
 
     fn pieces(&mut self, kind: &str, (index, id): (usize, &str), text: &str) {
         for piece in text.chars().map(String::from) {
             let place = json!({"output_index": index, "content_index": 0, "item_id": id, "delta": piece, "logprobs": []});
-            self.put(kind, place);
+            self.put(kind, &place);
         }
     }
 
@@ -53,8 +53,8 @@ impl Events {
             event
         };
         let part = json!({"type": kind, "text": text});
-        self.put(&format!("response.{kind}.done"), with("text", text.into()));
-        self.put("response.content_part.done", with("part", part.clone()));
+        self.put(&format!("response.{kind}.done"), &with("text", text.into()));
+        self.put("response.content_part.done", &with("part", part.clone()));
         let item = match kind {
             "output_text" => json!({"type": "message", "id": id, "role": "assistant", "status": "completed",
                 "content": if text.is_empty() { json!([]) } else { json!([part]) }}),
@@ -62,15 +62,15 @@ impl Events {
                 json!({"type": "reasoning", "id": id, "status": "completed", "summary": [], "content": [part]})
             }
         };
-        self.put("response.output_item.done", json!({"output_index": index, "item": item}));
+        self.put("response.output_item.done", &json!({"output_index": index, "item": item}));
         item
     }
 
-    fn complete(&mut self, output: Vec<Value>, (input, generated): (usize, usize)) {
+    fn complete(&mut self, output: &[Value], (input, generated): (usize, usize)) {
         let usage = json!({"input_tokens": input, "output_tokens": generated, "total_tokens": input + generated,
             "input_tokens_details": {"cached_tokens": 4}, "output_tokens_details": {"reasoning_tokens": 0}});
         let response = json!({"id": "resp_b", "created_at": 99, "status": "completed", "max_output_tokens": 7, "output": output, "usage": usage});
-        self.put("response.completed", json!({"response": response}));
+        self.put("response.completed", &json!({"response": response}));
     }
 
     fn acts(self, end: Act) -> Vec<Act> {
@@ -92,7 +92,7 @@ fn rest(how: &str, asked: &[Value]) -> Vec<Act> {
     let mut events = Events::of("resp_b");
     let mut output = Vec::new();
     if how.contains("text") {
-        events.begin(0, message("m_b"), "output_text");
+        events.begin(0, &message("m_b"), "output_text");
         events.pieces("response.output_text.delta", (0, "m_b"), " is");
         output.push(events.end((0, "m_b"), "output_text", " is"));
     }
@@ -100,15 +100,15 @@ fn rest(how: &str, asked: &[Value]) -> Vec<Act> {
         let index = output.len();
         let call =
             json!({"type": "function_call", "id": "fc", "call_id": "c", "name": "look", "arguments": "{}"});
-        events.put("response.output_item.added", json!({"output_index": index, "item": call}));
+        events.put("response.output_item.added", &json!({"output_index": index, "item": call}));
         events.put(
             "response.function_call_arguments.delta",
-            json!({"output_index": index, "item_id": "fc", "delta": "{}"}),
+            &json!({"output_index": index, "item_id": "fc", "delta": "{}"}),
         );
-        events.put("response.output_item.done", json!({"output_index": index, "item": call}));
+        events.put("response.output_item.done", &json!({"output_index": index, "item": call}));
         output.push(call);
     }
-    events.complete(output, (20, 3));
+    events.complete(&output, (20, 3));
     events.acts(Act::Write(last_chunk()))
 }
 
@@ -149,7 +149,7 @@ fn answers(seen: &Seen, ends: bool) -> Vec<Act> {
             let mut events = Events::of("resp_a");
             let mut index = 0;
             if how.contains("thought") {
-                events.begin(0, json!({"type": "reasoning", "id": "r_a"}), "reasoning_text");
+                events.begin(0, &json!({"type": "reasoning", "id": "r_a"}), "reasoning_text");
                 events.pieces("response.reasoning_text.delta", (0, "r_a"), "Hm");
                 if !how.contains("half") {
                     events.end((0, "r_a"), "reasoning_text", "Hm");
@@ -157,7 +157,7 @@ fn answers(seen: &Seen, ends: bool) -> Vec<Act> {
                 }
             }
             if !how.contains("half") {
-                events.begin(index, message("m_a"), "output_text");
+                events.begin(index, &message("m_a"), "output_text");
                 events.pieces("response.output_text.delta", (index, "m_a"), "Sky");
             }
             if how.contains("over") {
@@ -215,7 +215,7 @@ fn output(events: &[Value]) -> Vec<Value> {
             assert!(event["item_id"].is_null() || event["item_id"] == item["id"], "{event}");
             match kind {
                 "response.output_text.delta" | "response.reasoning_text.delta" => {
-                    *text += event["delta"].as_str().unwrap()
+                    *text += event["delta"].as_str().unwrap();
                 }
                 "response.output_text.done" => assert_eq!(event["text"], **text),
                 "response.content_part.done" => assert_eq!(event["part"]["text"], **text),
@@ -262,8 +262,7 @@ async fn a_response_is_gone_on_with_and_its_client_sees_one() {
             (&response["usage"]["output_tokens"], &response["usage"]["total_tokens"]),
             (&json!(3 + given), &json!(23))
         );
-        let asked =
-            mocks.iter().flat_map(MockWorker::seen).filter(|seen| seen.path == RESPONSES).last().unwrap();
+        let asked = mocks.iter().flat_map(MockWorker::seen).rfind(|seen| seen.path == RESPONSES).unwrap();
         let asked: Value = serde_json::from_slice(&asked.body).unwrap();
         assert_eq!(asked["max_output_tokens"], 10 - given);
         assert_eq!(asked["input"][0], json!({"role": "user", "content": "Why?"}));
@@ -278,7 +277,7 @@ async fn a_list_of_input_gets_what_was_given_at_its_end() {
     let list = json!({"input": [{"role": "user", "content": "Why?"}], "include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}});
     let (events, is_whole) = told(&router.post(RESPONSES, &question("text", &list)).await);
     assert!(is_whole, "{events:?}");
-    let asked = mocks.iter().flat_map(MockWorker::seen).filter(|seen| seen.path == RESPONSES).last().unwrap();
+    let asked = mocks.iter().flat_map(MockWorker::seen).rfind(|seen| seen.path == RESPONSES).unwrap();
     let asked: Value = serde_json::from_slice(&asked.body).unwrap();
     assert_eq!(asked["input"].as_array().unwrap().len(), 2);
 }

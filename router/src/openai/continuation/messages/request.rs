@@ -132,7 +132,7 @@ fn messages(body: &Value, form: Form) -> Option<Vec<Value>> {
 fn texts(blocks: &[Value], form: Form) -> Option<Vec<String>> {
     let texts: Option<Vec<&str>> = blocks.iter().map(text_of).collect();
     let is_left =
-        |text: &&str| !text.is_empty() && !(form.teller == Teller::Vllm && text.starts_with(BILLING));
+        |text: &&str| !(text.is_empty() || form.teller == Teller::Vllm && text.starts_with(BILLING));
     Some(texts?.into_iter().filter(is_left).map(str::to_owned).collect())
 }
 

@@ -103,7 +103,7 @@ impl Items {
             }
             "response.reasoning_text.done" | "response.content_part.done" if self.message.is_none() => {}
             "response.output_item.done" if self.message.is_none() => {
-                self.thought = Some(wire.item?.get().into())
+                self.thought = Some(wire.item?.get().into());
             }
             "response.completed" | "response.incomplete" => return Some(Said::Done),
             "error" | "response.failed" => {

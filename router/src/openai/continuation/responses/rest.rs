@@ -128,8 +128,8 @@ impl Rest {
                 let item = &mut event["item"];
                 item["id"] = (*self.place.item_id).into();
                 let text = whole(&item["content"][0]["text"]);
-                match item["content"].as_array().is_some_and(|parts| parts.is_empty()) {
-                    true => item["content"] = json!([part(text)]),
+                match item["content"].as_array().is_some_and(Vec::is_empty) {
+                    true => item["content"] = json!([part(&text)]),
                     false => item["content"][0]["text"] = text,
                 }
             }
@@ -144,7 +144,7 @@ impl Rest {
         }
         self.message = Message::Over;
         let Place { item_id, output_index } = self.place.clone();
-        let part = part(self.text.clone().into());
+        let part = part(&self.text.clone().into());
         let item = json!({"id": &*item_id, "type": "message", "role": "assistant", "status": "completed", "content": [part]});
         for (kind, name, value) in [
             ("response.output_text.done", "text", self.text.clone().into()),
@@ -205,6 +205,6 @@ impl Rest {
 }
 
 /// A text, whole.
-fn part(text: Value) -> Value {
+fn part(text: &Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": null})
 }
