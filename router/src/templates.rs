@@ -41,6 +41,8 @@ pub struct Templates {
     known: Mutex<HashMap<Box<str>, (Messages, Duration)>>,
     /// One asks at a time: all streams of a worker that has died want to know the same.
     pub asking: AsyncMutex<()>,
+    /// The same of responses, which takes longer.
+    pub asking_of_responses: AsyncMutex<()>,
 }
 
 impl Templates {

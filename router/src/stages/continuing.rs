@@ -69,6 +69,16 @@ enum Follows {
     Response(Box<responses::Rest>),
 }
 
+/// What is gone on with.
+struct Whole {
+    /// Of the request.
+    members: Members,
+    /// All of its answer has come.
+    has_come: bool,
+    /// Who cannot be asked for more of it.
+    others: Vec<WorkerSlot>,
+}
+
 /// Why nothing more of an answer is expected of a worker, though it is not whole.
 pub(super) enum Stop {
     /// It broke off.
@@ -103,6 +113,13 @@ pub(super) struct Record {
     pub recorder: Recorder,
     /// What was read.
     pub reading: Reading,
+}
+
+impl Record {
+    /// Who answers.
+    fn slot(&self) -> Option<WorkerSlot> {
+        self.recorder.worker().map(|worker| worker.slot)
+    }
 }
 
 /// What came of going on.
@@ -157,7 +174,8 @@ impl Continuing {
         let answer = self.given.hear(&events);
         let says = events.split_off(answer);
         let stop = match thought_is_over {
-            _ if !says.is_empty() => Some(Stop::Failed(self.in_their_words(says))),
+            _ if !says.is_empty() && self.as_messages.is_some() => Some(Stop::Failed(answer::failure(&says))),
+            _ if !says.is_empty() => Some(Stop::Failed(says)),
             true => {
                 self.given.end_thought();
                 Some(Stop::ThoughtIsOver)
@@ -195,8 +213,14 @@ impl Continuing {
         match self.given.kind() {
             // Behind the last text come words that nobody else says.
             Kind::Messages | Kind::Responses => !bounds::is_last(last),
+            _ if self.as_messages.as_ref().is_some_and(|answer| !answer.is_over()) => true,
             kind => self.given.can_go_on() && !ends(last, kind),
         }
+    }
+
+    /// Whether the stream that the client reads has an end of its own, which is still to be written.
+    pub(super) fn has_an_end(&self) -> bool {
+        self.as_messages.as_ref().is_some_and(|answer| !answer.is_over())
     }
 
     /// Finds another worker that goes on.
@@ -228,41 +252,43 @@ impl Continuing {
     /// What ends the answer.
     fn last_words(mut self: Box<Self>) -> Bytes {
         match &mut self.as_messages {
-            Some(answer) => answer.rest(),
+            Some(answer) => answer.rest(self.given.pieces()),
             None if self.given.kind() == Kind::Messages => answer::last_word(),
             None => Bytes::from_static(DONE_EVENT),
         }
     }
 
     /// Makes a chat of a request in Anthropic's words, if an engine says that it is that chat.
-    async fn ask_as_chat(&mut self, members: &Members, reading: &Reading) -> Option<Members> {
+    async fn ask_as_chat(&mut self, members: &Members, record: &Record) -> Option<Whole> {
         let Self { app, request, retries, given, times, .. } = &*self;
         let asked = (request, members, given);
-        let told = in_tokens::as_chat(app, asked, (reading, retries.among()), times.1).await?;
-        self.retries.leave_out(self.who_is_not_of(&[told.teller.owner()]));
+        let among = (&record.reading, retries.among(), record.slot());
+        let told = in_tokens::as_chat(app, asked, among, times.1).await?;
+        let others = self.who_is_not_of(&[told.teller.owner()]);
         self.as_messages = Some(Answer::after(&self.given, told.teller, told.stop_sequences));
         self.given.goes_on_as(Kind::Chat);
         (self.request.path, self.request.body) = (CHAT, told.body);
-        Members::of(&self.request.body).await
+        Some(Whole { members: Members::of(&self.request.body).await?, has_come: false, others })
     }
 
-    /// The members of what is gone on with, and whether all of its answer has come.
-    async fn members(&mut self, reading: &Reading) -> Option<(Members, bool)> {
+    /// What is gone on with; `None` if it cannot be.
+    async fn whole(&mut self, record: &Record) -> Option<Whole> {
         let members = Members::of(&self.request.body).await?;
         if self.given.is_whole() && asks_for_one(&members) {
-            return Some((members, true));
+            return Some(Whole { members, has_come: true, others: Vec::new() });
         }
-        match self.given.kind() {
-            Kind::Messages => Some((self.ask_as_chat(&members, reading).await?, false)),
-            Kind::Responses if !self.response_goes_on(&members, reading).await => None,
-            _ => Some((members, false)),
-        }
+        let others = match self.given.kind() {
+            Kind::Messages => return self.ask_as_chat(&members, record).await,
+            Kind::Responses => self.who_cannot_respond(&members, record).await?,
+            Kind::Chat | Kind::Completions => Vec::new(),
+        };
+        Some(Whole { members, has_come: false, others })
     }
 
     /// Whether what follows can be asked of another worker, and there is one that can have it.
     async fn can_leave(&mut self, record: &Record) -> bool {
-        let Some((members, is_whole)) = self.members(&record.reading).await else { return false };
-        if is_whole {
+        let Some(Whole { members, has_come, others }) = self.whole(record).await else { return false };
+        if has_come {
             return true;
         }
         let Some(mut rest) = rest_of(&self.given, &members) else { return false };
@@ -276,7 +302,7 @@ impl Continuing {
         else {
             return false;
         };
-        tried.extend(self.who_cannot(&rest));
+        tried.extend(self.who_cannot(&rest).into_iter().chain(others));
         may_leave(&self.app, Some(&tried), record.reading.model.as_deref(), worker)
     }
 
@@ -286,15 +312,19 @@ impl Continuing {
         Stopped { lease, error }: Stopped,
         record: &mut Record,
     ) -> Result<Option<Begun>, TransportError> {
-        let Some((members, is_whole)) = self.members(&record.reading).await else {
-            return Err(cannot(error));
-        };
-        if is_whole {
+        let whole = self.whole(record).await;
+        let rest = whole.as_ref().and_then(|whole| rest_of(&self.given, &whole.members));
+        let has_come = whole.as_ref().is_some_and(|whole| whole.has_come);
+        if has_come || rest.is_none() {
             error.iter().for_each(|error| record.recorder.broke(error));
+        }
+        if has_come {
             return Ok(None);
         }
-        let Some(mut rest) = rest_of(&self.given, &members) else { return Err(cannot(error)) };
-        self.retries.leave_out(self.who_cannot(&rest));
+        let (Some(Whole { members, others, .. }), Some(mut rest)) = (whole, rest) else {
+            return Err(cannot(error));
+        };
+        self.retries.leave_out(self.who_cannot(&rest).into_iter().chain(others).collect());
         let has_broken = error.is_some();
         let wait = match error {
             Some(error) => self.after(error, lease, record)?,
@@ -400,26 +430,30 @@ impl Continuing {
         responses::Rest::after(&self.given, limit).map(|rest| Follows::Response(Box::new(rest)))
     }
 
-    /// Whether an engine goes on with the message that a response is so far. Where nobody tells, nobody is believed to.
-    async fn response_goes_on(&mut self, members: &Members, reading: &Reading) -> bool {
+    /// All but those engines that go on with the message that a response is so far; `None` if none says that it does.
+    async fn who_cannot_respond(&mut self, members: &Members, record: &Record) -> Option<Vec<WorkerSlot>> {
         let Self { app, request, retries, given, times, .. } = &*self;
+        let asked = (request, members, given);
+        let among = (&record.reading, retries.among(), record.slot());
         // Templates may write a thought or not.
-        let name = format!("{}\n{}", reading.model.as_deref().unwrap_or_default(), given.thought().is_some());
-        let (asked, among) = ((request, members, given), (reading, retries.among()));
+        let model = record.reading.model.as_deref().unwrap_or_default();
+        let name = format!("{model}\n{}", given.thought().is_some());
         let asking = async {
-            let _one = app.templates.asking.lock().await;
-            if let Some(known) = app.templates.of(&name, app.now()) {
-                return known;
+            let who = in_tokens::who_responds(app, asked, among, times.1).await;
+            let known = || app.templates.of(&name, app.now());
+            if known().is_none() {
+                let _one = app.templates.asking_of_responses.lock().await;
+                if known().is_none() {
+                    let told = in_tokens::response_goes_on(asked, &who, times.1).await;
+                    app.templates.note(&name, told, app.now());
+                }
             }
-            let goes_on = match in_tokens::response_goes_on(app, asked, among, times.1).await {
-                Some(true) => Messages::GoOn,
-                Some(false) => Messages::End,
-                None => Messages::Untold,
-            };
-            app.templates.note(&name, goes_on, app.now());
-            goes_on
+            (known() == Some(Messages::GoOn)).then_some(who)
         };
-        timeout(2 * in_tokens::ASKED_FOR, asking).await == Ok(Messages::GoOn)
+        let who = timeout(2 * in_tokens::ASKED_FOR, asking).await.ok().flatten()?;
+        let roster = app.fleet.roster();
+        let can = |slot: WorkerSlot| who.iter().any(|(upstream, _)| upstream.worker.slot == slot);
+        Some(roster.snapshot.workers().iter().map(|worker| worker.slot).filter(|slot| !can(*slot)).collect())
     }
 
     fn is_asked_in_messages(&self, rest: &Rest) -> bool {
@@ -453,7 +487,6 @@ impl Continuing {
         let can: &[&str] = match rest {
             Rest::Tokens => &Teller::OWNERS,
             Rest::Body(_) if is_begun_message(&self.given) => &GO_ON_WITH_MESSAGES,
-            Rest::Body(_) if self.given.kind() == Kind::Responses => &["vllm"],
             Rest::Body(_) => return Vec::new(),
         };
         self.who_is_not_of(can)

@@ -12,7 +12,7 @@ use http::header::ACCEPT_ENCODING;
 use http::uri::PathAndQuery;
 use http_body_util::{BodyExt, Limited};
 use rand::seq::SliceRandom;
-use router_core::{Among, Decider, Worker};
+use router_core::{Among, Decider, Worker, WorkerSlot};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -132,7 +132,7 @@ pub(super) struct AsChat {
 pub(super) async fn as_chat(
     app: &App,
     (request, members, given): Asked<'_>,
-    (reading, among): (&Reading, Among<'_>),
+    (reading, among, but): (&Reading, Among<'_>, Option<WorkerSlot>),
     deadline: Instant,
 ) -> Option<AsChat> {
     let body = request.body.clone();
@@ -142,7 +142,9 @@ pub(super) async fn as_chat(
     // Others of this thread do not wait for it.
     let body = tokio::task::spawn_blocking(move || serde_json::from_slice::<Value>(&body.joined()).ok());
     let body = Arc::new(body.await.ok()??);
-    for (upstream, teller) in engines(app, reading, among, &[Teller::Vllm, Teller::Sglang]) {
+    let mut engines = engines(app, reading, among, &[Teller::Vllm, Teller::Sglang]);
+    engines.retain(|(upstream, _)| Some(upstream.worker.slot) != but);
+    for (upstream, teller) in engines {
         // What is left of a thought's measure nobody else knows.
         if given.text().is_empty() && messages::counts_thoughts(&body, teller) {
             continue;
@@ -156,23 +158,40 @@ pub(super) async fn as_chat(
     None
 }
 
-/// Whether vLLM goes on with the message that has been `given` of a response; `None` if none of its engines says by `deadline`.
-pub(super) async fn response_goes_on(
+/// Engines of vLLM that know a message in progress, of some that are asked, but for one of them.
+pub(super) async fn who_responds(
     app: &App,
-    (request, body, given): Asked<'_>,
-    (reading, among): (&Reading, Among<'_>),
+    (request, ..): Asked<'_>,
+    (reading, among, but): (&Reading, Among<'_>, Option<WorkerSlot>),
     deadline: Instant,
-) -> Option<bool> {
-    let chat = Payload::from(Bytes::from(responses::short_chat(body).to_string()));
-    let chat = Members::of(&chat).await?;
+) -> Vec<(Arc<Upstream>, Teller)> {
+    let mut who = Vec::new();
     for (upstream, teller) in engines(app, reading, among, &[Teller::Vllm]) {
         let engine = Engine { upstream: &upstream, teller, request };
-        let told = within(deadline, engine.response_goes_on(given, &chat)).await;
-        if told.is_some() {
+        if Some(upstream.worker.slot) != but
+            && within(deadline, engine.version()).await >= Some(GOES_ON_SINCE)
+        {
+            who.push((upstream, teller));
+        }
+    }
+    who
+}
+
+/// Whether one of these engines goes on with the message that has been `given` of a response.
+pub(super) async fn response_goes_on(
+    (request, body, given): Asked<'_>,
+    who: &[(Arc<Upstream>, Teller)],
+    deadline: Instant,
+) -> Messages {
+    let chat = Payload::from(Bytes::from(responses::short_chat(body).to_string()));
+    let Some(chat) = Members::of(&chat).await else { return Messages::Untold };
+    for (upstream, teller) in who {
+        let engine = Engine { upstream, teller: *teller, request };
+        if let Some(told) = within(deadline, engine.response_goes_on(given, &chat)).await {
             return told;
         }
     }
-    None
+    Messages::Untold
 }
 
 /// A request, what it is made of, and what has been given in answer.
@@ -212,10 +231,10 @@ struct Version {
     version: String,
 }
 
-/// Whether a version is that one, or a later one.
-fn is_at_least(version: &str, (major, minor): (u32, u32)) -> bool {
-    let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
+/// The first two numbers of a version.
+fn numbers_of(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 /// Whether a chat ends with a text. Its first token may be another one there, behind what is before it.
@@ -308,14 +327,17 @@ impl Engine<'_> {
 
     /// The chat that this engine makes of `body`, which has these members: as many tokens as it counts.
     async fn as_chat(&self, body: &Arc<Value>, members: &Members) -> Option<Payload> {
-        let counted = members.with_others("", Others::Only(&messages::IN_COUNT));
-        let Counted { input_tokens } = self.ask_at(COUNT_TOKENS, counted).await?;
         let ways: &[bool] = if messages::has_instructions_within(body) { &[false, true] } else { &[false] };
+        let mut chats = Vec::new();
         for &merges_instructions in ways {
             let form = Form { teller: self.teller, merges_instructions };
             let body = Arc::clone(body);
             let chat = move || messages::as_chat(&body, form).map(|chat| chat.to_string());
-            let chat = Payload::from(Bytes::from(tokio::task::spawn_blocking(chat).await.ok()??));
+            chats.push(Payload::from(Bytes::from(tokio::task::spawn_blocking(chat).await.ok()??)));
+        }
+        let counted = members.with_others("", Others::Only(&messages::IN_COUNT));
+        let Counted { input_tokens } = self.ask_at(COUNT_TOKENS, counted).await?;
+        for chat in chats {
             let question = chat_question(self.teller, &Members::of(&chat).await?, None)?;
             let told = self.ask(question).await;
             if told.is_some_and(|told| told.tokens.len() == input_tokens) {
@@ -325,19 +347,24 @@ impl Engine<'_> {
         None
     }
 
-    /// Of vLLM: whether it goes on with a message in progress, and a template as that of `chat` with the message that has been `given`.
-    async fn response_goes_on(&self, given: &Given, chat: &Members) -> Option<bool> {
+    /// Its version, as far as that is compared.
+    async fn version(&self) -> Option<(u32, u32)> {
         let told = ask(&*self.upstream.transport, VERSION).await?;
         let Version { version } = serde_json::from_slice(&told).ok()?;
-        if !is_at_least(&version, GOES_ON_SINCE) {
-            return Some(false);
-        }
+        numbers_of(&version)
+    }
+
+    /// Whether a template as that of `chat` goes on with the message that has been `given`; `None` if so little of it has that nothing shows.
+    async fn response_goes_on(&self, given: &Given, chat: &Members) -> Option<Messages> {
         // What its models of this mark are asked is written by other code, which knows no message in progress.
         if self.ask(text_question(chat, HARMONY)).await?.tokens.len() == 1 {
-            return Some(false);
+            return Some(Messages::End);
         }
         if given.thought().is_none() {
-            return self.messages(given, chat).await.map(|(messages, _)| messages != Messages::End);
+            return self
+                .messages(given, chat)
+                .await
+                .and_then(|(messages, is_sure)| is_sure.then_some(messages));
         }
         let (marks, around) = self.marks(chat).await?;
         let asked = chat_question(self.teller, chat, None)?;
@@ -346,7 +373,8 @@ impl Engine<'_> {
         let (asked, told, text) =
             tokio::join!(self.ask(asked), self.ask(with_given), self.ask(text_question(chat, &text)));
         let in_tokens = InTokens { chat: &asked?, given: &text?.tokens, marks: Some(marks) };
-        Some(in_tokens.rest_in_messages(&told?, given, chat).is_some())
+        let goes_on = in_tokens.rest_in_messages(&told?, given, chat).is_some();
+        Some(if goes_on { Messages::GoOn } else { Messages::End })
     }
 
     async fn ask(&self, body: Payload) -> Option<Tokens> {
@@ -367,20 +395,18 @@ impl Engine<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_at_least, tokens_end_alike};
+    use super::{numbers_of, tokens_end_alike};
 
     #[test]
     fn versions_are_compared_by_their_numbers() {
-        for (version, is_one) in [
-            ("0.32.0", true),
-            ("0.32.1rc2.dev1+cpu", true),
-            ("0.100", true),
-            ("1.0", true),
-            ("0.31.9", false),
-            ("0", false),
-            ("dev", false),
+        for (version, numbers) in [
+            ("0.32.0", Some((0, 32))),
+            ("0.32.1rc2.dev1+cpu", Some((0, 32))),
+            ("1.100", Some((1, 100))),
+            ("0", None),
+            ("dev", None),
         ] {
-            assert_eq!(is_at_least(version, (0, 32)), is_one, "{version}");
+            assert_eq!(numbers_of(version), numbers, "{version}");
         }
     }
 

@@ -360,10 +360,9 @@ impl RelayStream {
             Some(continuing) => continuing.is_unfinished(rest),
             None => matches!(endpoint, Endpoint::Messages | Endpoint::Responses) && !bounds::is_last(rest),
         };
-        !self.is_over
-            && self.events.is_some()
-            && lacks_its_end
-            && recorder.worker().is_some_and(|worker| worker.says_ends(endpoint as u32))
+        let is_to_have_one = self.continuing.as_ref().is_some_and(|continuing| continuing.has_an_end())
+            || recorder.worker().is_some_and(|worker| worker.says_ends(endpoint as u32));
+        !self.is_over && self.events.is_some() && lacks_its_end && is_to_have_one
     }
 
     fn finish(&mut self) {
@@ -443,6 +442,11 @@ impl RelayStream {
                 // Its own words say more.
                 Some(said) => {
                     self.state = State::Flowing;
+                    // What follows is the end of something else, where the words were changed.
+                    if bounds::is_last(&said) {
+                        self.end(Outcome::Broken(&error));
+                        self.state = State::Ended;
+                    }
                     Some(Ok(Frame::data(said)))
                 }
                 None => Some(self.break_off(error)),

@@ -116,6 +116,23 @@ fn answers(seen: &Seen, counts: impl Fn(usize) -> usize) -> Vec<Act> {
         }
         "/v1/chat/completions" => {
             assert_eq!(body["messages"][0], json!({"role": "system", "content": "Be brief."}));
+            let given = body["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap();
+            if how == "again and again" || how == "again" && given == "Sky" {
+                // As vLLM and SGLang say that they have failed.
+                let word = " was";
+                let failed = json!({"error": {"message": "dead", "code": 500}});
+                let says = delta(&json!({"content": word})) + &format!("data: {failed}\n\ndata: [DONE]\n\n");
+                return vec![Act::Write([sse_head(), chunk(&says)].concat()), Act::Write(last_chunk())];
+            }
+            if how == "wrong" {
+                let wrong = json!({"error": {"message": "yours", "code": 400}});
+                let says = delta(&json!({"content": " is"})) + &format!("data: {wrong}\n\ndata: [DONE]\n\n");
+                return vec![Act::Write([sse_head(), chunk(&says)].concat()), Act::Write(last_chunk())];
+            }
+            if how == "no last word" {
+                let finish = choice(&json!({"delta": {"content": " is"}, "finish_reason": "stop"}));
+                return vec![Act::Write([sse_head(), chunk(&finish)].concat()), Act::Write(last_chunk())];
+            }
             let mut events = vec![
                 delta(&json!({"role": "assistant", "content": ""})),
                 delta(&json!({"content": " is"})),
@@ -126,6 +143,8 @@ fn answers(seen: &Seen, counts: impl Fn(usize) -> usize) -> Vec<Act> {
                 let call = |call: Value| delta(&json!({"tool_calls": [call]}));
                 events.push(call(json!({"index": 0, "id": "c1", "type": "function", "function": {"name": "Look", "arguments": ""}})));
                 events.push(call(json!({"index": 0, "function": {"arguments": "{\"at\":"}})));
+                // Some parsers let through what stands in between.
+                events.push(delta(&json!({"content": "\n"})));
                 events.push(call(json!({"index": 0, "function": {"arguments": "1}"}})));
                 finish["finish_reason"] = "tool_calls".into();
             }
@@ -159,6 +178,14 @@ fn answers(seen: &Seen, counts: impl Fn(usize) -> usize) -> Vec<Act> {
             if how == "last word" {
                 events.push(ends(0));
                 events.push(named(&json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}})));
+            }
+            if how.starts_with("failed") {
+                let failed = json!({"type": "error", "error": {"type": "internal_error", "message": "dead"}});
+                events.push(named(&failed) + &named(&json!({"type": "message_stop"})));
+                let all = events
+                    .iter()
+                    .fold(sse_head(), |all, event| all.into_iter().chain(chunk(event)).collect());
+                return vec![Act::Write(all), Act::Write(last_chunk())];
             }
             breaks(&events)
         }
@@ -260,7 +287,8 @@ async fn tools_that_are_called_in_the_rest_are_blocks_of_their_own() {
     let message = message(&events);
     let call =
         json!({"type": "tool_use", "id": "c1", "name": "Look", "input": {}, "partial_json": "{\"at\":1}"});
-    assert_eq!(message["blocks"], json!([{"type": "text", "text": "Sky is"}, call]));
+    let between = json!({"type": "text", "text": "\n"});
+    assert_eq!(message["blocks"], json!([{"type": "text", "text": "Sky is"}, call, between]));
     assert_eq!(message["end"]["why"]["stop_reason"], "tool_use");
 }
 
@@ -283,6 +311,65 @@ async fn a_thought_is_gone_on_with_and_the_answer_behind_it() {
     let (events, is_whole) = told(&router.post(MESSAGES, &question("thought", &measured)).await);
     assert!(!is_whole && events.last().unwrap()["type"] == "error", "{events:?}");
     assert!(told(&router.post(MESSAGES, &question("behind a thought", &measured)).await).1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_breaks_off_again_and_again() {
+    let mut mocks = Vec::new();
+    for _ in 0..3 {
+        mocks.push(MockWorker::start(&[MODEL], |seen| answers(seen, |count| count)).await);
+    }
+    let all = workers(&mocks.iter().collect::<Vec<_>>());
+    let router = Router::start(&[&all, "--retry-budget=off"]).await;
+    // Of one alone it would be supposed that it kills engines.
+    let mut clients = tokio::task::JoinSet::new();
+    let address = router.address;
+    for _ in 0..20 {
+        let body = question("again", &json!({}));
+        clients.spawn(async move { exchange(address, "POST", MESSAGES, &[], body.as_bytes()).await });
+    }
+    while let Some(reply) = clients.join_next().await {
+        let reply = reply.unwrap();
+        let (events, is_whole) = told(&reply);
+        assert!(is_whole, "{}", reply.text());
+        let message = message(&events);
+        assert_eq!(message["blocks"], json!([{"type": "text", "text": "Sky was is"}]));
+        assert_eq!(message["end"]["why"]["stop_reason"], "end_turn");
+    }
+    let reply = router.post(MESSAGES, &question("again and again", &json!({}))).await;
+    let (events, is_whole) = told(&reply);
+    let errors: Vec<&Value> = events.iter().filter(|event| event["type"] == "error").collect();
+    assert!(!is_whole && errors.len() == 1 && errors[0]["error"]["message"] == "dead", "{}", reply.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_says_in_their_words_that_it_has_failed_is_gone_on_from() {
+    let (mocks, router) = fleet(|count| count).await;
+    let reply = router.post(MESSAGES, &question("failed", &json!({}))).await;
+    let (events, is_whole) = told(&reply);
+    assert!(is_whole, "{reply:?}");
+    assert_eq!(message(&events)["blocks"], json!([{"type": "text", "text": "Sky is"}]));
+    assert_eq!(router.metric("router_errors_total{blame=\"worker\"}").await, 0.0);
+    let alone = Router::start(&[&workers(&[&mocks[0]])]).await;
+    for _ in 0..2 {
+        let reply = alone.post(MESSAGES, &question("failed", &json!({}))).await;
+        let (events, _) = told(&reply);
+        let errors: Vec<&Value> = events.iter().filter(|event| event["type"] == "error").collect();
+        assert_eq!(errors.len(), 1, "{reply:?}");
+        assert_eq!(errors[0]["error"]["message"], "dead");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rest_ends_as_its_chat_did() {
+    let (_mocks, router) = fleet(|count| count).await;
+    let reply = router.post(MESSAGES, &question("wrong", &json!({}))).await;
+    let (events, is_whole) = told(&reply);
+    assert!(!is_whole && events.last().unwrap()["error"]["message"] == "yours", "{reply:?}");
+    let reply = router.post(MESSAGES, &question("no last word", &json!({}))).await;
+    let (events, is_whole) = told(&reply);
+    assert!(is_whole, "{reply:?}");
+    assert_eq!(message(&events)["end"]["usage"], json!({"output_tokens": 4}));
 }
 
 #[tokio::test(flavor = "multi_thread")]

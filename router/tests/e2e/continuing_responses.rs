@@ -87,7 +87,7 @@ fn message(id: &str) -> Value {
 fn rest(how: &str, asked: &[Value]) -> Vec<Act> {
     let begun = &asked[asked.len() - 1];
     let has_thought = asked[asked.len() - 2]["type"] == "reasoning";
-    assert_eq!(begun["content"][0]["text"], "Sky");
+    assert_eq!(begun["content"][0]["text"], "Skies");
     assert_eq!(has_thought, how.contains("thought"));
     let mut events = Events::of("resp_b");
     let mut output = Vec::new();
@@ -143,7 +143,9 @@ fn answers(seen: &Seen, ends: bool) -> Vec<Act> {
         }
         RESPONSES => {
             let how = body["metadata"]["how"].as_str().unwrap();
-            if let Some(asked) = body["input"].as_array().filter(|items| items.len() > 1) {
+            let has_begun =
+                |items: &&Vec<Value>| items.last().is_some_and(|item| item["status"] == "in_progress");
+            if let Some(asked) = body["input"].as_array().filter(has_begun) {
                 return rest(how, asked);
             }
             let mut events = Events::of("resp_a");
@@ -158,10 +160,16 @@ fn answers(seen: &Seen, ends: bool) -> Vec<Act> {
             }
             if !how.contains("half") {
                 events.begin(index, &message("m_a"), "output_text");
-                events.pieces("response.output_text.delta", (index, "m_a"), "Sky");
+                let text = if how.contains("one letter") { "S" } else { "Skies" };
+                events.pieces("response.output_text.delta", (index, "m_a"), text);
             }
             if how.contains("over") {
-                events.end((index, "m_a"), "output_text", "Sky");
+                events.end((index, "m_a"), "output_text", "Skies");
+            }
+            if how.contains("failed") {
+                let error = json!({"code": "server_error", "message": "dead"});
+                events.put("response.failed", &json!({"response": {"id": "resp_a", "error": error}}));
+                return events.acts(Act::Write(last_chunk()));
             }
             events.acts(Act::Close)
         }
@@ -238,12 +246,13 @@ fn output(events: &[Value]) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_is_gone_on_with_and_its_client_sees_one() {
     for (how, texts) in [
-        ("text", &["Sky is"][..]),
-        ("text call", &["Sky is", ""]),
-        ("call", &["Sky", ""]),
-        ("nothing", &["Sky"]),
-        ("thought text", &["Hm", "Sky is"]),
-        ("thought call", &["Hm", "Sky", ""]),
+        ("text", &["Skies is"][..]),
+        ("text call", &["Skies is", ""]),
+        ("call", &["Skies", ""]),
+        ("nothing", &["Skies"]),
+        ("thought text", &["Hm", "Skies is"]),
+        ("thought call", &["Hm", "Skies", ""]),
+        ("failed text", &["Skies is"]),
     ] {
         let (mocks, router) = fleet("").await;
         let reply = router.post(RESPONSES, &question(how, &json!({}))).await;
@@ -256,7 +265,7 @@ async fn a_response_is_gone_on_with_and_its_client_sees_one() {
         let response = &events.last().unwrap()["response"];
         let named = json!([response["id"], response["created_at"], response["max_output_tokens"]]);
         assert_eq!(named, json!(["resp_a", 6, 10]), "{how}");
-        let given = if how.contains("thought") { 6 } else { 3 };
+        let given = if how.contains("thought") { 8 } else { 5 };
         assert_eq!(response["usage"]["input_tokens"], 20 - given, "{how}");
         assert_eq!(
             (&response["usage"]["output_tokens"], &response["usage"]["total_tokens"]),
@@ -292,10 +301,37 @@ async fn what_nobody_else_could_go_on_with_ends_with_an_error() {
         ("", "text", json!({"include": ["message.output_text.logprobs"]})),
         ("", "text", json!({"max_output_tokens": 3})),
         ("", "half a thought", json!({})),
+        ("", "one letter of a text", json!({})),
+        (
+            "",
+            "text",
+            json!({"input": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "The"}]}),
+        ),
+        (
+            "",
+            "text",
+            json!({"input": [{"role": "user", "content": "Why?"}, {"type": "function_call", "name": "look"}]}),
+        ),
         ("", "text that is over", json!({})),
     ] {
         let (_mocks, router) = fleet(name).await;
         let (events, is_whole) = told(&router.post(RESPONSES, &question(how, &extra)).await);
         assert!(!is_whole && events.last().unwrap()["type"] == "error", "{name} {how} {extra}: {events:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_engines_of_two_versions_the_later_goes_on() {
+    let start = |models| MockWorker::start(models, |seen| answers(seen, false));
+    let [old, new] = [start(&[MODEL, "vllm-old"][..]).await, start(&[MODEL]).await];
+    for _ in 0..4 {
+        let router = Router::start(&[&workers(&[&old, &new])]).await;
+        let reply = router.post(RESPONSES, &question("text", &json!({}))).await;
+        let (events, is_whole) = told(&reply);
+        assert_eq!(is_whole, reply.header("x-router-worker") == "w0", "{events:?}");
+    }
+    let asked_for_the_rest = |mock: &MockWorker| {
+        mock.seen().iter().filter(|seen| find(&seen.body, b"in_progress").is_some()).count()
+    };
+    assert_eq!(asked_for_the_rest(&old), 0);
 }

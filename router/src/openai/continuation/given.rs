@@ -207,13 +207,16 @@ impl Given {
     /// Takes note of whole events that are about to go to the client. Returns how many bytes are more of the answer: all of them, unless the
     /// engine says in place of the rest that it has failed.
     pub fn hear(&mut self, events: &[u8]) -> usize {
-        let mut at = 0;
+        let (mut at, mut event) = (0, 0);
         while self.state != State::Lost && at < events.len() {
             let end = memchr(b'\n', &events[at..]).map_or(events.len(), |length| at + length + 1);
-            if self.line(events[at..end].trim_ascii_end()) == Some(EngineFailed) {
-                return at;
+            let line = events[at..end].trim_ascii_end();
+            if self.line(line) == Some(EngineFailed) {
+                // With its name, where events have names.
+                return event;
             }
             at = end;
+            event = if line.is_empty() { end } else { event };
         }
         events.len()
     }

@@ -16,6 +16,8 @@ pub struct Answer {
     /// How many blocks have begun, and which of them goes on.
     index: u64,
     open: Option<Kind>,
+    /// Text that came while a call was open, which is a block behind it.
+    behind_call: String,
     /// Whose answers are signed behind a thought, though nobody can check that.
     signs: bool,
     stop_sequences: Vec<String>,
@@ -47,7 +49,14 @@ impl Answer {
         let open = open.map(|part| if part == Part::Thought { Kind::Thought } else { Kind::Text });
         let index = if open.is_some() { begun - 1 } else { begun };
         let signs = teller == Teller::Vllm;
-        Self { index, open, signs, stop_sequences, finish: None, usage: None, is_over: false }
+        let behind_call = String::new();
+        Self { index, open, behind_call, signs, stop_sequences, finish: None, usage: None, is_over: false }
+    }
+
+    /// Whether all of it has been told.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_over
     }
 
     /// Whole events of the chat, in Anthropic's words.
@@ -68,21 +77,23 @@ impl Answer {
         out.into()
     }
 
-    /// What is still to be said where the chat is whole but for the word for that.
+    /// What is still to be said where the chat is whole but for the word for that, of so many tokens as far as is known.
     #[must_use]
-    pub fn rest(&mut self) -> Bytes {
+    pub fn rest(&mut self, tokens: usize) -> Bytes {
+        self.usage.get_or_insert_with(|| json!({"completion_tokens": tokens}));
         let mut out = String::new();
         self.end(&mut out);
         out.into()
     }
 
     fn event(&mut self, event: &Value, out: &mut String) {
+        if event["error"].is_object() {
+            // Nobody goes on with what the engine takes for the client's mistake.
+            self.is_over = true;
+            *out += &String::from_utf8_lossy(&failure(format!("data: {event}").as_bytes()));
+        }
         if event["usage"].is_object() {
             self.usage = Some(event["usage"].clone());
-        }
-        if event["error"].is_object() {
-            let message = event["error"]["message"].as_str().unwrap_or("the engine has failed");
-            put(out, &json!({"type": "error", "error": {"type": "api_error", "message": message}}));
         }
         let choice = &event["choices"][0];
         let delta = &choice["delta"];
@@ -92,8 +103,7 @@ impl Answer {
             self.piece(&json!({"type": "thinking_delta", "thinking": thought}), out);
         }
         if let Some(text) = text(&delta["content"]) {
-            self.begin(Kind::Text, || json!({"type": "text", "text": ""}), out);
-            self.piece(&json!({"type": "text_delta", "text": text}), out);
+            self.text(text, out);
         }
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
             self.call(call, out);
@@ -103,6 +113,15 @@ impl Answer {
             let sequence = by.filter(|by| self.stop_sequences.iter().any(|sequence| sequence == by));
             self.finish = Some(Finish { reason: reason.into(), sequence: sequence.map(str::to_owned) });
         }
+    }
+
+    fn text(&mut self, text: &str, out: &mut String) {
+        if self.open == Some(Kind::Call) {
+            self.behind_call += text;
+            return;
+        }
+        self.begin(Kind::Text, || json!({"type": "text", "text": ""}), out);
+        self.piece(&json!({"type": "text_delta", "text": text}), out);
     }
 
     /// A piece of a call, the first of which names it.
@@ -141,6 +160,11 @@ impl Answer {
         }
         put(out, &json!({"type": "content_block_stop", "index": self.index}));
         self.index += 1;
+        if !self.behind_call.is_empty() {
+            let text = std::mem::take(&mut self.behind_call);
+            self.text(&text, out);
+            self.end_block(out);
+        }
     }
 
     fn end(&mut self, out: &mut String) {
@@ -174,16 +198,28 @@ fn text(value: &Value) -> Option<&str> {
 
 /// Anthropic counts what came from the cache apart.
 fn usage(told: &Value) -> Value {
-    let prompt = told["prompt_tokens"].as_u64().unwrap_or_default();
     let cached = told["prompt_tokens_details"]["cached_tokens"].as_u64();
-    let mut usage = json!({
-        "input_tokens": prompt.saturating_sub(cached.unwrap_or_default()),
-        "output_tokens": told["completion_tokens"].as_u64().unwrap_or_default(),
-    });
+    let mut usage = json!({"output_tokens": told["completion_tokens"].as_u64().unwrap_or_default()});
+    if let Some(prompt) = told["prompt_tokens"].as_u64() {
+        usage["input_tokens"] = prompt.saturating_sub(cached.unwrap_or_default()).into();
+    }
     if let Some(cached) = cached {
         usage["cache_read_input_tokens"] = cached.into();
     }
     usage
+}
+
+/// What an engine says of its failure in the events of a chat, in Anthropic's words. Nothing of the answer: another one may go on with that.
+#[must_use]
+pub fn failure(events: &[u8]) -> Bytes {
+    let mut told = events.split(|byte| *byte == b'\n').filter_map(|line| {
+        let event: Value = serde_json::from_slice(line.strip_prefix(b"data:")?).ok()?;
+        event["error"]["message"].as_str().map(str::to_owned)
+    });
+    let message = told.next().unwrap_or_else(|| "the engine has failed".to_owned());
+    let mut out = String::new();
+    put(&mut out, &json!({"type": "error", "error": {"type": "api_error", "message": message}}));
+    out.into()
 }
 
 /// The last word, where all but that has been said.

@@ -28,7 +28,7 @@ impl Blocks {
     /// Takes note of what one does.
     pub(in super::super) fn note(&mut self, block: Block) {
         match block {
-            Block::Begins(index, part) => (self.begun, self.open) = (index + 1, Some(part)),
+            Block::Begins(index, part) => (self.begun, self.open) = (index.saturating_add(1), Some(part)),
             Block::Ends => self.open = None,
         }
     }

@@ -292,6 +292,8 @@ fn effort(body: &Value, form: Form, chat: &mut Map<String, Value>) -> Option<()>
             // A format has to be kept to from the first token.
             config.iter().all(|(name, value)| name == "effort" || value.is_null()).then_some(())?;
             if let Some(effort) = config.get("effort").and_then(Value::as_str) {
+                // SGLang takes an effort in a chat for a wish to think, and in a message not: templates may open a thought in as many tokens as they close one.
+                (form.teller == Teller::Vllm || !body["thinking"].is_null()).then_some(())?;
                 let most = form.teller == Teller::Sglang && effort == "xhigh";
                 chat.insert("reasoning_effort".into(), if most { "max" } else { effort }.into());
             }

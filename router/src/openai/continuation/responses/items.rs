@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::super::event::{Piece, Said, ThoughtNames, is_nothing, is_the_engines, unquoted};
+use super::super::event::{Piece, Said, ThoughtNames, is_nothing, unquoted};
 
 /// A response so far: at most a thought that is over, and a message that is not.
 #[derive(Clone, Default, Debug)]
@@ -11,8 +11,8 @@ pub(in super::super) struct Items {
     /// Its name and its time, as JSON.
     pub(in super::super) id: Option<Box<str>>,
     pub(in super::super) created_at: Option<Box<str>>,
-    /// The number of its next event.
-    pub(in super::super) next_event: u64,
+    /// The number of its next event, if they have numbers.
+    pub(in super::super) next_event: Option<u64>,
     /// The thought as an item, as JSON, once it is over.
     pub(in super::super) thought: Option<Box<str>>,
     /// The message, once it has begun.
@@ -32,8 +32,7 @@ pub(in super::super) struct Place {
 struct Wire<'a> {
     #[serde(rename = "type")]
     kind: &'a str,
-    #[serde(default)]
-    sequence_number: u64,
+    sequence_number: Option<u64>,
     #[serde(default)]
     output_index: u64,
     #[serde(default)]
@@ -48,6 +47,8 @@ struct Wire<'a> {
     response: Option<Response<'a>>,
     #[serde(borrow)]
     code: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -56,6 +57,8 @@ struct Response<'a> {
     id: Option<&'a RawValue>,
     #[serde(borrow)]
     created_at: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -63,6 +66,26 @@ struct Item<'a> {
     #[serde(rename = "type")]
     kind: &'a str,
     id: Option<Box<str>>,
+}
+
+impl Wire<'_> {
+    /// Of an error: whether the request is to blame for it.
+    fn is_the_clients(&self) -> bool {
+        #[derive(Deserialize)]
+        struct Wire<'a> {
+            #[serde(borrow)]
+            code: Option<&'a RawValue>,
+        }
+        let of_response = self.response.as_ref().and_then(|response| response.error);
+        let code = self.code.or_else(|| {
+            let error: Wire<'_> = serde_json::from_str(self.error.or(of_response)?.get()).ok()?;
+            error.code
+        });
+        code.is_some_and(|code| {
+            let code = code.get().trim_matches('"');
+            code.starts_with("invalid") || matches!(code.parse(), Ok(400..500_u16))
+        })
+    }
 }
 
 impl Items {
@@ -73,7 +96,10 @@ impl Items {
             return Some(Said::Nothing);
         }
         let wire: Wire<'a> = serde_json::from_slice(line.strip_prefix(b"data:")?).ok()?;
-        self.next_event = wire.sequence_number + 1;
+        if matches!(wire.kind, "error" | "response.failed") {
+            return (!wire.is_the_clients()).then_some(Said::Error);
+        }
+        self.next_event = wire.sequence_number.map(|number| number.saturating_add(1)).or(self.next_event);
         let mut piece = Piece::nothing(line);
         let text = |delta: Option<&'a RawValue>| unquoted(delta?);
         // A message has one text.
@@ -106,10 +132,6 @@ impl Items {
                 self.thought = Some(wire.item?.get().into());
             }
             "response.completed" | "response.incomplete" => return Some(Said::Done),
-            "error" | "response.failed" => {
-                let is_engines = wire.code.is_none_or(is_the_engines);
-                return is_engines.then_some(Said::Error);
-            }
             // Behind a text that is over nobody knows what comes.
             _ => return None,
         }

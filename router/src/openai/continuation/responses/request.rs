@@ -80,6 +80,17 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Payload> {
     if !given.can_go_on() || !body.all(is_kept) || !is_text || !includes {
         return None;
     }
+    // What the client has begun itself, or a call, would be one turn with what was given.
+    let ends_with_the_models = body.parsed("input").is_none_or(|input: Value| {
+        let last = input.as_array().and_then(|items| items.last());
+        last.is_some_and(|item| {
+            let kind = item["type"].as_str().unwrap_or("message");
+            item["role"] == "assistant" || kind == "reasoning" || kind.ends_with("_call")
+        })
+    });
+    if ends_with_the_models {
+        return None;
+    }
     let items = given.items()?;
     let place = items.message.as_ref().filter(|_| !given.text().is_empty())?;
     // A thought that is not over is in no item yet.

@@ -195,9 +195,11 @@ impl Rest {
     }
 
     fn put(&mut self, mut event: Value, out: &mut Vec<u8>) {
-        if event["sequence_number"].is_u64() {
-            event["sequence_number"] = self.items.next_event.into();
-            self.items.next_event += 1;
+        if let Some(number) = &mut self.items.next_event
+            && event["sequence_number"].is_u64()
+        {
+            event["sequence_number"] = (*number).into();
+            *number = number.saturating_add(1);
         }
         let name = event["type"].as_str().unwrap_or_default();
         out.extend_from_slice(format!("event: {name}\ndata: {event}\n\n").as_bytes());
