@@ -1,7 +1,7 @@
 //! Of which models it is known whether an engine goes on with a message that has begun.
 //!
 //! Nearly all do: their templates are cut off behind the message's text. Some models have renderers of their own in vLLM (`DeepSeek` V3.2 and V4), which write the turn's end behind it
-//! whatever they are told. Knows nothing of how that is found out, and forgets: another engine may serve the model tomorrow.
+//! whatever they are told. Of responses that is another question (vLLM writes their chats, with thoughts and without), and kept under a name of its own. Knows nothing of how that is found out, and forgets: another engine may serve the model tomorrow.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -259,28 +259,31 @@ impl Continuing {
     }
 
     /// Makes a chat of a request in Anthropic's words, if an engine says that it is that chat.
-    async fn ask_as_chat(&mut self, members: &Members, record: &Record) -> Option<Whole> {
+    async fn ask_as_chat(&mut self, members: &Members, record: &Record) -> Option<Members> {
         let Self { app, request, retries, given, times, .. } = &*self;
         let asked = (request, members, given);
         let among = (&record.reading, retries.among(), record.slot());
         let told = in_tokens::as_chat(app, asked, among, times.1).await?;
-        let others = self.who_is_not_of(&[told.teller.owner()]);
         self.as_messages = Some(Answer::after(&self.given, told.teller, told.stop_sequences));
         self.given.goes_on_as(Kind::Chat);
         (self.request.path, self.request.body) = (CHAT, told.body);
-        Some(Whole { members: Members::of(&self.request.body).await?, has_come: false, others })
+        Members::of(&self.request.body).await
     }
 
     /// What is gone on with; `None` if it cannot be.
     async fn whole(&mut self, record: &Record) -> Option<Whole> {
-        let members = Members::of(&self.request.body).await?;
+        let mut members = Members::of(&self.request.body).await?;
         if self.given.is_whole() && asks_for_one(&members) {
             return Some(Whole { members, has_come: true, others: Vec::new() });
         }
-        let others = match self.given.kind() {
-            Kind::Messages => return self.ask_as_chat(&members, record).await,
-            Kind::Responses => self.who_cannot_respond(&members, record).await?,
-            Kind::Chat | Kind::Completions => Vec::new(),
+        if self.given.kind() == Kind::Messages {
+            members = self.ask_as_chat(&members, record).await?;
+        }
+        let others = match &self.as_messages {
+            // Others make another chat of it.
+            Some(answer) => self.who_is_not_of(&[answer.teller().owner()]),
+            None if self.given.kind() == Kind::Responses => self.who_cannot_respond(&members, record).await?,
+            None => Vec::new(),
         };
         Some(Whole { members, has_come: false, others })
     }

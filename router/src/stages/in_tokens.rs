@@ -1,4 +1,5 @@
-//! Asks an engine for the tokens in which the rest of a chat's answer can be asked for, and whether a chat is what a request in Anthropic's words asks.
+//! Asks engines what has to be known before the rest of an answer is asked for: the tokens of a chat, whether a template goes on with a message, whether a chat is
+//! what a request in Anthropic's words asks, and who knows a response's message in progress.
 //!
 //! What they say is [`tokens`](crate::openai::continuation::tokens)'; here is who is asked, and for how long. Used by
 //! [`continuing`](super::continuing).
@@ -267,10 +268,10 @@ impl Engine<'_> {
             None => (None, MARKS[0]),
         };
         let chat = self.ask(chat_question(self.teller, body, None)?);
-        if self.teller == Teller::Sglang && self.answers_stand_alone().await == Some(false) {
-            return None;
-        }
         if self.teller == Teller::Sglang {
+            if self.answers_stand_alone().await == Some(false) {
+                return None;
+            }
             let (body, seam) = rest_behind_the_opening(&chat.await?, given, (marks, around), body)?;
             return Some((self.request.path.clone(), body, seam));
         }

@@ -71,6 +71,24 @@ pub(crate) async fn pair(model: &'static [&'static str], first: Vec<Act>, rest: 
     ]
 }
 
+/// Requests that stay at these workers, three at each, as long as they are held: of a request that is alone at workers that die it is supposed that it kills
+/// them. Their body is one that the mocks do not answer, and the router takes workers in turn.
+pub(crate) async fn others(
+    router: &Router,
+    mocks: &[MockWorker],
+    (path, body): (&'static str, String),
+) -> tokio::task::JoinSet<()> {
+    let mut others = tokio::task::JoinSet::new();
+    let (address, count) = (router.address, 3 * mocks.len());
+    for _ in 0..count {
+        let body = body.clone();
+        others.spawn(async move { drop(exchange(address, "POST", path, &[], body.as_bytes()).await) });
+    }
+    let come = || mocks.iter().map(|mock| mock.seen().len()).sum::<usize>();
+    until("others are there", || async { come() == count }).await;
+    others
+}
+
 fn seen(mocks: &[MockWorker; 2]) -> Vec<Value> {
     let all = mocks.iter().flat_map(MockWorker::seen);
     all.map(|request| serde_json::from_slice(&request.body).unwrap()).collect()

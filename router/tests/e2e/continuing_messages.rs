@@ -2,8 +2,12 @@
 //!
 //! The mocks play an engine whose tokens are characters, but for the marks around a thought.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::continuing::others;
 use crate::harness::*;
 
 const MESSAGES: &str = "/v1/messages";
@@ -154,6 +158,7 @@ fn answers(seen: &Seen, counts: impl Fn(usize) -> usize) -> Vec<Act> {
             events.push(choice(&finish));
             whole(&events, (tokens(&chat(&body)).len(), 2, 8))
         }
+        MESSAGES if how == "held" => vec![Act::Wait(Arc::new(Notify::new()))],
         MESSAGES => {
             let text = json!({"type": "text", "text": ""});
             let thought = json!({"type": "thinking", "thinking": ""});
@@ -320,22 +325,14 @@ async fn it_breaks_off_again_and_again() {
         mocks.push(MockWorker::start(&[MODEL], |seen| answers(seen, |count| count)).await);
     }
     let all = workers(&mocks.iter().collect::<Vec<_>>());
-    let router = Router::start(&[&all, "--retry-budget=off"]).await;
-    // Of one alone it would be supposed that it kills engines.
-    let mut clients = tokio::task::JoinSet::new();
-    let address = router.address;
-    for _ in 0..20 {
-        let body = question("again", &json!({}));
-        clients.spawn(async move { exchange(address, "POST", MESSAGES, &[], body.as_bytes()).await });
-    }
-    while let Some(reply) = clients.join_next().await {
-        let reply = reply.unwrap();
-        let (events, is_whole) = told(&reply);
-        assert!(is_whole, "{}", reply.text());
-        let message = message(&events);
-        assert_eq!(message["blocks"], json!([{"type": "text", "text": "Sky was is"}]));
-        assert_eq!(message["end"]["why"]["stop_reason"], "end_turn");
-    }
+    let router = Router::start(&[&all, "--retry-budget=off", "--policy=round_robin"]).await;
+    let _others = others(&router, &mocks, (MESSAGES, question("held", &json!({})))).await;
+    let reply = router.post(MESSAGES, &question("again", &json!({}))).await;
+    let (events, is_whole) = told(&reply);
+    assert!(is_whole, "{}", reply.text());
+    let message = message(&events);
+    assert_eq!(message["blocks"], json!([{"type": "text", "text": "Sky was is"}]));
+    assert_eq!(message["end"]["why"]["stop_reason"], "end_turn");
     let reply = router.post(MESSAGES, &question("again and again", &json!({}))).await;
     let (events, is_whole) = told(&reply);
     let errors: Vec<&Value> = events.iter().filter(|event| event["type"] == "error").collect();

@@ -2,8 +2,12 @@
 //!
 //! The mocks play an engine whose tokens are characters, but for marks.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::continuing::others;
 use crate::harness::*;
 
 const RESPONSES: &str = "/v1/responses";
@@ -83,13 +87,25 @@ fn message(id: &str) -> Value {
     json!({"type": "message", "id": id, "role": "assistant", "status": "in_progress", "content": []})
 }
 
+fn has_begun_once(begun: &Value) -> bool {
+    begun["content"][0]["text"] == "Skies"
+}
+
 /// What is asked for the rest is told so.
 fn rest(how: &str, asked: &[Value]) -> Vec<Act> {
     let begun = &asked[asked.len() - 1];
     let has_thought = asked[asked.len() - 2]["type"] == "reasoning";
-    assert_eq!(begun["content"][0]["text"], "Skies");
+    let text = begun["content"][0]["text"].as_str().unwrap();
+    assert!(has_begun_once(begun) || how.contains("again") && text == "Skies was", "{begun}");
     assert_eq!(has_thought, how.contains("thought"));
     let mut events = Events::of("resp_b");
+    if how.contains("again") && has_begun_once(begun) {
+        events.begin(0, &message("m_b"), "output_text");
+        events.pieces("response.output_text.delta", (0, "m_b"), " was");
+        let error = json!({"code": "server_error", "message": "dead"});
+        events.put("response.failed", &json!({"response": {"id": "resp_b", "error": error}}));
+        return events.acts(Act::Write(last_chunk()));
+    }
     let mut output = Vec::new();
     if how.contains("text") {
         events.begin(0, &message("m_b"), "output_text");
@@ -143,6 +159,9 @@ fn answers(seen: &Seen, ends: bool) -> Vec<Act> {
         }
         RESPONSES => {
             let how = body["metadata"]["how"].as_str().unwrap();
+            if how == "held" {
+                return vec![Act::Wait(Arc::new(Notify::new()))];
+            }
             let has_begun =
                 |items: &&Vec<Value>| items.last().is_some_and(|item| item["status"] == "in_progress");
             if let Some(asked) = body["input"].as_array().filter(has_begun) {
@@ -334,4 +353,19 @@ async fn of_engines_of_two_versions_the_later_goes_on() {
         mock.seen().iter().filter(|seen| find(&seen.body, b"in_progress").is_some()).count()
     };
     assert_eq!(asked_for_the_rest(&old), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_breaks_off_again() {
+    let mut mocks = Vec::new();
+    for _ in 0..3 {
+        mocks.push(MockWorker::start(&[MODEL], |seen| answers(seen, false)).await);
+    }
+    let all = workers(&mocks.iter().collect::<Vec<_>>());
+    let router = Router::start(&[&all, "--retry-budget=off", "--policy=round_robin"]).await;
+    let _others = others(&router, &mocks, (RESPONSES, question("held", &json!({})))).await;
+    let reply = router.post(RESPONSES, &question("text again", &json!({}))).await;
+    let (events, is_whole) = told(&reply);
+    assert!(is_whole, "{}", reply.text());
+    assert_eq!(output(&events)[0]["content"][0]["text"], "Skies was is");
 }

@@ -68,6 +68,14 @@ const HARMLESS: &[(&str, &[&str])] = &[
     ("response_format", &["{\"type\":\"text\"}", "{\"type\": \"text\"}"]),
 ];
 
+/// Whether a member might as well not be there, by this list of such values.
+pub(super) fn changes_nothing(harmless: &[(&str, &[&str])], (name, value): (&str, &[u8])) -> bool {
+    let is_it = |(other, values): &(&str, &[&str])| {
+        *other == name && values.iter().any(|harmless| harmless.as_bytes() == value)
+    };
+    value == b"null" || harmless.iter().any(is_it)
+}
+
 /// Whether a request asks for one answer, so that nothing is left of it once that has ended.
 #[must_use]
 pub fn asks_for_one(body: &Members) -> bool {
@@ -89,10 +97,7 @@ pub fn rest_of(given: &Given, body: &Members) -> Option<Rest> {
         Kind::Responses => return responses::rest_of(given, body).map(Rest::Body),
     };
     let is_kept = |name: &str, value: &[u8]| {
-        let means_nothing = |(other, values): &(&str, &[&str])| {
-            *other == name && values.iter().any(|harmless| harmless.as_bytes() == value)
-        };
-        name == prompt || KEPT.contains(&name) || value == b"null" || HARMLESS.iter().any(means_nothing)
+        name == prompt || KEPT.contains(&name) || changes_nothing(HARMLESS, (name, value))
     };
     if !given.can_go_on() || !body.all(is_kept) {
         return None;

@@ -18,8 +18,8 @@ pub struct Answer {
     open: Option<Kind>,
     /// Text that came while a call was open, which is a block behind it.
     behind_call: String,
-    /// Whose answers are signed behind a thought, though nobody can check that.
-    signs: bool,
+    /// Whose engines go on.
+    teller: Teller,
     stop_sequences: Vec<String>,
     finish: Option<Finish>,
     usage: Option<Value>,
@@ -48,9 +48,14 @@ impl Answer {
         let Blocks { begun, open } = given.blocks();
         let open = open.map(|part| if part == Part::Thought { Kind::Thought } else { Kind::Text });
         let index = if open.is_some() { begun - 1 } else { begun };
-        let signs = teller == Teller::Vllm;
         let behind_call = String::new();
-        Self { index, open, behind_call, signs, stop_sequences, finish: None, usage: None, is_over: false }
+        Self { index, open, behind_call, teller, stop_sequences, finish: None, usage: None, is_over: false }
+    }
+
+    /// Whose engines make this chat of the message.
+    #[must_use]
+    pub fn teller(&self) -> Teller {
+        self.teller
     }
 
     /// Whether all of it has been told.
@@ -154,7 +159,8 @@ impl Answer {
 
     fn end_block(&mut self, out: &mut String) {
         let Some(kind) = self.open.take() else { return };
-        if kind == Kind::Thought && self.signs {
+        // vLLM signs thoughts, though nobody can check that.
+        if kind == Kind::Thought && self.teller == Teller::Vllm {
             let signature = format!("{:032x}", rand::random::<u128>());
             self.piece(&json!({"type": "signature_delta", "signature": signature}), out);
         }

@@ -4,7 +4,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::super::given::Given;
-use super::super::request::left;
+use super::super::request::{changes_nothing, left};
 use crate::openai::members::{Members, Others};
 use crate::payload::Payload;
 
@@ -44,9 +44,8 @@ const KEPT: [&str; 31] = [
 ];
 
 /// Others, where they change nothing.
-const HARMLESS: [(&str, &[&str]); 9] = [
+const HARMLESS: [(&str, &[&str]); 8] = [
     ("background", &["false"]),
-    ("include", &["[]"]),
     ("include_reasoning", &["true"]),
     ("tool_choice", &["\"auto\"", "\"none\""]),
     ("truncation", &["\"disabled\""]),
@@ -63,19 +62,15 @@ const LIMIT: &str = "max_output_tokens";
 #[must_use]
 pub fn rest_of(given: &Given, body: &Members) -> Option<Payload> {
     let is_kept = |name: &str, value: &[u8]| {
-        let means_nothing = |(other, values): &(&str, &[&str])| {
-            *other == name && values.iter().any(|harmless| harmless.as_bytes() == value)
-        };
         let is_looked_at = ["text", "include"].contains(&name);
-        KEPT.contains(&name) || is_looked_at || value == b"null" || HARMLESS.iter().any(means_nothing)
+        KEPT.contains(&name) || is_looked_at || changes_nothing(&HARMLESS, (name, value))
     };
-    let is_text = body
-        .parsed("text")
-        .is_none_or(|text: Value| text["format"].is_null() || text["format"]["type"] == "text");
+    let is_absent_or =
+        |name: &str, is_it: fn(Value) -> bool| !body.has(name) || body.parsed(name).is_some_and(is_it);
+    let is_text = is_absent_or("text", |text| text["format"].is_null() || text["format"]["type"] == "text");
     // Agents ask for what no engine has to give.
-    let includes = body.parsed("include").is_none_or(|what: Value| {
-        what.is_null()
-            || what.as_array().is_some_and(|all| all.iter().all(|one| one == "reasoning.encrypted_content"))
+    let includes = is_absent_or("include", |what| {
+        what.as_array().is_some_and(|all| all.iter().all(|one| one == "reasoning.encrypted_content"))
     });
     if !given.can_go_on() || !body.all(is_kept) || !is_text || !includes {
         return None;

@@ -73,10 +73,12 @@ impl Rest {
         let index = event["output_index"].as_u64();
         match &*kind {
             "response.created" | "response.queued" | "response.in_progress" => return,
-            "response.completed" | "response.incomplete" | "response.failed" => {
+            "response.completed" | "response.incomplete" => {
                 self.end_message(out);
                 self.response(&mut event["response"]);
             }
+            // Another engine may go on with the message.
+            "response.failed" => self.response(&mut event["response"]),
             "response.output_item.added"
                 if self.message == Message::Waits
                     && index == Some(0)
