@@ -48,6 +48,9 @@ def responses(url):
 
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
     asked = {"model": "tiny", "input": TEXT, "instructions": "Be brief.", "max_output_tokens": TOKENS, "temperature": 0, "reasoning": {"effort": "none"}}
+    # With its first event the client builds what it reads events by, for seconds, in which nothing else of this process runs.
+    with client.responses.stream(**asked | {"max_output_tokens": 1}) as stream:
+        stream.until_done()
     with client.responses.stream(**asked) as stream:
         yield stream._response.headers["x-router-worker"]
         yield from (event.delta for event in stream if event.type == "response.output_text.delta")
