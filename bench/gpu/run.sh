@@ -18,6 +18,7 @@ out=${OUT:-.}
 PATH=$PATH:/usr/local/cuda/bin
 part_seconds=${PART_SECONDS:-470}
 one_seconds=${ONE_SECONDS:-90} # of one test or rate
+at_once=${AT_ONCE:-$(($(nproc) < 8 ? $(nproc) : 8))} # tests; what is timed has the GPU for itself
 
 # What runs on a GPU; the other tests are of the host's side. In this order, with the worker's behind the first three: what tells most comes first, in
 # case that the time does not suffice.
@@ -128,7 +129,8 @@ begin() {
         [ -x "$carried/$program" ] || refuse "there is no $carried/$program; run bench/gpu/run.sh build where Rust is, and carry $carried"
     done
     mkdir -p "$out"
-    log=$(mktemp) libraries=$(library_path)
+    scratch=$(mktemp -d) libraries=$(library_path)
+    log=$scratch/log
     describe
     header+=${2:-}
     : >"$out/$part.log"
@@ -137,7 +139,7 @@ begin() {
 
 finish() {
     write_json true
-    rm -f "$log"
+    rm -r "$scratch"
     echo "$part: ${#results[@]} results, $failures failed; see $out/$part.json and $out/$part.log"
     [ $failures = 0 ] || exit 1
 }
@@ -153,16 +155,23 @@ sanitize() {
 }
 
 run_tests() {
-    local what=$1 under=$2 seed=$((RANDOM * 32768 + RANDOM)) test names
+    local what=$1 under=$2 seed=$((RANDOM * 32768 + RANDOM)) test first names
     shift 2
     begin "$what" ", \"seed\": $seed"
     names=$({ tests_of "${on_a_gpu[@]:0:3}" && printf '%s\n' "${answers[@]}" && tests_of "${on_a_gpu[@]:3}"; } |
         grep -F -- "$(chosen "$@")") || refuse "no test is called ${*:-so}"
-    for test in $names; do
-        run_test "$test" $under
-        # A test that the program does not know passes as none.
-        [ "$verdict" != ok ] || grep -q '^test result: ok. 1 passed' "$log" || verdict="failed: it was not run"
-        note "\"test\": \"$test\"" "$test"
+    names=($names)
+    for ((first = 0; first < ${#names[@]}; first += at_once)); do
+        for test in "${names[@]:first:at_once}"; do
+            (log=$scratch/$test && run_test "$test" $under && echo "$verdict" >"$log.verdict") &
+        done
+        wait
+        for test in "${names[@]:first:at_once}"; do
+            log=$scratch/$test verdict=$(<"$scratch/$test.verdict")
+            # A test that the program does not know passes as none.
+            [ "$verdict" != ok ] || grep -q '^test result: ok. 1 passed' "$log" || verdict="failed: it was not run"
+            note "\"test\": \"$test\"" "$test"
+        done
     done
     finish
 }
