@@ -25,7 +25,7 @@ def rows(results):
     for result in results:
         rates.setdefault(result["what"] if result["name"] == "pytorch" and "what" in result else result["name"], result)
     rate = lambda name, unit: rates.get(name, {}).get(unit)
-    copy = rate("copy", "gbytes_per_second")
+    copy = ceiling(results)
     for name, part in BY_COPY.items():
         yield against(f"{name}, of the copy's {show(copy)} GB/s", ratio(rate(name, "gbytes_per_second"), copy), part)
     for name, length in PREFILL.items():
@@ -42,11 +42,20 @@ def rows(results):
 
 def sampling(results):
     """A line for each rate of `sample`, for which there is no goal: its time, beside the least that a step of decoding takes."""
-    copy = next((result.get("gbytes_per_second") for result in results if result["name"] == "copy"), None)
+    copy = ceiling(results)
     for result in results:
         if result["name"] == "sample" and "microseconds" in result:
             part = ratio(result["microseconds"], WEIGHTS_GBYTES / copy * 1e6 if copy else None)
             yield f"{result['what']}: {result['microseconds']:.0f} µs, no goal; {show(part)} of the time that reading {WEIGHTS_GBYTES} GB of weights takes"
+
+
+def ceiling(results):
+    """The faster copy, ours by the driver or PyTorch's; None when neither was measured."""
+    return max((result["gbytes_per_second"] for result in results if is_copy(result) and "gbytes_per_second" in result), default=None)
+
+
+def is_copy(result):
+    return result["name"] == "copy" or (result["name"] == "pytorch" and result.get("what", "").startswith("copy of"))
 
 
 def ratio(a, b):

@@ -6,9 +6,10 @@
 #                                      answers of worker --backend cuda against the CPU's, token for token
 #   bench/gpu/run.sh sanitize [NAME..] there: the same under compute-sanitizer, which sees accesses out of bounds
 #   bench/gpu/run.sh rates [NAME..]    there: rates of our kernels and, in the same run, of PyTorch
+#   bench/gpu/run.sh serve [SWITCH..]  there: what a worker serves of a model of 8e9 random numbers (16 GB in /dev/shm); SWITCHes are its
 #
 # NAME is a part of a test's name or all of a rate's; none means all. Each test and each rate is a process of its own, since a kernel that
-# faults leaves a process without a GPU. parity and rates write parity.json and rates.json to $OUT (default: .) anew after every one of
+# faults leaves a process without a GPU. Each part writes its name and .json to $OUT (default: .) anew after every one of
 # them, so that what was found is there whatever happens; each ends within eight minutes. Exit status: 0, 1 when something failed, 2 when
 # it could not be begun. bench/gpu/goals.py holds rates.json against the goals.
 set -euo pipefail
@@ -26,7 +27,7 @@ on_a_gpu=(device:: gpu::a_layers layer:: rowwise:: sampling:: attention:: moe::)
 
 # Of the worker's tests.
 answers=(answers_of_cuda_are_those_of_the_cpu_token_for_token tokens_are_drawn_on_cuda_as_the_request_says
-    a_prompt_that_one_gpu_has_computed_another_goes_on_from answers_by_wgmma_are_those_of_the_cpu_token_for_token)
+    a_prompt_that_one_gpu_has_computed_another_goes_on_from answers_by_each_kernel_for_prompts_are_those_of_the_cpu)
 
 # The newest glibc that a machine must have to run what is built here: that of Ubuntu 22.04 is 2.35.
 newest_glibc=2.35
@@ -248,7 +249,15 @@ beside_pytorch() {
     [ "$verdict" = ok ] || note '"name": "pytorch"' pytorch
 }
 
+serve() {
+    begin serve
+    one_seconds=240 attempt python3 bench/gpu/serve.py "$carried/worker" --backend cuda "$@"
+    take_lines
+    [ "$verdict" = ok ] || note '"name": "serve"' serve
+    finish
+}
+
 case ${1:-} in
-build | parity | sanitize | rates) "$@" ;;
-*) sed -n '2,13p' "$0" >&2; exit 2 ;;
+build | parity | sanitize | rates | serve) "$@" ;;
+*) sed -n '2,14p' "$0" >&2; exit 2 ;;
 esac

@@ -46,9 +46,9 @@ RESERVED_BYTES = 1024  # of shared memory, by each block
 # Kernels whose machine code must have tensor-core products.
 TENSOR_CORES = ("attention_prefill_", "attention_decode_", "attention_mixed_", "moe_gemm")
 
-# Kernels that compute a tile's weights, 64 exponentials of each thread, while the values of the tile before are added: between the wait that
-# leaves one group of products under way and the next.
-OVERLAPPED, EXPONENTIALS = "attention_prefill_wgmma_", 64
+# Kernels that compute the first half of a tile's weights, so many exponentials of each thread, while the values of the tile before are added:
+# between the wait that leaves one group of products under way and the next.
+EXPONENTIALS = {"attention_prefill_wgmma_64": 32, "attention_prefill_wgmma_128": 32, "attention_prefill_wgmma_256": 16}
 
 
 class Failed(Exception):
@@ -142,8 +142,8 @@ def resources(path, target, code, log):
         if kernel.startswith(TENSOR_CORES) != bool(products.get(kernel)):
             raise Failed(f"{kernel} for {target}: {products.get(kernel, 0)} tensor-core products in its machine code")
         report[kernel] = (int(registers), products.get(kernel, 0))
-        if kernel.startswith(OVERLAPPED) and (found := exponentials_under_products(assembly[kernel])) < EXPONENTIALS:
-            raise Failed(f"{kernel} for {target}: {found} of {EXPONENTIALS} exponentials run under the products of values; the wait has moved")
+        if kernel in EXPONENTIALS and (found := exponentials_under_products(assembly[kernel])) < EXPONENTIALS[kernel]:
+            raise Failed(f"{kernel} for {target}: {found} of {EXPONENTIALS[kernel]} exponentials run under the products of values; the wait has moved")
     return report
 
 

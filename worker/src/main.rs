@@ -30,19 +30,18 @@ struct Cli {
     model: ModelSource,
 
     /// What computes: `cpu`; `cuda`, the first NVIDIA GPU (compute capability 8.0, driver 580 or later; bf16; heads of 64,
-    /// 128 or 256 numbers), not measured on one yet, which is why it is no default; `auto`, the GPU if it can be used,
-    /// otherwise the CPU; or `timing:PRESET`, which SIMULATES a recorded engine: HTTP, scheduler, KV blocks and
-    /// prefix cache are real, steps take as long as that engine's, and the text is random words. Its clock takes
-    /// real-time priority where that is permitted (CAP_SYS_NICE), so that steps end on time on a busy machine, and then,
-    /// without a CPU quota, stays on one core that it keeps from halting while steps are due, so that they do on an idle one:
-    /// a thread spins there when nobody else wants the core. Presets: qwen3-8b, qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b
-    /// (SGLang), vllm-chunked
-    #[arg(long, default_value = "cpu", value_name = "auto|cuda|cpu|timing:PRESET")]
+    /// 128 or 256 numbers); `auto`, the GPU if it can be used, otherwise the CPU; or `timing:PRESET`, which SIMULATES a
+    /// recorded engine: HTTP, scheduler, KV blocks and prefix cache are real, steps take as long as that engine's, and the
+    /// text is random words. Its clock takes real-time priority where that is permitted (CAP_SYS_NICE), so that steps end
+    /// on time on a busy machine, and then, without a CPU quota, stays on one core that it keeps from halting while steps
+    /// are due, so that they do on an idle one: a thread spins there when nobody else wants the core. Presets: qwen3-8b,
+    /// qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b (SGLang), vllm-chunked
+    #[arg(long, default_value = "auto", value_name = "auto|cuda|cpu|timing:PRESET")]
     backend: BackendChoice,
 
-    /// Which kernel computes prompts on a GPU: `mma-sync`, or `wgmma` on compute capability 9.0, for heads of 64 and 128 numbers; not
-    /// measured on a GPU yet, which is why it is no default (`bench/gpu/run.sh parity wgmma` proves it on yours)
-    #[arg(long, default_value = "mma-sync", value_name = "mma-sync|wgmma")]
+    /// Which kernel computes prompts on a GPU: `wgmma`, for compute capability 9.0, or `mma-sync`, half as fast; `auto` takes
+    /// the faster of those that the GPU has
+    #[arg(long, default_value = "auto", value_name = "auto|mma-sync|wgmma")]
     prefill_kernel: PrefillChoice,
 
     /// Simulated steps take so many times as long as recorded; 1 is real time
@@ -134,6 +133,7 @@ struct Cli {
 /// Names of the kernels for prompts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum PrefillChoice {
+    Auto,
     MmaSync,
     Wgmma,
 }
@@ -220,6 +220,7 @@ fn configuration(cli: Cli) -> WorkerConfig {
         backend => WorkerConfig { backend, ..WorkerConfig::new(cli.model) },
     };
     config.prefill_kernel = match cli.prefill_kernel {
+        PrefillChoice::Auto => PrefillKernel::Auto,
         PrefillChoice::MmaSync => PrefillKernel::MmaSync,
         PrefillChoice::Wgmma => PrefillKernel::Wgmma,
     };

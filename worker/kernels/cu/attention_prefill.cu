@@ -141,16 +141,21 @@ DEVICE void mask(Scores<S>& scores, const Visibility& v, u32 first_key, u32 warp
     // A window of which this sum is beyond 32 bits is masked key by key.
     bool all_in_window = v.window == 0 || first_key + v.window > warp_position + S::BANDS * 16 - 1;
     if (all_before && all_in_window) return;
+    const u32 window = v.window ? v.window : 0xffffffffu, first = first_key + (lane & 3) * 2;
     UNROLL
     for (int band = 0; band < S::BANDS; band++)
         UNROLL
-        for (int j = 0; j < S::TILE_KEYS / 8; j++)
+        for (int r = 0; r < 2; r++) {
+            const u32 position = warp_position + band * 16 + (lane >> 2) + r * 8;
             UNROLL
-            for (int e = 0; e < 4; e++) {
-                u32 key = first_key + j * 8 + (lane & 3) * 2 + (e & 1);
-                u32 position = warp_position + band * 16 + (lane >> 2) + (e >> 1) * 8;
-                if (!sees(v, position, key)) scores[band][j][e] = -infinity();
-            }
+            for (int j = 0; j < S::TILE_KEYS / 8; j++)
+                UNROLL
+                for (int e = 0; e < 2; e++) {
+                    // `sees`, in few registers: a key that comes later is 2^31 and more before, since all positions are below that (plan.rs).
+                    const u32 key = first + j * 8 + e, before = position - key;
+                    if ((before >= window && key >= v.sink_tokens) || (i32)before < 0) scores[band][j][2 * r + e] = -infinity();
+                }
+        }
 }
 
 template <class S> using Rescale = float[S::BANDS][2];

@@ -117,6 +117,13 @@ DEVICE void tensor_copy(void* to, const TensorMap* map, u32 column, u32 row, u64
                  :: "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)) : "memory");
 }
 
+// The same of a tensor whose boxes are groups of eight whole rows, from this group on: each row's numbers in panels of 64, all eight of one
+// panel and then of the next.
+DEVICE void tensor_copy_groups(void* to, const TensorMap* map, u32 group, u64* barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %2, %3}], [%4];"
+                 :: "r"(shared_address(to)), "l"(map), "r"(0), "r"(group), "r"(shared_address(barrier)) : "memory");
+}
+
 // Products of a warpgroup run while its threads go on: a fence before each group of them, behind what threads did with their registers;
 // the group's end; and a wait until at most LEFT groups are under way, before which nobody touches the registers that they use.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -125,10 +132,15 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 #define SUMS4(j) "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3])
 #define SUMS32 SUMS4(0), SUMS4(1), SUMS4(2), SUMS4(3), SUMS4(4), SUMS4(5), SUMS4(6), SUMS4(7)
 #define SUMS64 SUMS32, SUMS4(8), SUMS4(9), SUMS4(10), SUMS4(11), SUMS4(12), SUMS4(13), SUMS4(14), SUMS4(15)
+#define SUMS128 SUMS64, SUMS4(16), SUMS4(17), SUMS4(18), SUMS4(19), SUMS4(20), SUMS4(21), SUMS4(22), SUMS4(23), \
+                SUMS4(24), SUMS4(25), SUMS4(26), SUMS4(27), SUMS4(28), SUMS4(29), SUMS4(30), SUMS4(31)
 #define NAMES32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES64 NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-                "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES64 NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, " \
+                "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES128 NAMES64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
+                 "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, " \
+                 "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 template <int LEFT> DEVICE void wgmma_wait(float (&sum)[8][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %32;" : SUMS32 : "n"(LEFT) : "memory");
@@ -136,9 +148,17 @@ template <int LEFT> DEVICE void wgmma_wait(float (&sum)[8][4]) {
 template <int LEFT> DEVICE void wgmma_wait(float (&sum)[16][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %64;" : SUMS64 : "n"(LEFT) : "memory");
 }
+template <int LEFT> DEVICE void wgmma_wait(float (&sum)[32][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %128;" : SUMS128 : "n"(LEFT) : "memory");
+}
 
 // sum = a · b, or sum += a · b where `add`: a [64, 16] and b [16, N] in shared memory, both along rows; sum [64, N] in f32, of which a
 // warp has 16 rows and each lane what mma_bf16 gives it of every eight columns.
+DEVICE void wgmma_shared(float (&sum)[8][4], u64 a, u64 b, bool add) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %34, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES32 "}, %32, %33, add, 1, 1, 0, 0;\n\t}"
+                 : SUMS32 : "l"(a), "l"(b), "r"((u32)add) : "memory");
+}
 DEVICE void wgmma_shared(float (&sum)[16][4], u64 a, u64 b, bool add) {
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %66, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES64 "}, %64, %65, add, 1, 1, 0, 0;\n\t}"
@@ -152,6 +172,10 @@ DEVICE void wgmma_registers(float (&sum)[8][4], const u32 (&a)[4], u64 b) {
 DEVICE void wgmma_registers(float (&sum)[16][4], const u32 (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                  : SUMS64 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
+}
+DEVICE void wgmma_registers(float (&sum)[32][4], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES128 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+                 : SUMS128 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
 }
 
 // --- global memory, 8 or 16 bytes at once
@@ -217,17 +241,20 @@ DEVICE float bf16_high(u32 both) { return bits_to_float(both & 0xffff0000u); }
 DEVICE float bf16_to_float(bf16 number) { return bits_to_float((u32)number.bits << 16); }
 DEVICE bf16 float_to_bf16(float number) { return bf16{(u16)pack_bf16(number, 0.f)}; }
 
-// Descriptors of operands in shared memory, in panels of rows of 64 numbers, swapped by the row as above. `at` is the first of the 16
-// numbers along which is summed: of rows that lie along it (K-major), a place within the first 128 bytes of a panel.
-DEVICE u64 matrix_along_rows(const bf16* at) {
-    const u64 swapped_128 = 1, group_bytes = 8 * 128;
-    return swapped_128 << 62 | (group_bytes >> 4) << 32 | 1ull << 16 | (u64)(shared_address(at) & 0x3ffff) >> 4;
+// Descriptors of operands in shared memory, in panels of rows of 64 numbers, swapped by the row as above; the next eight rows of a panel lie
+// `group` numbers later. `at` is the first of the 16 numbers along which is summed: of rows that lie along it (K-major), a place within
+// the first 128 bytes of a panel.
+DEVICE u64 matrix_along_rows(const bf16* at, u32 group) {
+    const u64 swapped_128 = 1;
+    return swapped_128 << 62 | (u64)(group * 2 >> 4) << 32 | 1ull << 16 | (u64)(shared_address(at) & 0x3ffff) >> 4;
 }
-// Of rows across which is summed (MN-major): a row of a panel whose number is a multiple of 8. `panel_numbers` later lie the next 64 columns.
-DEVICE u64 matrix_across_rows(const bf16* at, u32 panel_numbers) {
-    const u64 swapped_128 = 1, group_bytes = 8 * 128;
-    return swapped_128 << 62 | (group_bytes >> 4) << 32 | (u64)(panel_numbers * 2 >> 4) << 16 | (u64)(shared_address(at) & 0x3ffff) >> 4;
+// Of rows across which is summed (MN-major): a row of a panel whose number is a multiple of 8. `panel` numbers later lie the next 64 columns.
+DEVICE u64 matrix_across_rows(const bf16* at, u32 group, u32 panel) {
+    const u64 swapped_128 = 1;
+    return swapped_128 << 62 | (u64)(group * 2 >> 4) << 32 | (u64)(panel * 2 >> 4) << 16 | (u64)(shared_address(at) & 0x3ffff) >> 4;
 }
+// What lies so many numbers further, a multiple of eight. Shared memory ends before the place would need more bits than it has.
+DEVICE u64 further(u64 matrix, u32 numbers) { return (matrix >> 32) << 32 | ((u32)matrix + numbers / 8); }
 
 static constexpr float LOG2_E = 1.4426950408889634f;
 

@@ -79,6 +79,18 @@ impl<'a> WeightView<'a> {
         }
     }
 
+    /// Appends all numbers, row by row, as bf16: those that are, as they are.
+    pub(crate) fn append_bf16(&self, to: &mut Vec<u16>) {
+        if self.dtype == Dtype::Bf16 {
+            return to.extend(self.bytes.as_chunks::<2>().0.iter().map(|raw| u16::from_le_bytes(*raw)));
+        }
+        let mut numbers = vec![0.0; self.columns];
+        for row in 0..self.rows {
+            self.read_row(row, &mut numbers);
+            to.extend(numbers.iter().map(|number| bf16::from_f32(*number).to_bits()));
+        }
+    }
+
     /// Whether every number survives being stored as bf16.
     pub(crate) fn is_bf16_exact(&self) -> bool {
         match self.dtype {

@@ -133,9 +133,9 @@ fn answers_of_cuda_are_those_of_the_cpu_token_for_token() {
     }
 }
 
-/// On a GPU that has it.
+/// Whichever the default takes.
 #[test]
-fn answers_by_wgmma_are_those_of_the_cpu_token_for_token() {
+fn answers_by_each_kernel_for_prompts_are_those_of_the_cpu() {
     let real = std::env::var_os("ROUNDHOUSE_GPU").is_some();
     let machine = if real { FakeMachine::default() } else { machine().with_kernels(&kernels()) };
     let model = with_heads_of_64(Architecture::Llama);
@@ -143,11 +143,12 @@ fn answers_by_wgmma_are_those_of_the_cpu_token_for_token() {
     let has_wgmma = plain.described().contains("(compute capability 9.0)");
     plain.stop();
     assert!(has_wgmma || real, "the fake one has");
-    if has_wgmma {
-        let want = answers(&machine, &model, &["--backend", "cpu"], "cpu, 1 threads");
-        let by_wgmma = ["--backend", "cuda", "--prefill-kernel", "wgmma"];
-        for (got, want) in answers(&machine, &model, &by_wgmma, "cuda, ").iter().zip(&want) {
-            assert_same(got, want, tie(real), "by wgmma");
+    let want = answers(&machine, &model, &["--backend", "cpu"], "cpu, 1 threads");
+    let kernels = if has_wgmma { &["mma-sync", "wgmma"][..] } else { &["mma-sync"] };
+    for kernel in kernels {
+        let by_it = ["--backend", "cuda", "--prefill-kernel", kernel];
+        for (got, want) in answers(&machine, &model, &by_it, "cuda, ").iter().zip(&want) {
+            assert_same(got, want, tie(real), kernel);
         }
     }
     std::fs::remove_dir_all(model).unwrap();

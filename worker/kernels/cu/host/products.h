@@ -35,7 +35,7 @@ static void note_read(u64 place, u32 warp) {
 }
 
 static void compute(const Products::Lanes& lanes, u32 warp) {
-    static float a[16][16], b[16][128], sum[16][128];
+    static float a[16][16], b[16][256], sum[16][256]; // as many columns as an instruction has
     const Product& first = lanes[0];
     const Operand operand_b(first.b);
     const bool across = first.a_registers; // the only ones that dev.cuh has

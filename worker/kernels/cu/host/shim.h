@@ -113,6 +113,7 @@ DEVICE void mbarrier_expect(u64* at, u32 bytes) { host::arrive_at(at, bytes); }
 DEVICE void mbarrier_wait(u64* at, u32 parity) { host::wait_at(at, parity); }
 DEVICE void proxy_fence() { host::machine.shadow.fence(host::machine.current->index); }
 DEVICE void tensor_copy(void* to, const TensorMap* map, u32 column, u32 row, u64* barrier) { host::copy_box(to, map, column, row, barrier); }
+DEVICE void tensor_copy_groups(void* to, const TensorMap* map, u32 group, u64* barrier) { host::copy_groups(to, map, group, barrier); }
 DEVICE void wgmma_fence() { host::collective(host::Op::ProductFence, nullptr, nullptr); }
 DEVICE void wgmma_commit() { host::collective(host::Op::ProductCommit, nullptr, nullptr); }
 template <int LEFT, int COLUMNS> DEVICE void wgmma_wait(float (&)[COLUMNS][4]) {

@@ -7,10 +7,11 @@
 
 namespace host {
 
-// A tensor of two dimensions of 16-bit numbers, swizzled by 128 bytes; the rest of a TensorMap's 128 bytes is nothing.
+// A tensor of 16-bit numbers, swizzled by 128 bytes, of two dimensions or, as groups of eight rows in panels of 64 columns, of four; the
+// rest of a TensorMap's 128 bytes is nothing.
 struct HostMap {
     u64 magic, address, columns, rows, row_bytes;
-    u32 box_columns, box_rows;
+    u32 box_columns, box_rows, dimensions;
     static constexpr u64 MAGIC = 0x70616d20726f6f48;
 };
 
@@ -106,28 +107,49 @@ bool TensorCopies::land_one() {
     return true;
 }
 
-static void copy_box(void* to, const void* map_of_tensor, u32 column, u32 row, const void* at) {
-    const Mbarrier& barrier = mbarrier_at(at);
-    if (barrier.set_up_by != Access::NOBODY) machine.fail("a copy that names an mbarrier before its setting up was fenced");
+static HostMap map_at(const void* map_of_tensor, u32 dimensions) {
     if ((uintptr_t)map_of_tensor % 64) machine.fail("a tensor map at no multiple of 64");
     HostMap map;
     memcpy(&map, map_of_tensor, sizeof map);
     if (map.magic != HostMap::MAGIC) machine.fail("a tensor map that is none");
-    const size_t bytes = map.box_rows * size_t(128);
+    if (map.dimensions != dimensions) machine.fail("a copy by %u dimensions of a tensor of %u", dimensions, map.dimensions);
+    return map;
+}
+
+// Starts a copy of `rows`, of 128 bytes each; null ones are zeros.
+static void start_copy(void* to, std::vector<const void*> rows, const void* at) {
+    if (mbarrier_at(at).set_up_by != Access::NOBODY) machine.fail("a copy that names an mbarrier before its setting up was fenced");
+    const size_t bytes = rows.size() * 128;
     machine.check(to, bytes, 1024, "a copy of a box");
-    TensorCopy copy{machine.place(to), machine.place(at), {}, machine.current->index};
+    for (const void* row : rows) machine.copied_bytes += row ? 128 : 0;
+    const TensorCopy copy{machine.place(to), machine.place(at), std::move(rows), machine.current->index};
+    machine.shadow.check_fenced(copy.to, bytes);
+    machine.shadow.begin_copy(copy.to, machine.who(), bytes);
+    if (machine.copy_mode == EARLY) land(copy); else machine.tensor_copies.in_flight.push_back(copy);
+}
+
+static void copy_box(void* to, const void* map_of_tensor, u32 column, u32 row, const void* at) {
+    const HostMap map = map_at(map_of_tensor, 2);
+    std::vector<const void*> rows;
     for (u32 i = 0; i < map.box_rows; i++) {
         // Coordinates are signed.
         const int64_t from_row = (int64_t)(i32)row + i, from_column = (i32)column;
         const bool there = from_row >= 0 && (u64)from_row < map.rows && from_column >= 0 && (u64)from_column + 64 <= map.columns;
         if (!there && from_column < (int64_t)map.columns && from_column + 64 > (int64_t)map.columns && (u64)from_row < map.rows)
             machine.fail("a box that begins at column %u and ends beyond the tensor's %llu", column, map.columns);
-        copy.rows.push_back(there ? (const void*)(map.address + (u64)from_row * map.row_bytes + (u64)from_column * 2) : nullptr);
-        if (there) machine.copied_bytes += 128;
+        rows.push_back(there ? (const void*)(map.address + (u64)from_row * map.row_bytes + (u64)from_column * 2) : nullptr);
     }
-    machine.shadow.check_fenced(copy.to, bytes);
-    machine.shadow.begin_copy(copy.to, machine.who(), bytes);
-    if (machine.copy_mode == EARLY) land(copy); else machine.tensor_copies.in_flight.push_back(copy);
+    start_copy(to, std::move(rows), at);
+}
+
+static void copy_groups(void* to, const void* map_of_tensor, u32 group, const void* at) {
+    const HostMap map = map_at(map_of_tensor, 4);
+    std::vector<const void*> rows;
+    for (u32 i = 0; i < map.box_rows; i += 8)
+        for (u32 column = 0; column < map.columns; column += 64)
+            for (int64_t row = (int64_t)(i32)group * 8 + i, end = row + 8; row < end; row++)
+                rows.push_back(row >= 0 && (u64)row < map.rows ? (const void*)(map.address + (u64)row * map.row_bytes + column * 2) : nullptr);
+    start_copy(to, std::move(rows), at);
 }
 
 } // namespace host

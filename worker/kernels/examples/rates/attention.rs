@@ -38,7 +38,7 @@ pub(crate) fn prefill_by_wgmma(rates: &mut Rates, head_dim: usize, rows: usize) 
         return rates.not_here("kernels by wgmma are for compute capability 9.0 only");
     }
     let rows = rates.length(rows);
-    let batch = Batch::new(rates, (head_dim, USUAL), &[(0, rows)]);
+    let batch = Batch::in_tiles(rates, (head_dim, USUAL), &[(0, rows)], launch::WGMMA_TILE_ROWS);
     let (launch, params) = batch.by_wgmma(rates);
     let what = format!("prefill by wgmma, head_dim {head_dim}, {rows} rows");
     rates.measure(&what, Work::Flops(batch.prefill_flops), || rates.launch(launch, &params));
@@ -108,12 +108,21 @@ struct Batch {
 
 impl Batch {
     /// `(context, rows)` of each sequence.
-    fn new(rates: &mut Rates, (head_dim, heads): (usize, Heads), sequences: &[(usize, usize)]) -> Self {
+    fn new(rates: &mut Rates, shape: (usize, Heads), sequences: &[(usize, usize)]) -> Self {
+        Self::in_tiles(rates, shape, sequences, launch::prefill_tile_rows(shape.0).unwrap())
+    }
+
+    fn in_tiles(
+        rates: &mut Rates,
+        (head_dim, heads): (usize, Heads),
+        sequences: &[(usize, usize)],
+        tile_rows: usize,
+    ) -> Self {
         let width = heads.query * head_dim;
         let rows: usize = sequences.iter().map(|(_, rows)| rows).sum();
         let tables = tables(sequences);
         let blocks: usize = tables.iter().map(Vec::len).sum();
-        let plan = plan(head_dim, sequences, &tables);
+        let plan = plan(tile_rows, sequences, &tables);
         let parts = plan.slots as usize * heads.query;
         let pool_numbers = blocks * BLOCK_TOKENS * heads.kv * head_dim;
         let memory = vec![
@@ -235,7 +244,7 @@ fn work((head_dim, heads): (usize, Heads), sequences: &[(usize, usize)]) -> (f64
     (flops, bytes)
 }
 
-fn plan(head_dim: usize, sequences: &[(usize, usize)], tables: &[Vec<u32>]) -> AttentionPlan {
+fn plan(tile_rows: usize, sequences: &[(usize, usize)], tables: &[Vec<u32>]) -> AttentionPlan {
     let mut first_row = 0;
     let spans: Vec<Span<'_>> = sequences
         .iter()
@@ -245,7 +254,7 @@ fn plan(head_dim: usize, sequences: &[(usize, usize)], tables: &[Vec<u32>]) -> A
             Span { first_row: first_row - rows, rows, context_tokens, blocks }
         })
         .collect();
-    AttentionPlan::new(&spans, head_dim, Visibility::default()).unwrap()
+    AttentionPlan::new(&spans, tile_rows, Visibility::default()).unwrap()
 }
 
 /// Blocks of the sequences, in disorder.

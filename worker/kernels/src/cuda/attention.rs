@@ -20,6 +20,8 @@ use crate::{KernelError, KvLayout, Span};
 /// A step's attention on the device, for every layer.
 pub(super) struct Step {
     layout: KvLayout,
+    /// Whether prompts are computed by wgmma, of a layout that it takes.
+    by_wgmma: bool,
     plan: AttentionPlan,
     /// The position of each row.
     pub(super) positions: Memory,
@@ -46,14 +48,14 @@ impl Step {
         gpu: &Arc<Gpu>,
         spans: &[Span<'_>],
         (rows, layer): (usize, usize),
-        pool: &CudaKvPool,
+        (pool, by_wgmma): (&CudaKvPool, bool),
     ) -> Result<&'a mut Self, KernelError> {
         let layout = pool.layout();
         let again = kept.as_ref().is_some_and(|step| step.layout == layout && step.plan.is_of(spans, rows));
         if !again {
             pool.layout().check(spans, rows, layer)?;
             // The old lists go after the work that was started with them, and not at all when there are no new ones.
-            *kept = Some(Self::new(gpu, spans, pool)?);
+            *kept = Some(Self::new(gpu, spans, pool, by_wgmma)?);
         } else if layer >= layout.layers {
             // Of what has been checked before, only the layer is new.
             pool.layout().check(spans, rows, layer)?;
@@ -61,13 +63,21 @@ impl Step {
         Ok(kept.as_mut().expect("there is one now"))
     }
 
-    fn new(gpu: &Arc<Gpu>, spans: &[Span<'_>], pool: &CudaKvPool) -> Result<Self, KernelError> {
+    fn new(
+        gpu: &Arc<Gpu>,
+        spans: &[Span<'_>],
+        pool: &CudaKvPool,
+        by_wgmma: bool,
+    ) -> Result<Self, KernelError> {
         let layout = pool.layout();
-        let plan = AttentionPlan::new(spans, layout.head_dim, Visibility::default())?;
+        let tile_rows =
+            if by_wgmma { launch::WGMMA_TILE_ROWS } else { launch::prefill_tile_rows(layout.head_dim)? };
+        let plan = AttentionPlan::new(spans, tile_rows, Visibility::default())?;
         let positions: Vec<u32> =
             spans.iter().flat_map(|span| span.context_tokens as u32..span.end() as u32).collect();
         Ok(Self {
             layout,
+            by_wgmma,
             positions: Memory::passing(gpu, &positions)?,
             slots: Memory::passing(gpu, &pool.slots(spans))?,
             sequences: Memory::passing(gpu, &plan.sequences)?,
@@ -103,8 +113,6 @@ pub(super) struct Attention<'a> {
     pub(super) heads: usize,
     /// Factor on the scores.
     pub(super) scale: f32,
-    /// Whether prompts are computed by wgmma, of a layout that it takes.
-    pub(super) by_wgmma: bool,
 }
 
 impl Attention<'_> {
@@ -117,7 +125,7 @@ impl Attention<'_> {
         let chunks = launch::decode(head_dim, step.plan.chunks.len(), heads, kv_heads)?;
         // SAFETY: the spans, from which the plan is, lie in the buffers and the pool; the parts have a slot for each chunk that leaves one.
         unsafe {
-            if self.by_wgmma && tiles.grid > 0 {
+            if step.by_wgmma && tiles.grid > 0 {
                 self.prefill_by_wgmma(step, &prefill)?;
                 self.gpu.launch(chunks, &decode)?;
             } else if tiles.grid == 0 || chunks.grid == 0 {

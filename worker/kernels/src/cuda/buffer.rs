@@ -4,8 +4,6 @@
 
 use std::sync::Arc;
 
-use half::bf16;
-
 use super::gpu::Gpu;
 use super::kernels::mismatch;
 use super::launch::head_dim_is_supported;
@@ -123,15 +121,14 @@ impl CudaLinear {
         }
         let keep = |bytes: usize| Memory::kept(gpu, bytes).map_err(|error| error.of_allocation(bytes));
         let weights = keep(2 * inputs * outputs)?;
-        weights.write(&narrowed(&numbers(parts)))?;
+        weights.write(&narrowed(parts))?;
         let bias = if bias.is_empty() {
             None
         } else {
-            let wide = numbers(bias);
-            let bias = Bias { bf16: keep(2 * outputs)?, f32: keep(4 * outputs)? };
-            bias.bf16.write(&narrowed(&wide))?;
-            bias.f32.write(&wide)?;
-            Some(bias)
+            let both = Bias { bf16: keep(2 * outputs)?, f32: keep(4 * outputs)? };
+            both.bf16.write(&narrowed(bias))?;
+            both.f32.write(&numbers(bias))?;
+            Some(both)
         };
         Ok(Self { weights, bias, inputs, outputs })
     }
@@ -149,8 +146,10 @@ fn numbers(parts: &[WeightView<'_>]) -> Vec<f32> {
     numbers
 }
 
-fn narrowed(numbers: &[f32]) -> Vec<u16> {
-    numbers.iter().map(|number| bf16::from_f32(*number).to_bits()).collect()
+fn narrowed(parts: &[WeightView<'_>]) -> Vec<u16> {
+    let mut numbers = Vec::with_capacity(parts.iter().map(|part| part.rows() * part.columns()).sum());
+    parts.iter().for_each(|part| part.append_bf16(&mut numbers));
+    numbers
 }
 
 /// Keys and values, each bf16 `[layers, blocks, kv_heads, block_tokens, head_dim]`, allocated plainly so that they can be exported.

@@ -24,10 +24,12 @@ const STAGED_BYTES: usize = 32 << 20;
 /// Which kernel computes prompts, of those that the GPU has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PrefillKernel {
-    /// By mma.sync, which every GPU has.
+    /// The faster one: by wgmma where the GPU has it, of layouts of which [`launch::wgmma_takes`] is true; else by mma.sync.
     #[default]
+    Auto,
+    /// By mma.sync, which every GPU has.
     MmaSync,
-    /// By wgmma, on compute capability 9.0, for layouts of which [`launch::wgmma_takes`] is true; for others by mma.sync.
+    /// As `Auto`, of a GPU that must have wgmma: compute capability 9.0.
     Wgmma,
 }
 
@@ -68,6 +70,11 @@ impl CudaKernels {
             return Err(CudaError::NoWgmma { name: self.gpu.name().to_owned(), major, minor });
         }
         Ok(Self { prefill, ..self })
+    }
+
+    /// Whether prompts whose KV is laid out so are computed by wgmma.
+    fn by_wgmma(&self, layout: KvLayout) -> bool {
+        self.prefill != PrefillKernel::MmaSync && self.gpu.has_wgmma() && launch::wgmma_takes(layout)
     }
 
     /// The GPU.
@@ -288,7 +295,8 @@ impl Kernels for CudaKernels {
             }
         }
         let mut step = self.step();
-        let step = Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool)?;
+        let pool_and_kernel = (&*pool, self.by_wgmma(pool.layout()));
+        let step = Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool_and_kernel)?;
         let (keys, values) = pool.layer(layer);
         let (query_norm, key_norm, eps) =
             norm.map_or((0, 0, 0.0), |norm| (norm.query.address(), norm.key.address(), norm.eps));
@@ -329,10 +337,10 @@ impl Kernels for CudaKernels {
         }
         let AttentionShape { layer, heads, scale, spans } = shape;
         let mut step = self.step();
-        let step = Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool)?;
+        let pool_and_kernel = (pool, self.by_wgmma(layout));
+        let step = Step::of(&mut step, &self.gpu, spans, (qkv.rows(), layer), pool_and_kernel)?;
         out.reset(&self.gpu, qkv.rows(), width, Kind::Bf16)?;
-        let by_wgmma = self.prefill == PrefillKernel::Wgmma && launch::wgmma_takes(layout);
-        Attention { gpu: &self.gpu, qkv, pool, out, layer, heads, scale, by_wgmma }.run(step)
+        Attention { gpu: &self.gpu, qkv, pool, out, layer, heads, scale }.run(step)
     }
 
     fn silu_mul(&self, gate_up: &CudaBuffer, out: &mut CudaBuffer) -> Result<(), KernelError> {

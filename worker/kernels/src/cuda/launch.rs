@@ -2,7 +2,6 @@
 //!
 //! Says the same as the shapes in `cu/*.cu`: change both. Knows no device. Next: a device launches, or the host machine of the tests.
 
-use super::plan::PREFILL_TILE_ROWS;
 use crate::{KernelError, KvLayout};
 
 /// One launch; grids and blocks have one dimension.
@@ -31,8 +30,9 @@ const PREFILL: ByHeadDim = &[
 ];
 /// Tiles of queries and two stages of keys and values, and barriers.
 const PREFILL_WGMMA: ByHeadDim = &[
-    (64, "attention_prefill_wgmma_64", 384, (80 << 10) + 128),
-    (128, "attention_prefill_wgmma_128", 384, (160 << 10) + 128),
+    (64, "attention_prefill_wgmma_64", 384, (96 << 10) + 128),
+    (128, "attention_prefill_wgmma_128", 384, (192 << 10) + 128),
+    (256, "attention_prefill_wgmma_256", 384, (192 << 10) + 128),
 ];
 const DECODE: ByHeadDim = &[
     (64, "attention_decode_64", 128, 64 << 10),
@@ -70,7 +70,13 @@ pub fn head_dim_is_supported(head_dim: usize) -> bool {
     PREFILL.iter().any(|(dim, ..)| *dim == head_dim)
 }
 
-/// Rows of a prefill tile.
+/// Rows of a prefill tile by head dimension, as in `cu/attention_prefill.cu`.
+const PREFILL_TILE_ROWS: [(usize, usize); 3] = [(64, 128), (128, 128), (256, 64)];
+
+/// Rows of a prefill tile by wgmma.
+pub const WGMMA_TILE_ROWS: usize = 128;
+
+/// Rows of a prefill tile by mma.sync.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for a head dimension without a kernel.
@@ -298,7 +304,7 @@ mod tests {
             blocks,
         };
         assert!(wgmma_takes(layout(128, 16, 500_000)) && wgmma_takes(layout(64, 8, 10)));
-        assert!(!wgmma_takes(layout(256, 16, 10)) && !wgmma_takes(layout(128, 4, 10)));
+        assert!(wgmma_takes(layout(256, 16, 10)) && !wgmma_takes(layout(128, 4, 10)));
         assert!(!wgmma_takes(layout(128, 16, 1 << 24)), "rows beyond 31 bits");
     }
 }

@@ -62,7 +62,7 @@ pub(super) struct HopperModule {
 pub(super) const HOPPER_MODULES: &[HopperModule] = &[HopperModule {
     name: "attention_prefill_wgmma",
     code: include_bytes!("../../cubins/attention_prefill_wgmma.sm_90a.cubin"),
-    kernels: &["attention_prefill_wgmma_64", "attention_prefill_wgmma_128"],
+    kernels: &["attention_prefill_wgmma_64", "attention_prefill_wgmma_128", "attention_prefill_wgmma_256"],
 }];
 
 impl HopperModule {

@@ -103,11 +103,11 @@ device_values! {
         /// Factor on the scores.
         score_scale: f32,
     }
-    /// `attention_prefill_wgmma_{64,128}`.
+    /// `attention_prefill_wgmma_{64,128,256}`.
     PrefillWgmmaParams {
         /// Queries `[rows, q_stride]`, in boxes of 128 rows.
         q: TensorMap,
-        /// The layer's keys, `[blocks · kv_heads · block_tokens, head_dim]`, in boxes of `box_rows`.
+        /// The layer's keys, `[blocks · kv_heads · block_tokens, head_dim]`, in boxes of `box_rows` whole rows.
         keys: TensorMap,
         /// The layer's values, likewise.
         values: TensorMap,
@@ -127,7 +127,7 @@ device_values! {
         heads: u32,
         /// As in [`PrefillParams`].
         out_stride: u32,
-        /// Positions of a block, at most 128.
+        /// Positions of a block, at most 128, or 64 of heads of 256.
         box_rows: u32,
         /// Tiles times heads.
         works: u32,

@@ -3,12 +3,8 @@
 //! Sequences with one new row decode, those with more prefill. Where a decode's context is cut depends on positions alone, so that a
 //! row's sums come in one order whatever else is in the batch. Next: [`super::launch`] and the kernels.
 
-use super::launch::prefill_tile_rows;
 use super::params::{DecodeChunk, Merge, PrefillTile, Sequence, Visibility};
 use crate::{KernelError, Span};
-
-/// Rows of a prefill tile by head dimension, as in `cu/attention_prefill.cu`.
-pub(super) const PREFILL_TILE_ROWS: [(usize, usize); 3] = [(64, 128), (128, 128), (256, 64)];
 
 /// Positions that one block of the decode kernel goes over: long enough to make up for its beginning and end, short enough that one
 /// sequence of 8k and eight KV heads keeps 128 multiprocessors busy.
@@ -32,12 +28,12 @@ pub struct AttentionPlan {
 }
 
 impl AttentionPlan {
-    /// Plans attention over `spans`.
+    /// Plans attention over `spans`, in prefill tiles of so many rows ([`super::launch::prefill_tile_rows`], or
+    /// [`super::launch::WGMMA_TILE_ROWS`]).
     ///
     /// # Errors
-    /// [`KernelError::Shape`] for a head dimension without a kernel, or more rows, positions or blocks than 32 bits count.
-    pub fn new(spans: &[Span<'_>], head_dim: usize, visibility: Visibility) -> Result<Self, KernelError> {
-        let tile_rows = narrow(prefill_tile_rows(head_dim)?)?;
+    /// [`KernelError::Shape`] for more rows, positions or blocks than 31 bits count.
+    pub fn new(spans: &[Span<'_>], tile_rows: usize, visibility: Visibility) -> Result<Self, KernelError> {
         let mut plan = Self::default();
         for (index, span) in spans.iter().enumerate() {
             let sequence = Sequence {
@@ -54,7 +50,7 @@ impl AttentionPlan {
                 1 => plan.add_decode(index as u32, sequence, visibility),
                 rows => plan.tiles.extend(
                     (0..rows)
-                        .step_by(tile_rows as usize)
+                        .step_by(tile_rows)
                         .map(|first_row| PrefillTile { sequence: index as u32, first_row }),
                 ),
             }
@@ -139,7 +135,7 @@ mod tests {
     #[test]
     fn chunks_that_no_window_reaches_are_left_out() {
         let visibility = Visibility { window: 512, sink_tokens: 4 };
-        let plan = AttentionPlan::new(&[span(0, 1, 5 * 512, &[])], 64, visibility).unwrap();
+        let plan = AttentionPlan::new(&[span(0, 1, 5 * 512, &[])], 128, visibility).unwrap();
         let begins: Vec<u32> = plan.chunks.iter().map(|chunk| chunk.begin).collect();
         assert_eq!(begins, [0, 4 * 512, 5 * 512]);
         assert_eq!(plan.merges, [Merge { row: 0, first_slot: 0, slots: 3 }]);
@@ -154,7 +150,7 @@ mod tests {
             sink_tokens in 0u32..700,
         ) {
             let spans: Vec<_> = contexts.iter().enumerate().map(|(row, &context)| span(row, 1, context, &[])).collect();
-            let plan = AttentionPlan::new(&spans, 64, Visibility { window, sink_tokens }).unwrap();
+            let plan = AttentionPlan::new(&spans, 128, Visibility { window, sink_tokens }).unwrap();
             for (index, &context) in contexts.iter().enumerate() {
                 let chunks: Vec<_> = plan.chunks.iter().filter(|chunk| chunk.sequence == index as u32).collect();
                 let seen = |key: u32| window == 0 || key + window > context as u32 || key < sink_tokens;
@@ -176,7 +172,7 @@ mod tests {
     #[test]
     fn a_plan_knows_its_spans_from_all_others() {
         let spans = [span(0, 1, 20, &[4, 5]), span(1, 3, 0, &[6])];
-        let plan = AttentionPlan::new(&spans, 64, ALL).unwrap();
+        let plan = AttentionPlan::new(&spans, 128, ALL).unwrap();
         assert!(plan.is_of(&spans, 4));
         let others: [&[Span<'_>]; 8] = [
             &spans[..1],
@@ -197,7 +193,7 @@ mod tests {
 
     #[test]
     fn what_32_bits_do_not_count_is_refused() {
-        let error = AttentionPlan::new(&[span(0, 1, 1 << 31, &[])], 64, ALL).unwrap_err().to_string();
+        let error = AttentionPlan::new(&[span(0, 1, 1 << 31, &[])], 128, ALL).unwrap_err().to_string();
         assert!(error.contains("fewer than 2147483647"), "{error}");
     }
 }

@@ -11,6 +11,7 @@ use cudarc::driver::sys::{
 
 use super::driver::during;
 use super::error::CudaError;
+use super::launch;
 use super::params::{Address, DeviceValue, PrefillParams, PrefillWgmmaParams};
 use crate::KvLayout;
 
@@ -26,7 +27,7 @@ unsafe impl cudarc::driver::DeviceRepr for TensorMap {}
 // SAFETY: likewise, and 128 bytes are a multiple of the alignment.
 unsafe impl DeviceValue for TensorMap {}
 
-/// A matrix of bf16 in device memory, and the rows of a box of it.
+/// A matrix of bf16 in device memory, and what one copy brings of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Matrix {
     /// Where it begins; a multiple of 16.
@@ -37,29 +38,67 @@ pub struct Matrix {
     pub columns: u64,
     /// Bytes from row to row; a multiple of 16.
     pub row_bytes: u64,
-    /// Rows of a box, at most 256. It has [`Matrix::BOX_COLUMNS`] columns.
-    pub box_rows: u32,
+    /// What one copy brings.
+    pub boxes: Boxes,
+}
+
+/// A part of a matrix that one copy brings, and how it lies in shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Boxes {
+    /// [`Boxes::COLUMNS`] of so many rows, at most 256.
+    Columns(u32),
+    /// All columns, a multiple of [`Boxes::COLUMNS`], of so many rows, a multiple of [`Boxes::GROUP`], as are the matrix's. Of eight rows lie
+    /// the first 64 columns, then the next, and behind them the next eight rows.
+    Groups(u32),
+}
+
+impl Boxes {
+    /// 128 bytes, over which a swizzle goes.
+    pub const COLUMNS: u32 = 64;
+    /// Rows over which a swizzle goes.
+    pub const GROUP: u32 = 8;
 }
 
 impl Matrix {
-    /// Columns of a box: 128 bytes, over which a swizzle goes.
-    pub const BOX_COLUMNS: u32 = 64;
-
     /// Describes it; no GPU is asked.
     ///
     /// # Errors
     /// [`CudaError::Call`], when the driver finds that it cannot be described.
     pub fn map(self) -> Result<TensorMap, CudaError> {
-        let (sizes, strides) = ([self.columns, self.rows], [self.row_bytes]);
-        let (of_box, steps) = ([Self::BOX_COLUMNS, self.box_rows], [1, 1]);
+        const COLUMNS: u64 = Boxes::COLUMNS as u64;
+        const GROUP: u64 = Boxes::GROUP as u64;
+        match self.boxes {
+            Boxes::Columns(rows) => {
+                self.encode([self.columns, self.rows], &[self.row_bytes], [Boxes::COLUMNS, rows])
+            }
+            Boxes::Groups(rows) => {
+                let panels = self.columns / COLUMNS;
+                self.encode(
+                    [COLUMNS, GROUP, panels, self.rows / GROUP],
+                    &[self.row_bytes, COLUMNS * 2, self.row_bytes * GROUP],
+                    [Boxes::COLUMNS, Boxes::GROUP, panels as u32, rows / Boxes::GROUP],
+                )
+            }
+        }
+    }
+
+    /// As a tensor of so many dimensions; `strides`, in bytes, are those of all but the first.
+    fn encode<const DIMENSIONS: usize>(
+        self,
+        sizes: [u64; DIMENSIONS],
+        strides: &[u64],
+        of_box: [u32; DIMENSIONS],
+    ) -> Result<TensorMap, CudaError> {
+        assert_eq!(strides.len(), DIMENSIONS - 1);
+        let steps = [1; DIMENSIONS];
         let mut map = TensorMap::default();
         const _: () = assert!(size_of::<TensorMap>() == size_of::<CUtensorMap>());
-        // SAFETY: a map is as large and as aligned as the driver's; the lists have a number for each of two dimensions, and one stride less.
+        // SAFETY: a map is as large and as aligned as the driver's; the lists have a number for each dimension, and one stride less.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 (&raw mut map).cast(),
                 CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                2,
+                DIMENSIONS as u32,
                 self.address as *mut c_void,
                 sizes.as_ptr(),
                 strides.as_ptr(),
@@ -77,8 +116,13 @@ impl Matrix {
     }
 }
 
-/// Rows of a tile of queries or keys, and so of the largest box.
-const TILE_ROWS: u32 = 128;
+/// Rows of a tile of queries, and so of the largest box.
+const TILE_ROWS: u32 = launch::WGMMA_TILE_ROWS as u32;
+
+/// The most rows of a box of keys: a power of two of which a tile of keys is a multiple (`cu/attention_prefill_wgmma.cu`).
+fn most_box_rows(head_dim: usize) -> u32 {
+    if head_dim == 256 { 64 } else { 128 }
+}
 
 impl PrefillWgmmaParams {
     /// What `prefill` says, of so many rows of queries and a layer's pool: of so many tiles, by so many blocks. `map` describes matrices.
@@ -94,10 +138,10 @@ impl PrefillWgmmaParams {
     ) -> Result<Self, E> {
         let KvLayout { kv_heads, head_dim, block_tokens, .. } = layout;
         let pool_rows = (layout.blocks * kv_heads * block_tokens) as u64;
-        let box_rows = TILE_ROWS.min(block_tokens as u32);
+        let box_rows = most_box_rows(head_dim).min(block_tokens as u32);
         let of_pool = |address| {
             let (columns, row_bytes) = (head_dim as u64, head_dim as u64 * 2);
-            map(Matrix { address, rows: pool_rows, columns, row_bytes, box_rows })
+            map(Matrix { address, rows: pool_rows, columns, row_bytes, boxes: Boxes::Groups(box_rows) })
         };
         let columns = u64::from(prefill.q_stride);
         Ok(Self {
@@ -106,7 +150,7 @@ impl PrefillWgmmaParams {
                 rows: rows as u64,
                 columns,
                 row_bytes: columns * 2,
-                box_rows: TILE_ROWS,
+                boxes: Boxes::Columns(TILE_ROWS),
             })?,
             keys: of_pool(prefill.keys)?,
             values: of_pool(prefill.values)?,

@@ -3,9 +3,9 @@
 use half::bf16;
 use rand::RngExt;
 use worker_kernels::Span;
-use worker_kernels::cuda::PrefillKernel;
 use worker_kernels::cuda::params::{DecodeChunk, Merge, Visibility};
 use worker_kernels::cuda::plan::{AttentionPlan, CHUNK_TOKENS};
+use worker_kernels::cuda::{PrefillKernel, launch};
 
 use crate::machine::{COPY_MODES, POISON, Run, on_a_real_gpu, rng};
 
@@ -149,7 +149,11 @@ impl Data {
         };
         let spans: Vec<Span<'_>> =
             self.blocks.iter().map(Vec::as_slice).zip(&case.sequences).map(span).collect();
-        AttentionPlan::new(&spans, case.head_dim, case.visibility).unwrap()
+        let tile_rows = match case.prefill {
+            PrefillKernel::Wgmma => launch::WGMMA_TILE_ROWS,
+            _ => launch::prefill_tile_rows(case.head_dim).unwrap(),
+        };
+        AttentionPlan::new(&spans, tile_rows, case.visibility).unwrap()
     }
 }
 

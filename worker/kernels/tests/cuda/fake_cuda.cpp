@@ -279,15 +279,27 @@ Status cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) {
     return 0;
 }
 
-struct HostMap { u64 magic, address, columns, rows, row_bytes; u32 box_columns, box_rows; }; // as in cu/host/tensor_copies.h
+struct HostMap { u64 magic, address, columns, rows, row_bytes; u32 box_columns, box_rows, dimensions; }; // as in cu/host/tensor_copies.h
+// What the driver refuses of a tensor, and what nobody here asks for.
+static bool is_tensor(u32 rank, const u64* sizes, const u64* strides, const u32* box, const u32* steps) {
+    if (box[0] != 64 || (rank != 2 && rank != 4)) return false;
+    for (u32 i = 0; i < rank; i++)
+        if (!sizes[i] || sizes[i] > u64(1) << 32 || !box[i] || box[i] > 256 || steps[i] != 1) return false;
+    for (u32 i = 0; i + 1 < rank; i++)
+        if (strides[i] % 16 || strides[i] >= u64(1) << 40) return false;
+    // Groups of eight rows, in panels of 64 columns.
+    return rank == 2 || (sizes[0] == 64 && sizes[1] == 8 && strides[1] == 128 && strides[2] == 8 * strides[0] && box[1] == 8 && box[2] == sizes[2]);
+}
 Status cuTensorMapEncodeTiled(u64* map, int type, u32 rank, u64 address, const u64* sizes, const u64* strides, const u32* box,
                               const u32* steps, int interleave, int swizzle, int, int fill) {
-    if ((u64)map % 64 || type != 9 || rank != 2 || address % 16 || strides[0] % 16 || strides[0] >= u64(1) << 40 || !sizes[0] || !sizes[1] ||
-        sizes[0] > u64(1) << 32 || sizes[1] > u64(1) << 32 || box[0] != 64 || !box[1] || box[1] > 256 || steps[0] != 1 || steps[1] != 1 ||
-        interleave || swizzle != 3 || fill)
+    if ((u64)map % 64 || type != 9 || address % 16 || !is_tensor(rank, sizes, strides, box, steps) || interleave || swizzle != 3 || fill)
         return INVALID_VALUE;
-    if (!ours(address, (sizes[1] - 1) * strides[0] + sizes[0] * 2)) return INVALID_VALUE; // a real one would find out later
-    HostMap host = {0x70616d20726f6f48, address, sizes[0], sizes[1], strides[0], box[0], box[1]};
+    HostMap host = {0x70616d20726f6f48, address, sizes[0], sizes[1], strides[0], box[0], box[1], rank};
+    if (rank == 4) {
+        host.columns = 64 * sizes[2], host.rows = 8 * sizes[3];
+        host.box_columns = 64 * box[2], host.box_rows = 8 * box[3];
+    }
+    if (!ours(address, (host.rows - 1) * host.row_bytes + host.columns * 2)) return INVALID_VALUE; // a real one would find out later
     return memset(map, 0, 128), memcpy(map, &host, sizeof host), 0;
 }
 

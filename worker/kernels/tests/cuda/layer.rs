@@ -154,7 +154,7 @@ fn a_layer_gives_the_logits_of_the_cpu_and_gives_its_memory_back() {
     assert_eq!(fake("allocated"), before);
 }
 
-/// In blocks that wgmma takes, and heads of 256, which it does not: those go by mma.sync.
+/// In blocks that wgmma takes.
 #[test]
 fn a_layer_whose_prompts_go_by_wgmma_gives_the_logits_of_the_cpu() {
     if !has_gpu("layer::a_layer_whose_prompts_go_by_wgmma_gives_the_logits_of_the_cpu") {

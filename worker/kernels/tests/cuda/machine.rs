@@ -14,7 +14,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use worker_kernels::cuda::launch::Launch;
 use worker_kernels::cuda::params::{Address, DeviceValue};
-use worker_kernels::cuda::tensor_map::{Matrix, TensorMap};
+use worker_kernels::cuda::tensor_map::{Boxes, Matrix, TensorMap};
 use worker_kernels::cuda::{CudaError, Gpu};
 
 use crate::fake;
@@ -211,7 +211,8 @@ struct HostMap {
     row_bytes: u64,
     box_columns: u32,
     box_rows: u32,
-    nothing: [u64; 10],
+    dimensions: u32,
+    nothing: [u32; 19],
 }
 
 /// What a launch is told of a matrix.
@@ -219,10 +220,14 @@ pub(crate) fn map(matrix: Matrix) -> Result<TensorMap, CudaError> {
     if runs_on_gpu() {
         return matrix.map();
     }
-    let Matrix { address, rows, columns, row_bytes, box_rows } = matrix;
-    let box_columns = Matrix::BOX_COLUMNS;
-    let magic = 0x7061_6d20_726f_6f48;
-    let map = HostMap { magic, address, columns, rows, row_bytes, box_columns, box_rows, nothing: [0; 10] };
+    let Matrix { address, rows, columns, row_bytes, boxes } = matrix;
+    let (box_columns, box_rows, dimensions) = match boxes {
+        Boxes::Columns(rows) => (Boxes::COLUMNS, rows, 2),
+        Boxes::Groups(rows) => (columns as u32, rows, 4),
+    };
+    let (magic, nothing) = (0x7061_6d20_726f_6f48, [0; 19]);
+    let map =
+        HostMap { magic, address, columns, rows, row_bytes, box_columns, box_rows, dimensions, nothing };
     // SAFETY: plain numbers of the same size.
     Ok(unsafe { std::mem::transmute::<HostMap, TensorMap>(map) })
 }

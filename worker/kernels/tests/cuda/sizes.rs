@@ -73,7 +73,7 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
         out.write(at, &numbers(0.0));
     };
 
-    let plan = AttentionPlan::new(&[prefill_span], HEAD_DIM, visibility).unwrap();
+    let plan = AttentionPlan::new(&[prefill_span], launch::WGMMA_TILE_ROWS, visibility).unwrap();
     let (block_tables, tiles, whole_prompt) =
         (Buffer::of(&plan.block_tables), Buffer::of(&plan.tiles), Buffer::of(&plan.sequences));
     let prefill_params = PrefillParams {
@@ -109,7 +109,7 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
     launch_blocks(by_wgmma, &params, RUN, &[HEADS as u32 - 1]).unwrap();
     check("prefill by wgmma");
 
-    let plan = AttentionPlan::new(&[decode_span], HEAD_DIM, visibility).unwrap();
+    let plan = AttentionPlan::new(&[decode_span], launch::WGMMA_TILE_ROWS, visibility).unwrap();
     let mut whole = plan.chunks[1];
     whole.slot = DecodeChunk::WHOLE;
     let (chunks, sequences) = (Buffer::of(&[whole]), Buffer::of(&plan.sequences));

@@ -30,6 +30,9 @@ fn prefill_agrees_around_the_edges_of_rows_and_keys() {
     check_by_wgmma([126, 127, 129].map(|rows| Case::new(128, 1, 1, &[(3, rows)])));
     let contexts = [0, 1, 15, 63, 64, 100, 122, 123, 124, 127, 128, 250, 251];
     check_by_wgmma(contexts.iter().map(|&context| Case::new(128, 1, 1, &[(context, 5)])));
+    // Tiles of 64 keys.
+    check_by_wgmma([2, 63, 64, 65, 129].map(|rows| Case::new(256, 1, 1, &[(0, rows)])));
+    check_by_wgmma([58, 59, 60, 123, 124].map(|context| Case::new(256, 1, 1, &[(context, 5)])));
 }
 
 #[test]
@@ -39,6 +42,7 @@ fn prefill_takes_ragged_batches_of_grouped_heads() {
         Case::new(128, 4, 2, &[(100, 3), (0, 33), (16, 16)]),
         Case::new(128, 3, 1, &[(0, 260), (300, 140), (7, 2)]),
         Case::new(64, 5, 5, &[(130, 129)]),
+        Case::new(256, 3, 1, &[(70, 140), (7, 2)]),
     ]);
 }
 
@@ -48,6 +52,7 @@ fn prefill_takes_blocks_of_every_size_from_8_tokens() {
         check_by_wgmma([
             Case::new(64, 2, 2, &[(70, 90), (0, 17)]).with_blocks_of(size),
             Case::new(128, 2, 1, &[(130, 131)]).with_blocks_of(size),
+            Case::new(256, 1, 1, &[(90, 75)]).with_blocks_of(size),
         ]);
     }
 }
@@ -64,6 +69,7 @@ fn prefill_sees_windows_and_sinks() {
         Case::new(64, 2, 1, &[(300, 20)]).with_window(20, u32::MAX),
         Case::new(128, 2, 1, &[(500, 130), (0, 20)]).with_window(30, 5).with_learned_sinks(),
         Case::new(128, 4, 2, &[(90, 70)]).with_learned_sinks(),
+        Case::new(256, 2, 1, &[(190, 70)]).with_window(100, 5).with_learned_sinks(),
     ]);
 }
 
@@ -73,7 +79,7 @@ fn no_order_of_events_changes_a_bit_of_what_prefills() {
     if !runs_here() {
         return;
     }
-    for head_dim in [64, 128] {
+    for head_dim in [64, 128, 256] {
         let case = Case::new(head_dim, 3, 1, &[(275, 170), (0, 40)]).with_window(300, 2).by_wgmma();
         let data = Data::new(&case, 77);
         let bits = |number| -> Vec<u16> {
@@ -120,7 +126,7 @@ fn prefill_agrees_on_rows_of_long_sequences() {
     }
     let (heads, kv_heads, rows, context) =
         if on_a_real_gpu() { (16, 4, 4000, 6000) } else { (2, 1, 140, 600) };
-    for head_dim in [64, 128] {
+    for head_dim in [64, 128, 256] {
         let case = Case::new(head_dim, heads, kv_heads, &[(0, rows), (context, rows / 2)]).by_wgmma();
         let (data, run) = (Data::new(&case, head_dim as u64), Run::number(head_dim));
         check_rows(&case, &data, run, &compute(&case, &data, run), 61);
