@@ -197,6 +197,12 @@ DEVICE u32 load_common(const u32* from) {
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(word) : "l"(from));
     return word;
 }
+// Of what this thread alone reads, and may write afterwards.
+DEVICE Chunk8 load_own_8(const void* from) {
+    Chunk8 c;
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(c.words[0]), "=r"(c.words[1]) : "l"(from) : "memory");
+    return c;
+}
 DEVICE Chunk8 load_global_8(const void* from) {
     Chunk8 c;
     asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(c.words[0]), "=r"(c.words[1]) : "l"(from));
@@ -222,6 +228,7 @@ DEVICE u32 float_to_bits(float number) { return __float_as_uint(number); }
 DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float log2_approx(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float square_root(float x) { return __fsqrt_rn(x); }
+DEVICE float inverse_root_approx(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float divide(float x, float y) { return __fdiv_rn(x, y); }
 DEVICE float maximum(float x, float y) { return fmaxf(x, y); }
 DEVICE u64 multiply_high(u64 x, u64 y) { return __umul64hi(x, y); }

@@ -140,6 +140,7 @@ DEVICE Chunk8 load_global_8(const void* from) {
     if ((uintptr_t)from % 8) host::machine.fail("a load of 8 bytes from an address that is no multiple of 8");
     return *(const Chunk8*)from;
 }
+DEVICE Chunk8 load_own_8(const void* from) { return load_global_8(from); }
 DEVICE void store_global_16(void* to, Chunk16 c) {
     if ((uintptr_t)to % 16) host::machine.fail("a store of 16 bytes to an address that is no multiple of 16");
     *(Chunk16*)to = c;
@@ -185,6 +186,7 @@ DEVICE u32 float_to_bits(float number) { u32 bits; memcpy(&bits, &number, 4); re
 DEVICE float exp2_approx(float x) { return exp2f(x); }
 DEVICE float log2_approx(float x) { return log2f(x); }
 DEVICE float square_root(float x) { return sqrtf(x); }
+DEVICE float inverse_root_approx(float x) { return 1.f / sqrtf(x); }
 DEVICE float divide(float x, float y) { return x / y; }
 DEVICE float maximum(float x, float y) { return fmaxf(x, y); }
 DEVICE u64 multiply_high(u64 x, u64 y) { return (u64)((unsigned __int128)x * y >> 64); }

@@ -54,7 +54,7 @@ pub(crate) fn rope_store(rates: &mut Rates) {
         eps: 1e-5,
         ..Default::default()
     };
-    let launch = launch::rope_store(head_dim, rows, HEADS + 2 * KV_HEADS).unwrap();
+    let launch = launch::rope_store(head_dim, rows, HEADS, KV_HEADS).unwrap();
     let work = Work::Bytes((4 * rows * width + 4 * rows * head_dim) as f64);
     let what = format!("QK-norm, rope and store of {rows} rows, head_dim {head_dim}");
     rates.measure(&what, work, || rates.launch(launch, &params));

@@ -315,7 +315,7 @@ impl Kernels for CudaKernels {
             qkv_stride: qkv.width() as u32,
             eps,
         };
-        let launch = launch::rope_store(head_dim, qkv.rows(), heads + 2 * kv_heads)?;
+        let launch = launch::rope_store(head_dim, qkv.rows(), heads, kv_heads)?;
         // SAFETY: a row is as wide as its heads, norms are as long as a head, angles are there for every position; `slots` are within the pool.
         Ok(unsafe { self.gpu.launch(launch, &params) }?)
     }

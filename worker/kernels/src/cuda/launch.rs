@@ -149,13 +149,18 @@ pub fn combine(head_dim: usize, merges: usize, heads: usize) -> Result<Launch, K
     launch("attention_combine", merges as u64 * heads as u64, 128, COMBINE_SHARED_BYTES)
 }
 
-/// QK-norm, rotary embedding and store; `heads` counts queries, keys and values.
+/// QK-norm, rotary embedding and store of `heads` queries, `kv_heads` keys and as many values a row.
 ///
 /// # Errors
 /// As [`prefill`].
-pub fn rope_store(head_dim: usize, rows: usize, heads: usize) -> Result<Launch, KernelError> {
-    let all_heads = rows as u64 * heads as u64;
-    // The kernel counts them in 32 bits, those of the last block that are not there among them.
+pub fn rope_store(
+    head_dim: usize,
+    rows: usize,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<Launch, KernelError> {
+    let all_heads = rows as u64 * (heads + 2 * kv_heads) as u64;
+    // The kernel counts parts of them in 32 bits, those of the last block that are not there among them.
     if all_heads > MAX_GRID {
         return Err(KernelError::Shape {
             operation: "rope",
@@ -163,8 +168,9 @@ pub fn rope_store(head_dim: usize, rows: usize, heads: usize) -> Result<Launch, 
             found: all_heads.to_string(),
         });
     }
-    // A lane has 16 numbers.
-    by_head_dim("rope", ROPE_STORE, head_dim, (all_heads * head_dim as u64).div_ceil(128 * 16))
+    // Up to four heads of a kind are a part, of which a lane has eight numbers of each.
+    let parts = rows as u64 * (heads.div_ceil(4) + 2 * kv_heads.div_ceil(4)) as u64;
+    by_head_dim("rope", ROPE_STORE, head_dim, (parts * head_dim as u64).div_ceil(128 * 8))
 }
 
 /// RMSNorm of `rows` rows.
@@ -282,12 +288,12 @@ mod tests {
         assert_eq!(prefill(128, 131_072 / 128, 64).unwrap().grid, 65_536);
         assert_eq!(prefill_wgmma(128, 131_072 / 128, 64, 132).unwrap().grid, 132);
         assert_eq!(prefill_wgmma(128, 1, 64, 132).unwrap().grid, 64);
-        assert_eq!(rope_store(128, 131_072, 64 + 16).unwrap().grid, 655_360);
+        assert_eq!(rope_store(128, 131_072, 64, 8).unwrap().grid, 327_680);
         assert_eq!(silu_mul(131_072, 28_672).unwrap().grid, 1_835_008);
         assert_eq!(decode(128, 15_625, 64, 8).unwrap().grid, 125_000);
         let error = prefill(128, 1 << 26, 64).unwrap_err().to_string();
         assert!(error.contains("at most 2147483647 blocks"), "{error}");
-        let error = rope_store(128, 1 << 25, 64).unwrap_err().to_string();
+        let error = rope_store(128, 1 << 25, 48, 8).unwrap_err().to_string();
         assert!(error.contains("at most 2147483647 heads of all rows"), "{error}");
         let error = prefill(96, 1, 1).unwrap_err().to_string();
         assert!(error.contains("64, 128 or 256"), "{error}");

@@ -246,9 +246,9 @@ device_values! {
         keys: Address,
         /// The layer's values.
         values: Address,
-        /// f32 `[head_dim]`, or null: queries are not normalised.
+        /// f32 `[head_dim]`, or null: neither queries nor keys are normalised.
         query_norm: Address,
-        /// The same for keys.
+        /// The same for keys; null where that is.
         key_norm: Address,
         /// f32 `[.., head_dim]`, or null: nothing is turned.
         angles: Address,

@@ -104,6 +104,7 @@ fn rope_store_does_each_of_its_steps_alone_and_together() {
         RopeCase { positions: false, rows: 1, ..EVERYTHING },
         RopeCase { head_dim: 256, heads: 1, kv_heads: 1, block_tokens: 1, ..EVERYTHING },
         RopeCase { rows: 33, block_tokens: 64, ..EVERYTHING },
+        RopeCase { heads: 14, kv_heads: 5, ..EVERYTHING },
     ];
     for (number, case) in cases.into_iter().enumerate() {
         check_rope(case, number);
@@ -156,7 +157,8 @@ fn check_rope(case: RopeCase, number: usize) {
         qkv_stride: stride as u32,
         eps,
     };
-    run_launch(launch::rope_store(head_dim, rows, all_heads).unwrap(), &params, Run::number(number)).unwrap();
+    let launch = launch::rope_store(head_dim, rows, heads, kv_heads).unwrap();
+    run_launch(launch, &params, Run::number(number)).unwrap();
 
     let (got, keys, values) = (device_qkv.read_bf16(), keys.read_bf16(), values.read_bf16());
     let mut stored = 0;
