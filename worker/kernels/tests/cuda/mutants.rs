@@ -205,7 +205,9 @@ fn tests_of(file: &str) -> &'static [&'static str] {
         "attention_mixed.cu" => {
             &["attention::prefill_and_decode", "attention::no_order", "sizes::the_last_row_of_128k"]
         }
-        "adjust_logits.cu" | "sample.cu" => &["sampling::", "sizes::the_last_of_32768_rows"],
+        "adjust_logits.cu" | "candidates.cuh" | "sample.cu" => {
+            &["sampling::", "sizes::the_last_of_32768_rows"]
+        }
         "moe_route.cu" | "moe_group.cu" | "moe_gemm.cu" | "moe_sum.cu" => {
             &["moe::", "sizes::the_last_of_a_million_pairs", "sizes::the_last_of_128k_rows_gets_its_sum"]
         }

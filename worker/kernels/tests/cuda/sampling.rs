@@ -92,6 +92,9 @@ fn draws() -> Vec<Draw> {
         Draw { min_p: 0.2, ..PLAIN },
         Draw { min_p: 1.0, ..PLAIN },
         Draw { top_k: 20, top_p: 0.7, min_p: 0.05, temperature: 1.7, ..PLAIN },
+        // More than have a weight at all, fewer than are kept by min-p, and as many.
+        Draw { top_k: 40, top_p: 0.95, temperature: 1e-3, ..PLAIN },
+        Draw { top_k: 500, min_p: 0.9, temperature: 2.0, ..PLAIN },
     ];
     kinds.iter().flat_map(|kind| (0..3).map(|i| Draw { seed: 99 + i, position: i * i, ..*kind })).collect()
 }
@@ -110,6 +113,40 @@ fn tokens_are_those_that_f64_draws() {
     }
 }
 
+/// Logits in steps, so that whole stretches of tokens have none that is heavy: they count where all do, and only there.
+#[test]
+fn stretches_of_light_tokens_count_as_far_as_they_weigh() {
+    let vocab = 12_000;
+    let kinds = [
+        PLAIN,
+        Draw { top_k: 3, ..PLAIN },
+        Draw { top_k: 40, top_p: 0.9, ..PLAIN },
+        Draw { top_k: 300, min_p: 0.9, ..PLAIN },
+        Draw { top_k: 10_000, top_p: 0.999, ..PLAIN },
+        Draw { top_k: 11_000, min_p: 1e-3, ..PLAIN },
+        Draw { top_p: 0.05, ..PLAIN },
+        Draw { top_p: 0.99, ..PLAIN },
+        Draw { min_p: 0.01, temperature: 1.5, ..PLAIN },
+        Draw { min_p: 0.99, ..PLAIN },
+        Draw { temperature: 0.1, ..PLAIN },
+        Draw { temperature: 0.01, top_k: 2000, top_p: 0.99, ..PLAIN },
+    ];
+    let draws = kinds.map(|kind| Draw { position: 7, ..kind });
+    for (number, below) in
+        [[4.0, 9.0, 0.0, 40.0, 7.0, 8.0], [0.0, 0.0, 5.0, 0.0, 0.0, 0.0]].iter().enumerate()
+    {
+        let mut rng = rng(5 + number as u64);
+        let logits: Vec<f32> =
+            (0..vocab).map(|token| rng.random_range(0.0f32..1.0) - below[token * 6 / vocab]).collect();
+        let rows: Vec<f32> = draws.iter().flat_map(|_| logits.clone()).collect();
+        let tokens = sample(&rows, &draws, Run::number(number));
+        for (draw, token) in draws.iter().zip(tokens) {
+            let want = reference(&logits, draw);
+            assert!(want.contains(&token), "{below:?}, {draw:?}: drew {token}, not one of {want:?}");
+        }
+    }
+}
+
 /// Equal weights: the lower token first, in every cut; few, and more than the kernel's list holds.
 #[test]
 fn equal_logits_are_told_apart_by_token() {
@@ -119,6 +156,7 @@ fn equal_logits_are_told_apart_by_token() {
         for draw in [
             Draw { seed, top_k: 5, ..PLAIN },
             Draw { seed, top_k: 2700, ..PLAIN },
+            Draw { seed, top_k: 3001, ..PLAIN },
             Draw { seed, top_p: 0.6, ..PLAIN },
             Draw { seed, top_p: 0.02, ..PLAIN },
             Draw { seed, temperature: 0.0, ..PLAIN },
