@@ -24,7 +24,7 @@ if os.environ.get("SHAPES") == "small":
     SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
              "head_dim": 64, "vocab_size": 2048}
 SMALL = SHAPE["vocab_size"] == 2048
-PROMPT, ANSWER, TOGETHER, PROMPT_OF_MANY = (64, 4, 2, 16) if SMALL else (8192, 128, 64, 512)
+PROMPT, ANSWER, TOGETHER, PROMPT_OF_MANY = (16, 3, 2, 8) if SMALL else (8192, 128, 64, 512)
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
           "max_position_embeddings": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 2, **SHAPE}
 BUILTIN = pathlib.Path(__file__).resolve().parents[2] / "worker/models/builtin"

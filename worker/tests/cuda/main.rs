@@ -8,11 +8,12 @@ mod model;
 mod program;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use fake::FakeMachine;
 use model::{Architecture, with_heads_of_64};
 use program::{Completion, Program, refusal};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The crate that has the kernels and the fake driver.
 fn kernels() -> PathBuf {
@@ -152,6 +153,39 @@ fn answers_by_each_kernel_for_prompts_are_those_of_the_cpu() {
         }
     }
     std::fs::remove_dir_all(model).unwrap();
+}
+
+/// `bench/gpu/run.sh serve`, as it is on a machine with a GPU.
+#[test]
+fn what_a_worker_serves_of_random_numbers_is_measured() {
+    let machine = machine().with_kernels(&kernels());
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("served-{}", std::process::id()));
+    let measure = |limit: &str| {
+        let mut command = Command::new("python3");
+        command.arg(crate_directory.join("../bench/gpu/serve.py")).arg(env!("CARGO_BIN_EXE_worker"));
+        command.arg(&directory).args(["--backend", "cuda", "--kv-blocks", "64", "--context-length", limit]);
+        machine.enter(&mut command);
+        let output = command.env("SHAPES", "small").env("NO_COLOR", "1").output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), errors)
+    };
+    let (status, said, errors) = measure("256");
+    assert_eq!(status, Some(0), "{said}{errors}");
+    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |what: &str| {
+        let found = lines.iter().find(|line| line["what"].as_str().unwrap().starts_with(what));
+        found.unwrap_or_else(|| panic!("no {what:?} in {said}"))
+    };
+    assert!(of("the worker, started")["what"].as_str().unwrap().contains("cuda, Fake GPU"), "{said}");
+    assert!(of("a prompt of 16 tokens")["prompt_tokens_per_second"].as_f64().unwrap() > 0.0);
+    assert!(of("an answer of 3 tokens after 8")["median_ms_between_tokens"].as_f64().unwrap() > 0.0);
+    assert!(of("2 answers of 3 tokens")["answer_tokens_per_second"].as_f64().unwrap() > 0.0);
+
+    // What the worker refuses is told.
+    let (status, _, errors) = measure("16");
+    assert!(status == Some(1) && errors.contains("serve.py: the worker said"), "{errors}");
+    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
