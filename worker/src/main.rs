@@ -39,8 +39,8 @@ struct Cli {
     #[arg(long, default_value = "auto", value_name = "auto|cuda|cpu|timing:PRESET")]
     backend: BackendChoice,
 
-    /// Which kernel computes prompts on a GPU: `wgmma`, for compute capability 9.0, or `mma-sync`, half as fast; `auto` takes
-    /// the faster of those that the GPU has
+    /// Which kernel computes prompts' attention on a GPU: `wgmma`, for compute capability 9.0, or `mma-sync`, slower there, for
+    /// all; `auto` takes the faster of those that the GPU has
     #[arg(long, default_value = "auto", value_name = "auto|mma-sync|wgmma")]
     prefill_kernel: PrefillChoice,
 
