@@ -11,6 +11,7 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import statistics
 import struct
 import subprocess
@@ -86,18 +87,20 @@ def write_model(directory):
 async def ask(port, prompt, answer):
     """(seconds to the first token, seconds between tokens) of a stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"prompt": prompt, "max_tokens": answer, "temperature": 0, "stream": True, "ignore_eos": True, "return_token_ids": True}).encode()
+    body = json.dumps({"prompt": prompt, "max_tokens": answer, "temperature": 0, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}).encode()
     begun = time.perf_counter()
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: w\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
-    times, first, last = [], b"", b""
+    times, first, last, told = [], b"", b"", 0
     async for line in reader:
-        first = first or line
+        first, last = first or line, line.strip() or last
         if line.startswith(b"data: {"):
-            times.append(time.perf_counter())
-            last = line
+            event = json.loads(line[6:])
+            told = (event.get("usage") or {}).get("completion_tokens", told)
+            if event.get("choices") and not event["choices"][0].get("finish_reason"):
+                times.append(time.perf_counter())
     writer.close()
-    if b" 200 " not in first or not times:
-        sys.exit(f"serve.py: the worker said {first} {last}")
+    if b" 200 " not in first or told != answer:
+        sys.exit(f"serve.py: the worker said {first} and, after {told} of {answer} tokens, {last}")
     return times[0] - begun, [later - earlier for earlier, later in zip(times, times[1:])], times[-1] - begun
 
 
@@ -128,6 +131,7 @@ async def measure(port):
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__.strip())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was written goes
     made = None if len(sys.argv) > 2 and not sys.argv[2].startswith("-") else tempfile.mkdtemp(dir="/dev/shm")
     directory, switches = (pathlib.Path(made), sys.argv[2:]) if made else (pathlib.Path(sys.argv[2]), sys.argv[3:])
     try:
@@ -159,7 +163,10 @@ def serve(directory, switches):
         asyncio.run(measure(int(port)))
     finally:
         worker.terminate()
-        worker.communicate(timeout=60)
+        try:
+            worker.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            worker.kill()
 
 
 if __name__ == "__main__":

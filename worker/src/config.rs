@@ -14,7 +14,8 @@ use crate::transfer::Reach;
 pub struct WorkerConfig {
     /// The model to serve; a timing backend takes only its tokenizer and chat template.
     pub model: ModelSource,
-    /// What computes.
+    /// What computes. On the CPU unless told otherwise: several workers in one process, as a router embeds them, would each take most of a GPU's
+    /// memory. The program takes a GPU where there is one.
     pub backend: BackendChoice,
     /// Which kernel computes prompts on a GPU. For `cuda` and `auto` only.
     pub prefill_kernel: PrefillKernel,

@@ -30,7 +30,8 @@ struct Cli {
     model: ModelSource,
 
     /// What computes: `cpu`; `cuda`, the first NVIDIA GPU (compute capability 8.0, driver 580 or later; bf16; heads of 64,
-    /// 128 or 256 numbers); `auto`, the GPU if it can be used, otherwise the CPU; or `timing:PRESET`, which SIMULATES a
+    /// 128 or 256 numbers); `auto`, the GPU if there is one that can be used with kernels for the model's heads, otherwise
+    /// the CPU (a model that is too large for the GPU is an error); or `timing:PRESET`, which SIMULATES a
     /// recorded engine: HTTP, scheduler, KV blocks and prefix cache are real, steps take as long as that engine's, and the
     /// text is random words. Its clock takes real-time priority where that is permitted (CAP_SYS_NICE), so that steps end
     /// on time on a busy machine, and then, without a CPU quota, stays on one core that it keeps from halting while steps

@@ -155,7 +155,7 @@ fn answers_by_each_kernel_for_prompts_are_those_of_the_cpu() {
     std::fs::remove_dir_all(model).unwrap();
 }
 
-/// `bench/gpu/run.sh serve`, as it is on a machine with a GPU.
+/// What `bench/gpu/run.sh serve` runs on a machine with a GPU.
 #[test]
 fn what_a_worker_serves_of_random_numbers_is_measured() {
     let machine = machine().with_kernels(&kernels());

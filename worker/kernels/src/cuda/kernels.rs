@@ -69,7 +69,8 @@ impl CudaKernels {
             let (major, minor) = self.gpu.capability();
             return Err(CudaError::NoWgmma { name: self.gpu.name().to_owned(), major, minor });
         }
-        Ok(Self { prefill, ..self })
+        // What is planned is in the tiles of one kernel.
+        Ok(Self { prefill, step: Mutex::default(), ..self })
     }
 
     /// Whether prompts whose KV is laid out so are computed by wgmma.

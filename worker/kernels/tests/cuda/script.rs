@@ -205,6 +205,20 @@ fn goals_are_held_against(rates: &Path) {
     assert!(!line("sample of 40 x 40, top-k").contains("not measured"), "{table}");
 }
 
+/// With a worker that is none; that of one that is there is held by the worker's tests.
+#[test]
+fn what_is_served_is_noted_until_a_worker_fails() {
+    let carried = Carried::new("serve");
+    let output = carried.run(&machine_with_kernels(), &["serve", "--threads", "1"], &[]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let json = carried.json("serve");
+    assert_eq!((&json["part"], &json["complete"]), (&"serve".into(), &true.into()));
+    let results = json["results"].as_array().unwrap();
+    assert_eq!(results.last().unwrap()["verdict"], "failed", "{json}");
+    assert!(results.last().unwrap()["reason"].as_str().unwrap().contains("the worker ended"), "{json}");
+    assert_eq!(results[0]["what"], "the model, written", "{json}");
+}
+
 #[test]
 fn a_machine_or_a_name_that_is_not_there_is_said_and_nothing_begun() {
     let carried = Carried::new("refused");

@@ -118,6 +118,29 @@ fn prefill_takes_scores_of_any_size() {
     check_out(&case, &data, run, &compute(&case, &data, run));
 }
 
+/// Scores that grow from tile to tile, so much that what was summed before is rescaled; and that fall, so that it is not.
+#[test]
+fn prefill_rescales_what_it_has_summed_when_scores_have_grown() {
+    if !runs_here() {
+        return;
+    }
+    for head_dim in [64, 128, 256] {
+        let case = Case::new(head_dim, 2, 1, &[(500, 70)]).by_wgmma();
+        for (seed, grows) in [(8, true), (9, false)] {
+            let mut data = Data::new(&case, seed);
+            for position in 0..570 {
+                let at = data.offset(&case, 0, 0, position);
+                let factor = 1.0 + if grows { position } else { 570 - position } as f32 / 8.0;
+                for key in &mut data.keys[at..][..head_dim] {
+                    *key = bf16::from_f32(key.to_f32() * factor);
+                }
+            }
+            let run = Run::number(head_dim + seed as usize);
+            check_out(&case, &data, run, &compute(&case, &data, run));
+        }
+    }
+}
+
 /// On a GPU as much work as gives every multiprocessor several, each long.
 #[test]
 fn prefill_agrees_on_rows_of_long_sequences() {
