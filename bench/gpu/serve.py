@@ -96,7 +96,8 @@ async def ask(port, prompt, answer):
         if line.startswith(b"data: {"):
             event = json.loads(line[6:])
             told = (event.get("usage") or {}).get("completion_tokens", told)
-            if event.get("choices") and not event["choices"][0].get("finish_reason"):
+            # The last is an event of its own, but where a token's text is none, or a part of a character, it is all that there is.
+            if event.get("choices") and not (event["choices"][0].get("finish_reason") and times):
                 times.append(time.perf_counter())
     writer.close()
     if b" 200 " not in first or told != answer:
