@@ -6,10 +6,10 @@
 #                                      answers of worker --backend cuda against the CPU's, token for token
 #   bench/gpu/run.sh sanitize [NAME..] there: the same under compute-sanitizer, which sees accesses out of bounds
 #   bench/gpu/run.sh rates [NAME..]    there: rates of our kernels and, in the same run, of PyTorch
-#   bench/gpu/run.sh serve [SWITCH..]  there: what a worker serves of a model of 8e9 random numbers (16 GB in /dev/shm); SWITCHes are its
+#   bench/gpu/run.sh serve [SWITCH..]  there: what a worker serves of a model of 8e9 random numbers (16 GB in /dev/shm); SWITCHes are the worker's
 #
 # NAME is a part of a test's name or all of a rate's; none means all. Each test and each rate is a process of its own, since a kernel that
-# faults leaves a process without a GPU. Each part writes its name and .json to $OUT (default: .) anew after every one of
+# faults leaves a process without a GPU. Each part writes a JSON of its name to $OUT (default: .) anew after every one of
 # them, so that what was found is there whatever happens; each ends within eight minutes. Exit status: 0, 1 when something failed, 2 when
 # it could not be begun. bench/gpu/goals.py holds rates.json against the goals.
 set -euo pipefail

@@ -17,7 +17,6 @@ use router_core::{Among, Decider, Worker, WorkerSlot};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use super::parse::Reading;
@@ -51,9 +50,6 @@ const COMPARED_TOKENS: usize = 3;
 const MOST_BYTES: usize = 16 << 20;
 /// Of a request in Anthropic's words, which is read whole for this: the longest contexts have some 4 MB.
 const MOST_PARSED_BYTES: usize = 16 << 20;
-/// How many of these are read and asked of at once: a worker that dies may have had thousands, each of which takes some times its bytes
-/// meanwhile, and two questions of as many.
-static READ_WHOLE: Semaphore = Semaphore::const_new(16);
 
 /// Models whose answers stand behind a mark, or in a format of their own, by what they are called in their configurations (SGLang 0.5.23,
 /// `parser/reasoning_parser.py`).
@@ -144,7 +140,6 @@ pub(super) async fn as_chat(
     if body.len() > MOST_PARSED_BYTES {
         return None;
     }
-    let _one_of_few = timeout_at(deadline, READ_WHOLE.acquire()).await.ok()?.ok()?;
     // Others of this thread do not wait for it.
     let body = tokio::task::spawn_blocking(move || serde_json::from_slice::<Value>(&body.joined()).ok());
     let body = Arc::new(body.await.ok()??);

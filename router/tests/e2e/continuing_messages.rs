@@ -2,8 +2,7 @@
 //!
 //! The mocks play an engine whose tokens are characters, but for the marks around a thought.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -389,40 +388,5 @@ async fn what_is_not_surely_that_chat_ends_with_an_error() {
     for (how, extra) in [("call", json!({})), ("text", json!({"what_nobody_knows": 1}))] {
         let (events, is_whole) = told(&router.post(MESSAGES, &question(how, &extra)).await);
         assert!(!is_whole && events.last().unwrap()["type"] == "error", "{events:?}");
-    }
-}
-
-/// As many as a worker that dies may have had: each is read whole, and asked of.
-#[tokio::test(flavor = "multi_thread")]
-async fn of_many_at_once_few_are_read_and_asked_of() {
-    let (go, held) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-    let start = || {
-        let (go, held) = (Arc::clone(&go), Arc::clone(&held));
-        MockWorker::start(&[MODEL], move |seen| {
-            let mut acts = answers(seen, |count| count);
-            if seen.path == "/v1/messages/count_tokens" && !go.load(Ordering::SeqCst) {
-                let until = Arc::new(Notify::new());
-                held.lock().unwrap().push(Arc::clone(&until));
-                acts.insert(0, Act::Wait(until));
-            }
-            acts
-        })
-    };
-    let mocks = [start().await, start().await];
-    let router = Router::start(&[&workers(&[&mocks[0], &mocks[1]]), "--retry-budget=off"]).await;
-    let mut clients = tokio::task::JoinSet::new();
-    for _ in 0..60 {
-        let (address, body) = (router.address, question("text", &json!({})));
-        clients.spawn(async move { exchange(address, "POST", MESSAGES, &[], body.as_bytes()).await });
-    }
-    let messages = || mocks.iter().flat_map(MockWorker::seen).filter(|seen| seen.path == MESSAGES).count();
-    until("all have begun", || async { messages() == 60 }).await;
-    until("few are asked of", || async { held.lock().unwrap().len() >= 16 }).await;
-    assert_eq!(held.lock().unwrap().len(), 16);
-    go.store(true, Ordering::SeqCst);
-    held.lock().unwrap().iter().for_each(|until| until.notify_one());
-    while let Some(reply) = clients.join_next().await {
-        let reply = reply.unwrap();
-        assert!(told(&reply).1, "{reply:?}");
     }
 }
