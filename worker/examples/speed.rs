@@ -1,57 +1,111 @@
-//! Prints how fast a model runs on this machine's CPU.
+//! Prints how fast a model runs on this machine, step by step, without a server before it.
 //!
-//! `cargo run --release -p worker --example speed -- DIRECTORY [THREADS]`; `builtin` is a directory too.
+//! `cargo run --release -p worker --example speed -- DIRECTORY [THREADS|cuda [SEQUENCES@POSITION..]]`; `builtin` is a directory too. With
+//! `cuda`, on the first GPU; with sequences and the position at which they begin to decode, those alone.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use worker::backend::CpuBackend;
-use worker::model::{Model, ModelSource};
+use worker::backend::{CpuBackend, CudaBackend, CudaModel};
+use worker::model::{Model, ModelFiles, ModelSource};
 use worker_core::sampling::SamplingParams;
 use worker_core::step::{Backend, Batch, BlockId, KvCapacity, SampleRequest, SequenceId, SequenceStep};
+use worker_kernels::cuda::CudaKernels;
 
 const BLOCK_TOKENS: usize = 16;
-const SEQUENCES: usize = 32;
-/// Positions of each sequence at most.
-const CONTEXT_TOKENS: usize = 4096;
-/// Tokens of a prefill step, as the engine chunks them.
-const CHUNK_TOKENS: usize = 512;
+/// Positions of the KV pool, which the sequences of a measurement share.
+const POOL_TOKENS: usize = 32 * 4096;
+
+/// What is measured where.
+struct Plan {
+    prompts: &'static [usize],
+    /// Tokens of a prefill step.
+    chunk_tokens: usize,
+    /// Sequences and the position that they begin to decode at.
+    decodes: Cow<'static, [(usize, usize)]>,
+}
+
+const CPU: Plan = Plan {
+    prompts: &[64, 512, 2048, 4000],
+    chunk_tokens: 512,
+    decodes: Cow::Borrowed(&[(1, 16), (1, 1024), (2, 16), (4, 16), (8, 16), (32, 16), (8, 1024), (32, 1024)]),
+};
+const GPU: Plan = Plan {
+    prompts: &[512, 4096],
+    chunk_tokens: 8192,
+    decodes: Cow::Borrowed(&[
+        (1, 512),
+        (2, 512),
+        (4, 512),
+        (8, 512),
+        (16, 512),
+        (32, 512),
+        (64, 512),
+        (128, 512),
+        (1, 8000),
+        (16, 8000),
+    ]),
+};
 
 fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
     let source: ModelSource = arguments.next().context("name a model directory, or `builtin`")?.parse()?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = arguments.next().map(|text| text.parse()).transpose()?.unwrap_or(cores);
     let start = Instant::now();
-    let model = Arc::new(Model::open(&source)?);
-    println!("{}: loaded in {:.2?}, {threads} threads", model.name(), start.elapsed());
-    let context = model.config().context_tokens.min(CONTEXT_TOKENS);
-    let blocks = SEQUENCES * context.div_ceil(BLOCK_TOKENS);
-    let backend = CpuBackend::new(model, KvCapacity { block_tokens: BLOCK_TOKENS, blocks }, threads)?;
-    let mut speed = Speed { backend, context };
-    for tokens in [64, 512, 2048, 4000] {
-        if tokens <= context {
-            let took = speed.best_of(3, |speed| speed.prefill(tokens))?;
-            println!("prefill {tokens:5} tokens: {:8.1} tok/s", tokens as f64 / took.as_secs_f64());
-        }
+    let (mut speed, mut plan) = match arguments.next().as_deref() {
+        Some("cuda") => (Speed::on_a_gpu(&source)?, GPU),
+        threads => (Speed::on_the_cpu(&source, threads.map(str::parse).transpose()?)?, CPU),
+    };
+    let chosen = arguments.map(|text| decode_of(&text)).collect::<anyhow::Result<Vec<_>>>()?;
+    if !chosen.is_empty() {
+        plan = Plan { prompts: &[], decodes: chosen.into(), ..plan };
     }
-    for (sequences, at) in [(1, 16), (1, 1024), (2, 16), (4, 16), (8, 16), (32, 16), (8, 1024), (32, 1024)] {
-        if at + 64 <= context {
-            let took = speed.best_of(3, |speed| speed.decode(sequences, at, 32))?;
-            let rate = (sequences * 32) as f64 / took.as_secs_f64();
-            println!("decode {sequences} at position {at:4}: {rate:8.1} tok/s together");
-        }
+    println!("loaded in {:.2?}", start.elapsed());
+    let context = speed.context;
+    for &tokens in plan.prompts.iter().filter(|&&tokens| tokens <= context) {
+        let took = speed.best_of(3, |speed| speed.prefill(tokens, plan.chunk_tokens))?;
+        println!("prefill {tokens:5} tokens: {:8.1} tok/s", tokens as f64 / took.as_secs_f64());
+    }
+    for &(sequences, at) in plan.decodes.iter().filter(|(_, at)| at + 64 <= context) {
+        let took = speed.best_of(3, |speed| speed.decode(sequences, at, 32))?;
+        let (rate, step) = ((sequences * 32) as f64 / took.as_secs_f64(), took.as_secs_f64() * 1e3 / 32.0);
+        println!("decode {sequences} at position {at:4}: {rate:8.1} tok/s together, {step:.3} ms a step");
     }
     Ok(())
 }
 
+/// Of `SEQUENCES@POSITION`.
+fn decode_of(text: &str) -> anyhow::Result<(usize, usize)> {
+    let (sequences, position) = text.split_once('@').context("name SEQUENCES@POSITION")?;
+    Ok((sequences.parse()?, position.parse()?))
+}
+
 struct Speed {
-    backend: CpuBackend,
+    backend: Box<dyn Backend>,
     context: usize,
+    vocab: usize,
 }
 
 impl Speed {
+    fn on_the_cpu(source: &ModelSource, threads: Option<usize>) -> anyhow::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let model = Arc::new(Model::open(source)?);
+        let (context, vocab) = (model.config().context_tokens, model.config().vocab);
+        let backend = CpuBackend::new(model, Self::capacity(), threads.unwrap_or(cores))?;
+        Ok(Self { backend: Box::new(backend), context, vocab })
+    }
+
+    fn on_a_gpu(source: &ModelSource) -> anyhow::Result<Self> {
+        let model = CudaModel::load(CudaKernels::open(0)?, &ModelFiles::open(source)?)?;
+        let (context, vocab) = (model.config().context_tokens, model.config().vocab);
+        Ok(Self { backend: Box::new(CudaBackend::new(model, Self::capacity())?), context, vocab })
+    }
+
+    fn capacity() -> KvCapacity {
+        KvCapacity { block_tokens: BLOCK_TOKENS, blocks: POOL_TOKENS / BLOCK_TOKENS }
+    }
+
     fn best_of(
         &mut self,
         runs: usize,
@@ -61,14 +115,18 @@ impl Speed {
         times.into_iter().min().context("at least one run")
     }
 
-    fn step(&self, sequence: usize, context_tokens: usize, tokens: usize) -> SequenceStep {
-        let blocks = self.context.div_ceil(BLOCK_TOKENS);
+    /// Of one of so many sequences, which share the pool.
+    fn step(&self, sequence: usize, sequences: usize, context_tokens: usize, tokens: usize) -> SequenceStep {
+        let blocks = POOL_TOKENS / BLOCK_TOKENS / sequences;
+        let needed = (context_tokens + tokens).div_ceil(BLOCK_TOKENS);
         SequenceStep {
             id: SequenceId(sequence as u64),
-            tokens: (0..tokens).map(|i| ((i * 31 + context_tokens * 7) % 300) as u32).collect(),
+            tokens: (0..tokens)
+                .map(|i| ((i * 31 + context_tokens * 7) % self.vocab.min(300)) as u32)
+                .collect(),
             context_tokens,
             decodes: tokens == 1,
-            block_table: (0..blocks).map(|block| BlockId((sequence * blocks + block) as u32)).collect(),
+            block_table: (0..needed).map(|block| BlockId((sequence * blocks + block) as u32)).collect(),
             sample: Some(SampleRequest {
                 params: Arc::new(SamplingParams::greedy()),
                 generated_tokens: 0,
@@ -77,10 +135,10 @@ impl Speed {
         }
     }
 
-    fn prefill(&mut self, tokens: usize) -> anyhow::Result<Duration> {
+    fn prefill(&mut self, tokens: usize, chunk_tokens: usize) -> anyhow::Result<Duration> {
         let start = Instant::now();
-        for context in (0..tokens).step_by(CHUNK_TOKENS) {
-            let step = self.step(0, context, CHUNK_TOKENS.min(tokens - context));
+        for context in (0..tokens).step_by(chunk_tokens) {
+            let step = self.step(0, 1, context, chunk_tokens.min(tokens - context));
             self.backend.forward(&Batch { sequences: vec![step] })?;
         }
         Ok(start.elapsed())
@@ -90,7 +148,8 @@ impl Speed {
     fn decode(&mut self, sequences: usize, at: usize, steps: usize) -> anyhow::Result<Duration> {
         let start = Instant::now();
         for position in at..at + steps {
-            let sequences = (0..sequences).map(|sequence| self.step(sequence, position, 1)).collect();
+            let sequences =
+                (0..sequences).map(|sequence| self.step(sequence, sequences, position, 1)).collect();
             self.backend.forward(&Batch { sequences })?;
         }
         Ok(start.elapsed())

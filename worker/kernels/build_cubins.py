@@ -44,7 +44,7 @@ REGISTERS = 65536  # of a multiprocessor, handed to warps 256 at a time
 RESERVED_BYTES = 1024  # of shared memory, by each block
 
 # Kernels whose machine code must have tensor-core products.
-TENSOR_CORES = ("attention_prefill_", "attention_decode_", "attention_mixed_", "moe_gemm")
+TENSOR_CORES = ("attention_prefill_", "attention_decode_", "attention_mixed_", "moe_gemm", "linear_few_rows_")
 
 # Kernels that compute the first half of a tile's weights, so many exponentials of each thread, while the values of the tile before are added:
 # between the wait that leaves one group of products under way and the next.

@@ -16,10 +16,20 @@ typedef int i32;
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 // A kernel takes one struct by value. THREADS is the most a block has, BLOCKS how many of them should fit on a multiprocessor at once,
-// SHARED_BYTES the shared memory of each, which NAME_shared_bytes tells build_cubins.py.
-#define KERNEL(NAME, PARAMS, THREADS, BLOCKS, SHARED_BYTES) \
+// SHARED_BYTES the shared memory of each, which NAME_shared_bytes tells build_cubins.py. A kernel's blocks may start while the one before
+// it in the stream still runs, and wait for its end before all else; KERNEL_AHEAD is for one that waits by itself, having begun with what
+// no kernel of the stream writes.
+#define KERNEL_AHEAD(NAME, PARAMS, THREADS, BLOCKS, SHARED_BYTES) \
     extern "C" __device__ u32 NAME##_shared_bytes = SHARED_BYTES; \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ PARAMS p)
+#define KERNEL(NAME, PARAMS, THREADS, BLOCKS, SHARED_BYTES) \
+    DEVICE void NAME##_body(const PARAMS& p); \
+    KERNEL_AHEAD(NAME, PARAMS, THREADS, BLOCKS, SHARED_BYTES) { \
+        let_next_begin(); \
+        wait_for_before(); \
+        NAME##_body(p); \
+    } \
+    DEVICE void NAME##_body(const PARAMS& p)
 
 struct bf16 { u16 bits; };
 struct alignas(16) Chunk16 { u32 words[4]; }; // what one thread moves at once: 16 bytes
@@ -31,6 +41,18 @@ DEVICE u32 block_index() { return blockIdx.x; }
 DEVICE u32 block_threads() { return blockDim.x; }
 
 // --- waiting for others
+// Blocks of the next kernel may start as soon as all of this one's have said so.
+DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel before has ended, and what it wrote is there.
+DEVICE void wait_for_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 DEVICE void barrier() { __syncthreads(); }
 // Of so many threads, whole warps of the block, whose lanes come together and name the same one of 1 to 15. A constant, since a block
 // with a number that the compiler does not know is given all sixteen.

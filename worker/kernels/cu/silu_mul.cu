@@ -1,18 +1,16 @@
-// The gate of a gated MLP: out = silu(gate) · up, silu(x) = x / (1 + e^-x) (Shazeer 2020, "GLU Variants Improve Transformer").
+// The gate of a gated MLP: out = silu(gate) · up (Shazeer 2020, "GLU Variants Improve Transformer").
 //
 // Algorithm: number by number, in f32, rounded once.
 //
 // Shapes: gate_up [rows, 2 · width] bf16, the gate before the up projection; out [rows, width] bf16; width a multiple of 8.
 // Grid: a thread for each 8 numbers of out, 256 to a block. Bytes: 6 a number of out. FLOPs: 5.
-#include "dev.cuh"
+#include "gate.cuh"
 
 struct SiluMulParams {
     const bf16* gate_up;
     bf16* out;
     u32 rows, width;
 };
-
-DEVICE float silu_mul_one(float gate, float up) { return divide(gate, 1.f + exp2_approx(-gate * LOG2_E)) * up; }
 
 KERNEL(silu_mul, SiluMulParams, 256, 4, 0) {
     const u64 index = ((u64)block_index() * block_threads() + thread_index()) * 8;

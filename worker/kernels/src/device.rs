@@ -149,6 +149,21 @@ pub trait Kernels: Device {
     /// [`KernelError::Shape`] when rows are of odd width.
     fn silu_mul(&self, gate_up: &Self::Buffer, out: &mut Self::Buffer) -> Result<(), KernelError>;
 
+    /// The same of a product: `out = silu(gate) · up`, of `gate_up = x · wᵀ (+ bias)`, which may be left unwritten.
+    ///
+    /// # Errors
+    /// As [`Kernels::linear_into`] and [`Kernels::silu_mul`].
+    fn linear_silu_mul(
+        &self,
+        x: &Self::Buffer,
+        w: &Self::Linear,
+        gate_up: &mut Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError> {
+        self.linear_into(x, w, gate_up)?;
+        self.silu_mul(gate_up, out)
+    }
+
     /// Copies chosen rows: the ones that sample.
     ///
     /// # Errors

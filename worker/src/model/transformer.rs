@@ -144,8 +144,7 @@ impl<'a, K: Kernels> Transformer<'a, K> {
     /// The MLP, added to the residual stream.
     fn think(&self, layer: &LayerWeights<K>, work: &mut Workspace<K>) -> Result<(), KernelError> {
         self.kernels.rms_norm(&work.x, &layer.mlp_norm, self.config.rms_norm_eps, &mut work.normed)?;
-        self.kernels.linear_into(&work.normed, &layer.gate_up, &mut work.gate_up)?;
-        self.kernels.silu_mul(&work.gate_up, &mut work.mlp)?;
+        self.kernels.linear_silu_mul(&work.normed, &layer.gate_up, &mut work.gate_up, &mut work.mlp)?;
         self.kernels.linear_add(&work.mlp, &layer.down, &mut work.x)
     }
 

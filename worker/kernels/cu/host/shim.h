@@ -28,6 +28,7 @@ typedef int32_t i32;
     static void NAME##_entry(const void* params) { NAME(*(const PARAMS*)params); }                       \
     static const host::Entry NAME##_registered(#NAME, NAME##_entry, sizeof(PARAMS), THREADS, SHARED_BYTES); \
     static void NAME(const PARAMS& p)
+#define KERNEL_AHEAD(...) KERNEL(__VA_ARGS__)
 
 struct bf16 { u16 bits; };
 struct alignas(16) Chunk16 { u32 words[4]; };
@@ -46,6 +47,8 @@ DEVICE u32 block_index() { return host::machine.block; }
 DEVICE u32 block_threads() { return (u32)host::machine.lanes.size(); }
 
 // --- waiting for others
+DEVICE void let_next_begin() {}
+DEVICE void wait_for_before() {} // kernels run one behind another here
 DEVICE void barrier() { host::machine.stop(host::State::AtBarrier); }
 template <int ID, int THREADS> DEVICE void named_barrier() {
     const u32 operands[2] = {ID, THREADS};

@@ -44,6 +44,7 @@ const ALL: &[Rate] = &[
     ("rms_norm", rows::rms_norm),
     ("rope_store", rows::rope_store),
     ("silu_mul", rows::silu_mul),
+    ("linear_few_rows", rows::linear_few_rows),
     ("embed", rows::embed),
     ("moe_gemm_few_rows", |rates| rows::moe_gemm(rates, 64)),
     ("moe_gemm_many_rows", |rates| rows::moe_gemm(rates, 16_384)),

@@ -3,8 +3,11 @@
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::moe::{self, MoeGemmParams, MoeGroupParams, MoeTile};
 use worker_kernels::cuda::params::{
-    Draw, GatherParams, Paging, RmsNormParams, RopeStoreParams, SampleParams, SiluMulParams,
+    Draw, GatherParams, LinearFewRowsParams, Paging, RmsNormParams, RopeStoreParams, SampleParams,
+    SiluMulParams,
 };
+
+use worker_kernels::cuda::Memory;
 
 use crate::{Rates, Work};
 
@@ -72,6 +75,49 @@ pub(crate) fn silu_mul(rates: &mut Rates) {
     let launch = launch::silu_mul(rows, width).unwrap();
     let work = Work::Bytes(6.0 * (rows * width) as f64);
     rates.measure(&format!("silu_mul of {rows} x {width}"), work, || rates.launch(launch, &params));
+}
+
+/// Products of few rows, in the shapes of Llama-3.1-8B's layers. Each shape's matrices are so many that none is in the cache when it is read again.
+pub(crate) fn linear_few_rows(rates: &mut Rates) {
+    let shapes = [
+        ("qkv", 4096, 6144, LinearFewRowsParams::REPLACE_BF16),
+        ("output", 4096, 4096, LinearFewRowsParams::ADD_TO_F32),
+        ("gate and up", 4096, 14_336, LinearFewRowsParams::GATED_BF16),
+        ("down", 14_336, 4096, LinearFewRowsParams::ADD_TO_F32),
+    ];
+    for (name, inputs, outputs, result) in shapes {
+        let (inputs, outputs) =
+            (rates.length(inputs).next_multiple_of(8), rates.length(outputs).next_multiple_of(8));
+        let gated = result == LinearFewRowsParams::GATED_BF16;
+        let numbers = inputs * outputs * if gated { 2 } else { 1 };
+        let some = rates.random_bf16(numbers);
+        let matrices: Vec<_> = (0..(1usize << 28).div_ceil(numbers).min(8))
+            .map(|_| {
+                let matrix = rates.empty(2 * numbers);
+                matrix.copy_from(&some).unwrap();
+                matrix
+            })
+            .collect();
+        let (x, out) = (rates.random_bf16(32 * inputs), rates.empty(32 * outputs * 4));
+        for rows in [1, 8, 16, 32] {
+            let launch = launch::linear_few_rows(rows, outputs, gated).unwrap();
+            let params = |matrix: &Memory| LinearFewRowsParams {
+                x: x.address(),
+                w: matrix.address(),
+                bias: 0,
+                out: out.address(),
+                rows: rows as u32,
+                inputs: inputs as u32,
+                outputs: outputs as u32,
+                result,
+            };
+            let work = Work::Bytes((2 * numbers * matrices.len()) as f64);
+            let what = format!("{} products of {rows} rows, {name}: {inputs} to {outputs}", matrices.len());
+            rates.measure(&what, work, || {
+                matrices.iter().try_for_each(|matrix| rates.launch(launch, &params(matrix)))
+            });
+        }
+    }
 }
 
 /// Every row of the table once, in disorder.

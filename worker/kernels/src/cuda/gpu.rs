@@ -12,7 +12,10 @@ use cudarc::driver::sys::CUfunction_attribute::{
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
 };
 use cudarc::driver::sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, result};
+use cudarc::driver::sys::{
+    self, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, result};
 
 use super::driver::{self, during};
 use super::error::CudaError;
@@ -29,6 +32,8 @@ pub struct Gpu {
     name: String,
     capability: (i32, i32),
     multiprocessors: u32,
+    /// Whether its kernels start while the one before still runs, and wait for its end themselves.
+    overlaps: bool,
     launched: AtomicU64,
     recording: AtomicBool,
 }
@@ -76,6 +81,7 @@ impl Gpu {
             name,
             capability,
             multiprocessors,
+            overlaps: MODULES.iter().all(|module| module.overlaps(capability)),
             launched,
             recording,
         }))
@@ -133,15 +139,32 @@ impl Gpu {
         if launch.grid == 0 {
             return Ok(());
         }
-        let shape = LaunchConfig {
-            grid_dim: (launch.grid, 1, 1),
-            block_dim: (launch.threads, 1, 1),
-            shared_mem_bytes: launch.shared_bytes,
+        self.enter()?;
+        let mut overlapping = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        let mut arguments = self.stream.launch_builder(&self.functions[launch.kernel]);
-        // SAFETY: the driver copies the parameters before it returns; the caller vouches for what they say.
-        unsafe { arguments.arg(params).launch(shape) }
-            .map_err(|error| during("cuLaunchKernel")(error).of(|| format!("{launch:?}")))?;
+        let shape = CUlaunchConfig {
+            gridDimX: launch.grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut overlapping,
+            numAttrs: u32::from(self.overlaps),
+        };
+        let function = self.functions[launch.kernel].cu_function();
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
+        // SAFETY: the driver copies shape and parameters before it returns; the caller vouches for what the latter say.
+        unsafe {
+            sys::cuLaunchKernelEx(&raw const shape, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+        }
+        .result()
+        .map_err(|error| during("cuLaunchKernelEx")(error).of(|| format!("{launch:?}")))?;
         self.count_launch();
         Ok(())
     }

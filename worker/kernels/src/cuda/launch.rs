@@ -48,6 +48,19 @@ const MIXED: ByHeadDim = &[
 const ROPE_STORE: ByHeadDim =
     &[(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
 
+/// Most rows of a product by [`linear_few_rows`], and the kernel's name and shared memory.
+const FEW_ROWS: [(usize, &str, u32); 3] = [
+    (8, "linear_few_rows_8", 80 << 10),
+    (16, "linear_few_rows_16", 96 << 10),
+    (32, "linear_few_rows_32", 96 << 10),
+];
+
+/// Rows of `w` that a block of [`linear_few_rows`] has.
+const FEW_ROWS_OUTPUTS: usize = 32;
+
+/// The most rows of which [`linear_few_rows`] is faster than cuBLASLt.
+pub(super) const MOST_FEW_ROWS: usize = 16;
+
 /// A number for each warp, four sums for each of 128 threads, and as many totals at most.
 const COMBINE_SHARED_BYTES: u32 = (32 + 4 * 128 + 128) * 4;
 
@@ -60,6 +73,7 @@ pub(super) fn large_shared_memory(plain_bytes: u32) -> impl Iterator<Item = (&'s
         .into_iter()
         .flatten()
         .map(|&(_, kernel, _, bytes)| (kernel, bytes))
+        .chain(FEW_ROWS.map(|(_, kernel, bytes)| (kernel, bytes)))
         .chain([("moe_gemm", super::moe::MULTIPLY_SHARED_BYTES), ("sample", SAMPLE_SHARED_BYTES)])
         .filter(move |(_, bytes)| *bytes >= plain_bytes)
 }
@@ -188,6 +202,19 @@ pub fn rms_norm(rows: usize, width: usize) -> Result<Launch, KernelError> {
 /// As [`rms_norm`].
 pub fn silu_mul(rows: usize, width: usize) -> Result<Launch, KernelError> {
     launch("silu_mul", (rows as u64 * width as u64).div_ceil(8 * 256), 256, 0)
+}
+
+/// A product of few rows with so many outputs, which are `gated` or not: as many rows of the matrix, or twice as many.
+///
+/// # Errors
+/// [`KernelError::Shape`] for more rows than there is a kernel for, or more blocks than a launch has.
+pub fn linear_few_rows(rows: usize, outputs: usize, gated: bool) -> Result<Launch, KernelError> {
+    let Some((_, kernel, shared_bytes)) = FEW_ROWS.into_iter().find(|(most, ..)| rows <= *most) else {
+        let expected = format!("at most {} rows", FEW_ROWS[FEW_ROWS.len() - 1].0);
+        return Err(KernelError::Shape { operation: "linear_few_rows", expected, found: rows.to_string() });
+    };
+    let of_a_block = if gated { FEW_ROWS_OUTPUTS / 2 } else { FEW_ROWS_OUTPUTS };
+    launch(kernel, outputs.div_ceil(of_a_block) as u64, 256, shared_bytes)
 }
 
 /// Rows of the embedding table.

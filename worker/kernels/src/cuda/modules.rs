@@ -39,6 +39,7 @@ modules! {
     "attention_mixed": "attention_mixed_64" "attention_mixed_128" "attention_mixed_256";
     "attention_prefill": "attention_prefill_64" "attention_prefill_128" "attention_prefill_256";
     "gather": "embed" "select_rows";
+    "linear_few_rows": "linear_few_rows_8" "linear_few_rows_16" "linear_few_rows_32";
     "moe_gemm": "moe_gemm";
     "moe_group": "moe_group";
     "moe_route": "moe_route";
@@ -78,6 +79,11 @@ impl Module {
             .map_or_else(|| Ptx::from_src(self.ptx), |code| Ptx::from_binary(code.to_vec()))
     }
 
+    /// Whether that lets blocks start while the kernel before still runs, and wait for its end themselves (`KERNEL` in `cu/dev.cuh`).
+    pub(super) fn overlaps(&self, capability: (i32, i32)) -> bool {
+        capability >= (9, 0) && self.machine_code(capability).is_some()
+    }
+
     fn machine_code(&self, capability: (i32, i32)) -> Option<&'static [u8]> {
         match capability {
             (8, _) => Some(self.sm_80),
@@ -102,6 +108,8 @@ mod tests {
                 assert!(code.starts_with(b"\x7fELF"));
             }
             assert_eq!((module.machine_code((11, 0)), module.machine_code((13, 0))), (None, None));
+            let overlaps = [(8, 9), (9, 0), (11, 0), (12, 0)].map(|capability| module.overlaps(capability));
+            assert_eq!(overlaps, [false, true, false, true]);
             assert!(module.ptx.contains(".target sm_80"));
             for kernel in module.kernels {
                 assert!(module.ptx.contains(&format!(".entry {kernel}(")), "{kernel}");

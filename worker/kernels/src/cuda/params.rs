@@ -278,6 +278,25 @@ device_values! {
         /// A multiple of 8.
         width: u32,
     }
+    /// `linear_few_rows_{8,16,32}`.
+    LinearFewRowsParams {
+        /// bf16 `[rows, inputs]`.
+        x: Address,
+        /// bf16 `[outputs, inputs]`; of [`LinearFewRowsParams::GATED_BF16`] `[2 · outputs, inputs]`, the gate before the up projection.
+        w: Address,
+        /// f32, as long as `w` has rows, or null.
+        bias: Address,
+        /// `[rows, outputs]`, of what `result` says.
+        out: Address,
+        /// How many rows, at most those of the kernel's name.
+        rows: u32,
+        /// A multiple of 8.
+        inputs: u32,
+        /// A multiple of 8.
+        outputs: u32,
+        /// One of this struct's constants.
+        result: u32,
+    }
     /// `embed` and `select_rows`.
     GatherParams {
         /// bf16 (`embed`) or f32 (`select_rows`) `[.., width]`.
@@ -359,6 +378,17 @@ device_values! {
 impl DecodeChunk {
     /// The slot of a chunk that is its sequence's only one: it writes the row itself.
     pub const WHOLE: u32 = u32::MAX;
+}
+
+impl LinearFewRowsParams {
+    /// The result replaces bf16.
+    pub const REPLACE_BF16: u32 = 0;
+    /// It replaces f32.
+    pub const REPLACE_F32: u32 = 1;
+    /// It is added to f32.
+    pub const ADD_TO_F32: u32 = 2;
+    /// silu(gate) · up replaces bf16.
+    pub const GATED_BF16: u32 = 3;
 }
 
 impl LogitChange {

@@ -190,13 +190,18 @@ Status cuFuncSetAttribute(void* function, int attribute, int value) {
     if (attribute != 8 || value > 227 << 10) return INVALID_VALUE;
     return ((Kernel*)function)->most_shared_bytes = value, 0;
 }
-Status cuLaunchKernel(void* function, u32 grid, u32 y, u32 z, u32 threads, u32 thread_y, u32 thread_z, u32 shared_bytes,
-                      void* stream, void** params, void** extra) {
+struct LaunchAttribute { int id; char pad[4]; int value[16]; };
+struct LaunchConfig { u32 grid, y, z, threads, thread_y, thread_z, shared_bytes; void* stream; LaunchAttribute* attributes; u32 count; };
+Status cuLaunchKernelEx(const LaunchConfig* config, void* function, void** params, void** extra) {
     NEED_CONTEXT;
     auto kernel = (Kernel*)function;
+    const auto [grid, y, z, threads, thread_y, thread_z, shared_bytes, stream, attributes, count] = *config;
     if (!grid || y * z * thread_y * thread_z != 1 || threads > 1024 || shared_bytes > kernel->most_shared_bytes || extra ||
         stream != &the_stream)
         return INVALID_VALUE;
+    // Overlapping with the kernel before, which GPUs have from 9.0 on. (Here kernels run one behind another all the same.)
+    const int major = setting("FAKE_CAPABILITY_MAJOR", 9);
+    if (count > 1 || (count && (attributes->id != 6 || attributes->value[0] != 1 || major < 9 || major == 11))) return INVALID_VALUE;
     // Aligned as a GPU's constant memory, in which maps of tensors lie.
     std::shared_ptr<void> copy(aligned_alloc(64, (kernel->params_bytes + 63) / 64 * 64), free);
     memcpy(copy.get(), params[0], kernel->params_bytes);

@@ -102,8 +102,7 @@ impl Layer {
             )?;
             kernels.linear_add(&attended, &output, &mut x)?;
             kernels.rms_norm(&x, &norm, 1e-5, &mut normed)?;
-            kernels.linear_into(&normed, &gate_up, &mut wide)?;
-            kernels.silu_mul(&wide, &mut attended)?;
+            kernels.linear_silu_mul(&normed, &gate_up, &mut wide, &mut attended)?;
             kernels.linear_add(&attended, &down, &mut x)?;
             let last: Vec<usize> = spans.iter().map(|span| span.first_row + span.rows - 1).collect();
             kernels.select_rows(&x, &last, &mut attended)?;

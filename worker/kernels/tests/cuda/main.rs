@@ -12,6 +12,7 @@ mod fake;
 mod fenced;
 mod gpu;
 mod layer;
+mod linear;
 mod machine;
 mod moe;
 mod mutants;
