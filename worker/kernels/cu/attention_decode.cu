@@ -6,8 +6,8 @@
 // KEYS positions into a ring of STAGES tiles of its own, with cp.async, and adds up its team's tiles, one of each ring, for 16 heads of
 // its own; a warp for which no heads are left only copies. So a group of any size has the same bytes under way. A warp waits for the
 // others of its team once in TEAM tiles, and for other teams only at the end, where the teams' sums are put together in shared memory. A
-// chunk that is its sequence's only one writes the row; others write a part, which attention_combine.cu adds up. Chunks are cut by
-// position alone (plan.rs): a row's sums come in one order, whatever else is in the batch.
+// chunk that is its sequence's only one writes the row; others write a part, which attention_combine.cu adds up. How chunks are cut plan.rs
+// says. What was stored before this step is copied while the kernel before, which stores the new rows, still runs.
 //
 // A group of more than 16 · WARPS heads (64; 32 at head_dim 256) has one block for each so many, and each of them reads the chunk's keys
 // and values. They are neighbours in the grid, which starts in its order, so that those after the first find in the cache what it reads
@@ -213,8 +213,12 @@ template <class S, int TEAM> DEVICE void decode_in_teams(const DecodeParams& p, 
     auto tile_begin = [&](u32 i, u32 of_warp) { return chunk.begin + (i * S::WARPS + of_warp) * S::KEYS; };
 
     UNROLL
-    for (int i = 0; i < S::STAGES - 1; i++)
+    for (int i = 0; i < S::STAGES - 1; i++) {
+        // The kernel before writes the row's own keys and values; those of all other positions are there already, and their tiles do not wait.
+        if (tile_begin(i, warp) + S::KEYS > sequence.context_tokens) wait_for_before();
         copy_tile<S>(ring + i * 2 * S::TILE, p, table, work.kv_head, tile_begin(i, warp), chunk.end);
+    }
+    wait_for_before();
 
     u32 q[S::HEAD_DIM / 16][4];
     UNROLL
@@ -264,7 +268,16 @@ using Decode128 = DecodeShape<128, 4, 3>;
 using Decode256 = DecodeShape<256, 2, 3>;
 
 #ifndef BODIES_ONLY
-KERNEL(attention_decode_64, DecodeParams, Decode64::THREADS, 3, Decode64::SHARED_BYTES) { decode<Decode64>(p, block_index(), shared_memory()); }
-KERNEL(attention_decode_128, DecodeParams, Decode128::THREADS, 2, Decode128::SHARED_BYTES) { decode<Decode128>(p, block_index(), shared_memory()); }
-KERNEL(attention_decode_256, DecodeParams, Decode256::THREADS, 2, Decode256::SHARED_BYTES) { decode<Decode256>(p, block_index(), shared_memory()); }
+KERNEL_AHEAD(attention_decode_64, DecodeParams, Decode64::THREADS, 3, Decode64::SHARED_BYTES) {
+    let_next_begin();
+    decode<Decode64>(p, block_index(), shared_memory());
+}
+KERNEL_AHEAD(attention_decode_128, DecodeParams, Decode128::THREADS, 2, Decode128::SHARED_BYTES) {
+    let_next_begin();
+    decode<Decode128>(p, block_index(), shared_memory());
+}
+KERNEL_AHEAD(attention_decode_256, DecodeParams, Decode256::THREADS, 2, Decode256::SHARED_BYTES) {
+    let_next_begin();
+    decode<Decode256>(p, block_index(), shared_memory());
+}
 #endif
