@@ -9,6 +9,8 @@ import sys
 
 # Of the copy's rate; the kernels that memory bounds.
 BY_COPY = {"decode_64": 0.8, "decode_128": 0.8, "decode_256": 0.8, "rms_norm": 0.8, "rope_store": 0.8, "silu_mul": 0.8, "embed": 0.8}
+# The same of products of few rows: those of one row, by a part of what was measured.
+LINEAR = {"products of 1 rows, gate and up": 0.8, "products of 1 rows, down": 0.8}
 # TFLOP/s by mma.sync on an H200, head_dim 128, 8k and 16k rows; and of PyTorch's flash attention.
 PREFILL = {"prefill_128": 8192, "prefill_128_long": 16384}
 PREFILL_TFLOPS, PREFILL_OF_FLASH = 300, 0.9
@@ -28,6 +30,9 @@ def rows(results):
     copy = ceiling(results)
     for name, part in BY_COPY.items():
         yield against(f"{name}, of the copy's {show(copy)} GB/s", ratio(rate(name, "gbytes_per_second"), copy), part)
+    for part_of_what, part in LINEAR.items():
+        measured = next((result.get("gbytes_per_second") for result in results if part_of_what in result.get("what", "")), None)
+        yield against(f"{part_of_what}, of the copy", ratio(measured, copy), part)
     for name, length in PREFILL.items():
         measured, flash = rate(name, "tflops"), rate(f"PyTorch SDPA flash head_dim 128, {length} rows", "tflops")
         yield against(f"{name}, TFLOP/s", measured, PREFILL_TFLOPS)

@@ -149,7 +149,8 @@ def main():
 
 def serve(directory, switches):
     begun = time.perf_counter()
-    limits = [] if SMALL else ["--kv-memory", "48GiB", "--context-length", "16384", "--max-tokens-per-step", "8192"]
+    of_size = {} if SMALL else {"--kv-memory": "48GiB", "--context-length": "16384", "--max-tokens-per-step": "8192"}
+    limits = [word for switch, value in of_size.items() if switch not in switches for word in (switch, value)]
     worker = subprocess.Popen([sys.argv[1], "--model", str(directory), "--port", "0", *limits, *switches], stdout=subprocess.PIPE, text=True)
     try:
         said = []

@@ -1,4 +1,4 @@
-// out = x · wᵀ (+ bias) of at most 32 rows, as of a step that decodes: bound by reading w, by mma.sync for sm_80 and later.
+// out = x · wᵀ (+ bias) of at most 16 rows, as of a step that decodes: bound by reading w, by mma.sync for sm_80 and later.
 //
 // Algorithm: a product with the roles of its operands exchanged: 16 rows of w are the rows of an mma tile, and 8 rows of x its columns.
 // Source: known as swap AB, in TensorRT-LLM for example. A block has 32 rows of w, over the inputs in steps of 256, which cp.async
@@ -12,7 +12,6 @@
 //   rows   stages   shared memory
 //      8      4         80 KiB
 //     16      4         96 KiB
-//     32      3         96 KiB
 //
 // Bytes: 2 · inputs · outputs, and x once for each block, from the cache. FLOPs: 2 · inputs · outputs a row.
 #include "gate.cuh"
@@ -161,8 +160,6 @@ template <class S> DEVICE void linear_few_rows(const LinearFewRowsParams& p, uns
 
 using FewRows8 = FewRowsShape<8, 4>;
 using FewRows16 = FewRowsShape<16, 4>;
-using FewRows32 = FewRowsShape<32, 3>;
 
 KERNEL_AHEAD(linear_few_rows_8, LinearFewRowsParams, FewRows8::THREADS, 2, FewRows8::SHARED_BYTES) { linear_few_rows<FewRows8>(p, shared_memory()); }
 KERNEL_AHEAD(linear_few_rows_16, LinearFewRowsParams, FewRows16::THREADS, 2, FewRows16::SHARED_BYTES) { linear_few_rows<FewRows16>(p, shared_memory()); }
-KERNEL_AHEAD(linear_few_rows_32, LinearFewRowsParams, FewRows32::THREADS, 2, FewRows32::SHARED_BYTES) { linear_few_rows<FewRows32>(p, shared_memory()); }

@@ -49,16 +49,13 @@ const ROPE_STORE: ByHeadDim =
     &[(64, "rope_store_64", 128, 0), (128, "rope_store_128", 128, 0), (256, "rope_store_256", 128, 0)];
 
 /// Most rows of a product by [`linear_few_rows`], and the kernel's name and shared memory.
-const FEW_ROWS: [(usize, &str, u32); 3] = [
-    (8, "linear_few_rows_8", 80 << 10),
-    (16, "linear_few_rows_16", 96 << 10),
-    (32, "linear_few_rows_32", 96 << 10),
-];
+const FEW_ROWS: [(usize, &str, u32); 2] =
+    [(8, "linear_few_rows_8", 80 << 10), (MOST_FEW_ROWS, "linear_few_rows_16", 96 << 10)];
 
 /// Rows of `w` that a block of [`linear_few_rows`] has.
 const FEW_ROWS_OUTPUTS: usize = 32;
 
-/// The most rows of which [`linear_few_rows`] is faster than cuBLASLt.
+/// The most rows of [`linear_few_rows`]: with 32 cuBLASLt was faster (bench/results/2026-11-26-h200-decode.md).
 pub(super) const MOST_FEW_ROWS: usize = 16;
 
 /// A number for each warp, four sums for each of 128 threads, and as many totals at most.
@@ -210,7 +207,7 @@ pub fn silu_mul(rows: usize, width: usize) -> Result<Launch, KernelError> {
 /// [`KernelError::Shape`] for more rows than there is a kernel for, or more blocks than a launch has.
 pub fn linear_few_rows(rows: usize, outputs: usize, gated: bool) -> Result<Launch, KernelError> {
     let Some((_, kernel, shared_bytes)) = FEW_ROWS.into_iter().find(|(most, ..)| rows <= *most) else {
-        let expected = format!("at most {} rows", FEW_ROWS[FEW_ROWS.len() - 1].0);
+        let expected = format!("at most {MOST_FEW_ROWS} rows");
         return Err(KernelError::Shape { operation: "linear_few_rows", expected, found: rows.to_string() });
     };
     let of_a_block = if gated { FEW_ROWS_OUTPUTS / 2 } else { FEW_ROWS_OUTPUTS };

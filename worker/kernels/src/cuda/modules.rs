@@ -39,7 +39,7 @@ modules! {
     "attention_mixed": "attention_mixed_64" "attention_mixed_128" "attention_mixed_256";
     "attention_prefill": "attention_prefill_64" "attention_prefill_128" "attention_prefill_256";
     "gather": "embed" "select_rows";
-    "linear_few_rows": "linear_few_rows_8" "linear_few_rows_16" "linear_few_rows_32";
+    "linear_few_rows": "linear_few_rows_8" "linear_few_rows_16";
     "moe_gemm": "moe_gemm";
     "moe_group": "moe_group";
     "moe_route": "moe_route";

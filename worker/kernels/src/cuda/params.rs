@@ -278,7 +278,7 @@ device_values! {
         /// A multiple of 8.
         width: u32,
     }
-    /// `linear_few_rows_{8,16,32}`.
+    /// `linear_few_rows_{8,16}`.
     LinearFewRowsParams {
         /// bf16 `[rows, inputs]`.
         x: Address,

@@ -1,14 +1,27 @@
 //! Cuts the rows of a step into what the blocks of the attention kernels do, once for all layers.
 //!
-//! Sequences with one new row decode, those with more prefill. Where a decode's context is cut depends on positions alone, so that a
-//! row's sums come in one order whatever else is in the batch. Next: [`super::launch`] and the kernels.
+//! Sequences with one new row decode, those with more prefill. Where a decode's context is cut depends on its position, and on whether
+//! much or little is decoded in the step: with either, a row's sums come in one order whatever else is in the batch. Next:
+//! [`super::launch`] and the kernels.
 
 use super::params::{DecodeChunk, Merge, PrefillTile, Sequence, Visibility};
 use crate::{KernelError, Span};
 
-/// Positions that one block of the decode kernel goes over: long enough to make up for its beginning and end, short enough that one
-/// sequence of 8k and eight KV heads keeps 128 multiprocessors busy.
-pub const CHUNK_TOKENS: u32 = 512;
+/// Positions that one block of the decode kernel goes over where little is decoded: so few that one sequence of 8k and eight KV heads
+/// keeps 128 multiprocessors busy with two blocks each.
+pub const SHORT_CHUNK_TOKENS: u32 = 256;
+
+/// The same where much is: so many that most sequences are not cut, or make up for their blocks' beginnings and ends.
+pub const LONG_CHUNK_TOKENS: u32 = 1024;
+
+/// What is little: so many sequences, and positions of theirs, at most. (Measured on an H200, bench/results/2026-11-26-h200-decode.md.)
+const LITTLE: (usize, usize) = (8, 32 << 10);
+
+fn chunk_tokens(spans: &[Span<'_>]) -> u32 {
+    let decodes = spans.iter().filter(|span| span.rows == 1);
+    let (sequences, positions) = decodes.fold((0, 0), |(count, sum), span| (count + 1, sum + span.end()));
+    if sequences <= LITTLE.0 && positions <= LITTLE.1 { SHORT_CHUNK_TOKENS } else { LONG_CHUNK_TOKENS }
+}
 
 /// The attention of one step.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -34,7 +47,7 @@ impl AttentionPlan {
     /// # Errors
     /// [`KernelError::Shape`] for more rows, positions or blocks than 31 bits count.
     pub fn new(spans: &[Span<'_>], tile_rows: usize, visibility: Visibility) -> Result<Self, KernelError> {
-        let mut plan = Self::default();
+        let (mut plan, chunk_tokens) = (Self::default(), chunk_tokens(spans));
         for (index, span) in spans.iter().enumerate() {
             let sequence = Sequence {
                 first_row: narrow(span.first_row)?,
@@ -47,7 +60,7 @@ impl AttentionPlan {
             plan.block_tables.extend_from_slice(span.blocks);
             match sequence.rows {
                 0 => {}
-                1 => plan.add_decode(index as u32, sequence, visibility),
+                1 => plan.add_decode(index as u32, sequence, visibility, chunk_tokens),
                 rows => plan.tiles.extend(
                     (0..rows)
                         .step_by(tile_rows)
@@ -80,14 +93,14 @@ impl AttentionPlan {
         same && table_start == self.block_tables.len() && rows == planned_rows
     }
 
-    fn add_decode(&mut self, index: u32, sequence: Sequence, visibility: Visibility) {
+    fn add_decode(&mut self, index: u32, sequence: Sequence, visibility: Visibility, chunk_tokens: u32) {
         let end = sequence.context_tokens + 1;
         let from = if visibility.window == 0 { 0 } else { end.saturating_sub(visibility.window) };
-        let seen = |chunk: u32| chunk + CHUNK_TOKENS > from || chunk < visibility.sink_tokens;
+        let seen = |chunk: u32| chunk + chunk_tokens > from || chunk < visibility.sink_tokens;
         let first = self.chunks.len();
-        for begin in (0..end).step_by(CHUNK_TOKENS as usize).filter(|&begin| seen(begin)) {
+        for begin in (0..end).step_by(chunk_tokens as usize).filter(|&begin| seen(begin)) {
             let slot = self.slots + (self.chunks.len() - first) as u32;
-            let end = end.min(begin + CHUNK_TOKENS);
+            let end = end.min(begin + chunk_tokens);
             self.chunks.push(DecodeChunk { sequence: index, begin, end, slot });
         }
         let slots = (self.chunks.len() - first) as u32;
@@ -134,18 +147,36 @@ mod tests {
 
     #[test]
     fn chunks_that_no_window_reaches_are_left_out() {
-        let visibility = Visibility { window: 512, sink_tokens: 4 };
-        let plan = AttentionPlan::new(&[span(0, 1, 5 * 512, &[])], 128, visibility).unwrap();
+        let visibility = Visibility { window: 256, sink_tokens: 4 };
+        let plan = AttentionPlan::new(&[span(0, 1, 5 * 256, &[])], 128, visibility).unwrap();
         let begins: Vec<u32> = plan.chunks.iter().map(|chunk| chunk.begin).collect();
-        assert_eq!(begins, [0, 4 * 512, 5 * 512]);
+        assert_eq!(begins, [0, 4 * 256, 5 * 256]);
         assert_eq!(plan.merges, [Merge { row: 0, first_slot: 0, slots: 3 }]);
+    }
+
+    #[test]
+    fn chunks_are_short_where_little_is_decoded() {
+        let chunk_of = |sequences: usize, context: usize| {
+            let spans: Vec<_> = (0..sequences).map(|row| span(row, 1, context, &[])).collect();
+            let plan = AttentionPlan::new(&spans, 128, ALL).unwrap();
+            plan.chunks[0].end
+        };
+        let (short, long) = (SHORT_CHUNK_TOKENS, LONG_CHUNK_TOKENS);
+        assert_eq!([chunk_of(8, 4000), chunk_of(9, 4000), chunk_of(8, 4096)], [short, long, long]);
+        assert_eq!([chunk_of(1, 32_767), chunk_of(1, 32_768)], [short, long]);
+        let prompts = [span(0, 1, 400, &[]), span(1, 40_000, 0, &[]), span(40_001, 0, 70_000, &[])];
+        assert_eq!(
+            AttentionPlan::new(&prompts, 128, ALL).unwrap().chunks[0].end,
+            short,
+            "prompts do not count"
+        );
     }
 
     proptest! {
         /// Every visible position lies in exactly one chunk, every chunk has one, and parts have slots of their own.
         #[test]
         fn chunks_cover_what_a_row_sees(
-            contexts in prop::collection::vec(0usize..3000, 1..5),
+            contexts in prop::collection::vec(0usize..3000, 1..14),
             window in prop_oneof![Just(0u32), 1u32..2000],
             sink_tokens in 0u32..700,
         ) {

@@ -4,7 +4,7 @@ use half::bf16;
 use rand::RngExt;
 use worker_kernels::Span;
 use worker_kernels::cuda::params::{DecodeChunk, Merge, Visibility};
-use worker_kernels::cuda::plan::{AttentionPlan, CHUNK_TOKENS};
+use worker_kernels::cuda::plan::{AttentionPlan, LONG_CHUNK_TOKENS, SHORT_CHUNK_TOKENS};
 use worker_kernels::cuda::{PrefillKernel, launch};
 
 use crate::machine::{COPY_MODES, POISON, Run, on_a_real_gpu, rng};
@@ -439,17 +439,33 @@ fn what_was_seen_early_is_not_worn_away() {
     }
 }
 
+/// Where much is decoded chunks are longer: sequences around the end of one, and of several.
+#[test]
+fn decode_of_many_sequences_takes_long_chunks() {
+    let long = LONG_CHUNK_TOKENS as usize;
+    let mut sequences = vec![(3, 1); 8];
+    sequences.extend([(long - 2, 1), (long - 1, 1), (long, 1), (2 * long + 100, 1)]);
+    for (number, head_dim) in [64, 128, 256].into_iter().enumerate() {
+        let case = Case::new(head_dim, 4, 1, &sequences);
+        let data = Data::new(&case, number as u64);
+        let merges: Vec<u32> = data.plan(&case).merges.iter().map(|merge| merge.slots).collect();
+        assert_eq!(merges, [2, 3]);
+        let run = Run::number(number);
+        check_out(&case, &data, run, &compute(&case, &data, run));
+    }
+}
+
 /// Parts whose logarithms lie further apart than the exponents of a float reach, the heaviest first, last and between.
 #[test]
 fn decode_adds_up_parts_that_are_hundreds_apart() {
     for levels in [[0.0, 25.0, 50.0], [50.0, 25.0, 0.0], [0.0, 50.0, 0.0]] {
-        let case = Case::new(64, 1, 1, &[(2 * CHUNK_TOKENS as usize + 40, 1)]);
+        let case = Case::new(64, 1, 1, &[(2 * SHORT_CHUNK_TOKENS as usize + 40, 1)]);
         let mut data = Data::new(&case, 5);
         // The first number of query and key adds 64 · level / √64 to a score.
         data.q[0] = bf16::from_f32(64.0);
         for position in 0..=case.sequences[0].0 {
             let at = data.offset(&case, 0, 0, position);
-            data.keys[at] = bf16::from_f32(levels[position / CHUNK_TOKENS as usize]);
+            data.keys[at] = bf16::from_f32(levels[position / SHORT_CHUNK_TOKENS as usize]);
         }
         let run = Run::number(0);
         check_out(&case, &data, run, &compute(&case, &data, run));
