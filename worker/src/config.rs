@@ -5,6 +5,7 @@
 use worker_core::timing::EnginePreset;
 use worker_kernels::cuda::PrefillKernel;
 
+use crate::error::WorkerError;
 use crate::model::ModelSource;
 use crate::simulation::BackendChoice;
 use crate::transfer::Reach;
@@ -31,10 +32,10 @@ pub struct WorkerConfig {
     pub memory_sharers: usize,
     /// Longest prompt and answer together, in tokens; `None` takes the model's.
     pub context_tokens: Option<usize>,
-    /// Sequences that are computed side by side.
-    pub max_running: usize,
-    /// Tokens of one step, prompt chunks and decodes together: bounds the pause that a long prompt causes others.
-    pub max_tokens_per_step: usize,
+    /// Sequences that are computed side by side; `None` takes what is usual for what computes ([`StepSize`]).
+    pub max_running: Option<usize>,
+    /// Tokens of one step, prompt chunks and decodes together: bounds the pause that a long prompt causes others. `None` as above.
+    pub max_tokens_per_step: Option<usize>,
     /// Requests that may wait beside the running ones; one more is answered 429.
     pub max_waiting: usize,
     /// Whether others can follow what happens to the prefix cache.
@@ -78,11 +79,40 @@ pub enum KvBudget {
     Blocks(usize),
 }
 
+/// What a step computes at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepSize {
+    /// Sequences.
+    pub max_running: usize,
+    /// Tokens of all of them.
+    pub max_tokens: usize,
+}
+
+impl StepSize {
+    /// Usual on a CPU, where a chunk of a prompt takes a second.
+    pub const CPU: Self = Self { max_running: 64, max_tokens: 512 };
+    /// Usual on a GPU: weights are read once for many more rows, and each step of a prompt costs a millisecond or two besides. (Of 512
+    /// tokens, 64 prompts and answers took 1.2 times as long as of 8,192; bench/results/2026-11-26-h200-decode.md.)
+    pub const GPU: Self = Self { max_running: 256, max_tokens: 2048 };
+
+    /// What the configuration says, and the rest from `self`.
+    ///
+    /// # Errors
+    /// [`WorkerError::Config`] when a step has fewer tokens than sequences.
+    pub(crate) fn or_as_told(self, config: &WorkerConfig) -> Result<Self, WorkerError> {
+        let max_running = config.max_running.unwrap_or(self.max_running);
+        let max_tokens = config.max_tokens_per_step.unwrap_or(self.max_tokens);
+        if max_tokens < max_running {
+            return Err(WorkerError::Config(format!(
+                "max-tokens-per-step {max_tokens} must be at least max-running, {max_running}: each running sequence computes \
+                 a token a step, and those beyond would starve"
+            )));
+        }
+        Ok(Self { max_running, max_tokens })
+    }
+}
+
 impl WorkerConfig {
-    /// Sequences running side by side unless told otherwise.
-    pub const MAX_RUNNING: usize = 64;
-    /// Tokens of a step unless told otherwise.
-    pub const MAX_TOKENS_PER_STEP: usize = 512;
     /// Requests waiting beside the running ones unless told otherwise.
     pub const MAX_WAITING: usize = 1024;
 
@@ -94,8 +124,6 @@ impl WorkerConfig {
     pub fn timing(preset: &'static EnginePreset, model: ModelSource) -> Self {
         Self {
             backend: BackendChoice::Timing(preset),
-            max_running: preset.max_running,
-            max_tokens_per_step: preset.max_tokens_per_step,
             max_waiting: Self::SIMULATED_MAX_WAITING,
             ..Self::new(model)
         }
@@ -114,11 +142,30 @@ impl WorkerConfig {
             kv: KvBudget::Auto,
             memory_sharers: 1,
             context_tokens: None,
-            max_running: Self::MAX_RUNNING,
-            max_tokens_per_step: Self::MAX_TOKENS_PER_STEP,
+            max_running: None,
+            max_tokens_per_step: None,
             max_waiting: Self::MAX_WAITING,
             kv_events: KvEventRecording::Off,
             kv_transfer: KvTransfer::Off,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_as_large_as_told_and_else_as_is_usual() {
+        let config = |max_running, max_tokens_per_step| WorkerConfig {
+            max_running,
+            max_tokens_per_step,
+            ..WorkerConfig::new(ModelSource::Builtin)
+        };
+        assert_eq!(StepSize::GPU.or_as_told(&config(None, None)).unwrap(), StepSize::GPU);
+        let told = StepSize { max_running: 3, max_tokens: 40 };
+        assert_eq!(StepSize::CPU.or_as_told(&config(Some(3), Some(40))).unwrap(), told);
+        let error = StepSize::GPU.or_as_told(&config(None, Some(255))).unwrap_err().to_string();
+        assert!(error.contains("max-tokens-per-step 255") && error.contains("max-running, 256"), "{error}");
     }
 }

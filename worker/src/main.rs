@@ -79,12 +79,12 @@ struct Cli {
     #[arg(long, value_name = "TOKENS")]
     context_length: Option<usize>,
 
-    /// Sequences computed side by side [default: 64; the preset's for a timing backend]
+    /// Sequences computed side by side [default: 64, on a GPU 256; the preset's for a timing backend]
     #[arg(long, value_name = "N")]
     max_running: Option<usize>,
 
-    /// Tokens of one step; bounds the pause that a long prompt causes others [default: 512; the preset's for a
-    /// timing backend]
+    /// Tokens of one step; bounds the pause that a long prompt causes others [default: 512, on a GPU 2048; the
+    /// preset's for a timing backend]
     #[arg(long, value_name = "TOKENS")]
     max_tokens_per_step: Option<usize>,
 
@@ -242,8 +242,8 @@ fn configuration(cli: Cli) -> WorkerConfig {
         (None, None) => KvBudget::Auto,
     };
     config.context_tokens = cli.context_length;
-    config.max_running = cli.max_running.unwrap_or(config.max_running);
-    config.max_tokens_per_step = cli.max_tokens_per_step.unwrap_or(config.max_tokens_per_step);
+    config.max_running = cli.max_running;
+    config.max_tokens_per_step = cli.max_tokens_per_step;
     config.max_waiting = cli.max_waiting.unwrap_or(config.max_waiting);
     config
 }

@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::model::{Model, ModelConfig, ModelFiles};
 use crate::simulation::{BackendChoice, Simulation, plain_words};
 use crate::transfer::{Transfer, TransferParts};
-use crate::{KvBudget, KvEventRecording, KvTransfer, WorkerBody, WorkerConfig, WorkerError};
+use crate::{KvBudget, KvEventRecording, KvTransfer, StepSize, WorkerBody, WorkerConfig, WorkerError};
 
 /// What KV may take on its way between workers, unless told otherwise.
 const MOST_TRANSFER_BYTES: u64 = 4 << 30;
@@ -69,6 +69,7 @@ impl Worker {
     }
 
     fn start_cpu(config: WorkerConfig, files: &ModelFiles) -> Result<Self, WorkerError> {
+        let step = StepSize::CPU.or_as_told(&config)?;
         let model = Arc::new(Model::load(files)?);
         let context_tokens = context_tokens(&config, model.config())?;
         let room = KvRoom {
@@ -77,7 +78,9 @@ impl Worker {
             sharers: config.memory_sharers,
         };
         let block_bytes = kv_block_bytes(model.config(), BLOCK_TOKENS);
-        let capacity = capacity(&config, block_bytes, room, context_tokens)?;
+        let need =
+            KvNeed { block_tokens: BLOCK_TOKENS, block_bytes, context_tokens, max_running: step.max_running };
+        let capacity = capacity(need, config.kv, room)?;
         let backend = CpuBackend::new(Arc::clone(&model), capacity, config.threads)?;
         let text = Text::read(files)?;
         Self::assemble(
@@ -86,7 +89,7 @@ impl Worker {
                 backend: Box::new(backend),
                 model_digest: files.digest(),
                 computes: Computes::Model(format!("cpu, {} threads", config.threads)),
-                limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
+                limits: SchedulerLimits::mixed(step.max_running, step.max_tokens),
                 context_tokens,
             },
             model.config(),
@@ -100,6 +103,7 @@ impl Worker {
         files: &ModelFiles,
         kernels: CudaKernels,
     ) -> Result<Self, WorkerError> {
+        let step = StepSize::GPU.or_as_told(&config)?;
         let kernels = kernels
             .with_prefill(config.prefill_kernel)
             .map_err(|error| WorkerError::Config(format!("prefill-kernel wgmma: {error}")))?;
@@ -111,7 +115,10 @@ impl Worker {
             available_bytes: Some(model.free_bytes()? as u64),
             sharers: config.memory_sharers,
         };
-        let capacity = capacity(&config, model.kv_block_bytes(BLOCK_TOKENS), room, context_tokens)?;
+        let block_bytes = model.kv_block_bytes(BLOCK_TOKENS);
+        let need =
+            KvNeed { block_tokens: BLOCK_TOKENS, block_bytes, context_tokens, max_running: step.max_running };
+        let capacity = capacity(need, config.kv, room)?;
         let backend = CudaBackend::new(model, capacity)?;
         let text = Text::read(files)?;
         Self::assemble(
@@ -120,7 +127,7 @@ impl Worker {
                 backend: Box::new(backend),
                 model_digest: files.digest(),
                 computes: Computes::Model(described),
-                limits: SchedulerLimits::mixed(config.max_running, config.max_tokens_per_step),
+                limits: SchedulerLimits::mixed(step.max_running, step.max_tokens),
                 context_tokens,
             },
             &model_config,
@@ -135,6 +142,8 @@ impl Worker {
         files: &ModelFiles,
         preset: &'static EnginePreset,
     ) -> Result<Self, WorkerError> {
+        let usual = StepSize { max_running: preset.max_running, max_tokens: preset.max_tokens_per_step };
+        let step = usual.or_as_told(&config)?;
         let model = ModelConfig::from_files(files)?;
         let text = Text::read(files)?;
         let words = plain_words(&text.tokenizer, &model.eos_tokens);
@@ -156,8 +165,8 @@ impl Worker {
                 model_digest: files.digest(),
                 computes: Computes::Nothing(simulation),
                 limits: SchedulerLimits {
-                    max_running: config.max_running,
-                    max_tokens_per_step: config.max_tokens_per_step,
+                    max_running: step.max_running,
+                    max_tokens_per_step: step.max_tokens,
                     ..preset.limits()
                 },
                 context_tokens: config.context_tokens.unwrap_or(preset.context_tokens),
@@ -341,20 +350,13 @@ fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     check_backend(config)?;
     let bounds = [
         ("threads", config.threads),
-        ("max-running", config.max_running),
-        ("max-tokens-per-step", config.max_tokens_per_step),
+        ("max-running", config.max_running.unwrap_or(1)),
+        ("max-tokens-per-step", config.max_tokens_per_step.unwrap_or(1)),
         ("max-waiting", config.max_waiting),
         ("memory-sharers", config.memory_sharers),
     ];
     if let Some((name, _)) = bounds.iter().find(|(_, value)| *value == 0) {
         return Err(WorkerError::Config(format!("{name} must be at least 1")));
-    }
-    let (step, running) = (config.max_tokens_per_step, config.max_running);
-    if step < running {
-        return Err(WorkerError::Config(format!(
-            "max-tokens-per-step {step} must be at least max-running, {running}: each running sequence computes a token a \
-             step, and those beyond would starve"
-        )));
     }
     Ok(())
 }
@@ -411,19 +413,12 @@ fn context_tokens(config: &WorkerConfig, model: &ModelConfig) -> Result<usize, W
 }
 
 /// The size of the KV pool, which is logged: by default it depends on the machine.
-fn capacity(
-    config: &WorkerConfig,
-    block_bytes: usize,
-    room: KvRoom,
-    context_tokens: usize,
-) -> Result<KvCapacity, WorkerError> {
-    let need =
-        KvNeed { block_tokens: BLOCK_TOKENS, block_bytes, context_tokens, max_running: config.max_running };
-    let capacity = need.capacity(config.kv, room)?;
+fn capacity(need: KvNeed, budget: KvBudget, room: KvRoom) -> Result<KvCapacity, WorkerError> {
+    let capacity = need.capacity(budget, room)?;
     tracing::info!(
         blocks = capacity.blocks,
-        tokens = capacity.blocks * BLOCK_TOKENS,
-        size = size((capacity.blocks as u64).saturating_mul(block_bytes as u64)),
+        tokens = capacity.blocks * need.block_tokens,
+        size = size((capacity.blocks as u64).saturating_mul(need.block_bytes as u64)),
         available = room.available_bytes.map(size),
         sharers = room.sharers,
         "KV pool"

@@ -220,7 +220,7 @@ async fn logprobs_and_choices_are_those_of_http() {
 async fn priorities_mean_the_same_over_grpc_and_http() {
     let mut config = WorkerConfig::new(ModelSource::Builtin);
     config.kv_events = KvEventRecording::On;
-    config.max_running = 1;
+    config.max_running = Some(1);
     let served = serve_with(config).await;
     let mut client = served.client().await;
     let mut events = client.kv_events(v1::KvEventsRequest::default()).await.unwrap().into_inner();

@@ -98,8 +98,8 @@ async fn of_a_repeated_prompt_of_a_thousand_tokens_only_the_end_is_computed() {
 async fn many_at_once_get_what_each_gets_alone() {
     let worker = start(|config| {
         // Small steps and few places, so that chunks and batches mix.
-        config.max_tokens_per_step = 40;
-        config.max_running = 6;
+        config.max_tokens_per_step = Some(40);
+        config.max_running = Some(6);
     });
     let body = |n: usize| {
         let sampled = json!({"temperature": 0.8, "seed": n, "max_tokens": 12});
@@ -200,8 +200,8 @@ async fn requests_of_different_salts_share_nothing() {
 #[tokio::test]
 async fn choices_that_still_wait_for_their_prompt_go_with_their_client() {
     let worker = start(|config| {
-        config.max_tokens_per_step = 16;
-        config.max_running = 16;
+        config.max_tokens_per_step = Some(16);
+        config.max_running = Some(16);
     });
     let long = "a long story that is told again ".repeat(50);
     let body = chat(&long, &json!({"stream": true, "n": 4, "max_tokens": 1_000, "ignore_eos": true}));

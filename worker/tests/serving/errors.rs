@@ -66,7 +66,7 @@ async fn wrong_methods_name_the_right_one() {
 #[tokio::test]
 async fn a_full_queue_is_a_429_with_retry_after() {
     let worker = start(|config| {
-        config.max_running = 1;
+        config.max_running = Some(1);
         config.max_waiting = 1;
     });
     let endless = chat("x", &json!({"stream": true, "max_tokens": 8_000, "ignore_eos": true})).to_string();
@@ -102,8 +102,8 @@ fn configurations_that_do_not_fit_are_refused_with_what_would() {
     let said = refused(|config| config.kv = KvBudget::Blocks(1 << 31));
     assert!(said.contains("65536.0 GiB") && said.contains("GiB is available"), "{said}");
     assert!(refused(|config| config.context_tokens = Some(9_000)).contains("8192"));
-    assert!(refused(|config| config.max_running = 0).contains("max-running"));
-    let said = refused(|config| config.max_tokens_per_step = 63);
+    assert!(refused(|config| config.max_running = Some(0)).contains("max-running"));
+    let said = refused(|config| config.max_tokens_per_step = Some(63));
     assert!(said.contains("max-tokens-per-step 63") && said.contains("max-running, 64"), "{said}");
     assert!(refused(|config| config.model = ModelSource::Directory("/nowhere".into())).contains("/nowhere"));
 }

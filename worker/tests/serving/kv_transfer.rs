@@ -246,7 +246,7 @@ async fn simulated_engines_hand_prompts_over_that_have_no_kv() {
     let preset = worker_core::timing::preset("qwen3-8b").unwrap();
     let simulated = |config: &mut WorkerConfig| {
         config.backend = BackendChoice::Timing(preset);
-        config.max_tokens_per_step = preset.max_tokens_per_step;
+        config.max_tokens_per_step = Some(preset.max_tokens_per_step);
         config.time_scale = 0.001;
     };
     let (first, second) = (served(simulated).await, fetching(simulated));

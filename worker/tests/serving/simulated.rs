@@ -226,7 +226,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(refused(|config| config.kv = KvBudget::Bytes(1 << 30)).contains("kv-blocks"));
     assert!(refused(|config| config.kv = KvBudget::Blocks(0)).contains("at least 1"));
     assert!(refused(|config| config.backend = BackendChoice::Cpu).contains("timing:PRESET"));
-    assert!(refused(|config| config.max_running = 0).contains("max-running"));
+    assert!(refused(|config| config.max_running = Some(0)).contains("max-running"));
 }
 
 /// The step lasts for hours, so that an answer that waited for the engine's thread would never come.

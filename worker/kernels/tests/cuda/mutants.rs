@@ -211,6 +211,8 @@ fn tests_of(file: &str) -> &'static [&'static str] {
         "moe_route.cu" | "moe_group.cu" | "moe_gemm.cu" | "moe_sum.cu" => {
             &["moe::", "sizes::the_last_of_a_million_pairs", "sizes::the_last_of_128k_rows_gets_its_sum"]
         }
+        "linear_few_rows.cu" => &["linear::", "sizes::the_last_row_of_a_matrix"],
+        "gate.cuh" => &["linear::", "rowwise::"],
         "paged.cuh" => &["attention::", "rowwise::", "sizes::"],
         _ => &["rowwise::", "sizes::"],
     }

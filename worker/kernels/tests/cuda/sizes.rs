@@ -6,9 +6,9 @@ use half::bf16;
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::moe::{self, MoeGemmParams, MoeSumParams, MoeTile};
 use worker_kernels::cuda::params::{
-    AdjustParams, CombineParams, DecodeChunk, DecodeParams, Draw, GatherParams, LogitChange, Merge,
-    MixedParams, Paging, Penalties, PrefillParams, PrefillWgmmaParams, RmsNormParams, RopeStoreParams,
-    SampleParams, Sequence, SiluMulParams, Visibility,
+    AdjustParams, CombineParams, DecodeChunk, DecodeParams, Draw, GatherParams, LinearFewRowsParams,
+    LogitChange, Merge, MixedParams, Paging, Penalties, PrefillParams, PrefillWgmmaParams, RmsNormParams,
+    RopeStoreParams, SampleParams, Sequence, SiluMulParams, Visibility,
 };
 use worker_kernels::cuda::plan::AttentionPlan;
 use worker_kernels::{KvLayout, Span};
@@ -340,6 +340,28 @@ fn the_last_rows_of_tables_of_4e9_numbers_are_found() {
     table.write((rows * width - 1) * 4, &[5.0f32]);
     launch_blocks(launch::select_rows(1).unwrap(), &params, RUN, &[]).unwrap();
     assert_eq!(out.read_at::<f32>((width - 1) * 4, 1), [5.0]);
+}
+
+#[test]
+fn the_last_row_of_a_matrix_of_4e9_numbers_is_multiplied() {
+    let (inputs, outputs) = (16_384, 300_000);
+    let ones = vec![bf16::from_f32(1.0).to_bits(); inputs];
+    let (x, w) = (Buffer::of(&ones), Buffer::zeroed(outputs * inputs * 2));
+    w.write((outputs - 1) * inputs * 2, &ones);
+    let out = Buffer::zeroed(outputs * 4);
+    let params = LinearFewRowsParams {
+        x: x.address(),
+        w: w.address(),
+        bias: 0,
+        out: out.address(),
+        rows: 1,
+        inputs: inputs as u32,
+        outputs: outputs as u32,
+        result: LinearFewRowsParams::REPLACE_F32,
+    };
+    let launch = launch::linear_few_rows(1, outputs, false).unwrap();
+    launch_blocks(launch, &params, RUN, &[launch.grid - 1]).unwrap();
+    assert_eq!(out.read_at::<f32>((outputs - 2) * 4, 2), [0.0, 16_384.0]);
 }
 
 #[test]
