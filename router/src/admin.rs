@@ -231,6 +231,7 @@ fn explained(explanation: &Explanation, reading: &Reading) -> Value {
             json!({
                 "worker": worker.id().as_str(),
                 "cost": cost,
+                "first_token_in_s": candidate.queued_s + candidate.own_s,
                 "hit_tokens": candidate.hit_tokens,
                 "uncached_tokens": reading.prompt_tokens.saturating_sub(candidate.hit_tokens as usize),
                 "queued_prefill_tokens": candidate.load.prefill_tokens,

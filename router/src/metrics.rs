@@ -114,6 +114,9 @@ pub struct Metrics {
     /// By direction: what was expected and not there, and what was there and not expected.
     prediction_error_over: Histogram,
     prediction_error_under: Histogram,
+    /// By direction: first tokens that came after they were expected, and before.
+    first_token_late: Histogram,
+    first_token_early: Histogram,
     /// Blocks that the tree forgot because a worker turned out not to have them.
     pub corrected_blocks: IntCounter,
     in_flight: IntGauge,
@@ -185,6 +188,15 @@ impl Default for Metrics {
             .buckets(TOKENS.to_vec()),
             &["direction"],
         ));
+        let first_tokens = maker.add(HistogramVec::new(
+            HistogramOpts::new(
+                "router_ttft_prediction_error_seconds",
+                "Difference between when the first token of a stream was expected when its worker was picked (what waited there before \
+                 it, and its own prompt) and when it came. late: after that, or just then; early: before.",
+            )
+            .buckets(SECONDS.to_vec()),
+            &["direction"],
+        ));
         maker.add(Ok(logs::dropped_lines()));
         let cached_tokens = maker.counters(
             "router_cached_tokens_total",
@@ -252,6 +264,8 @@ impl Default for Metrics {
             reported_cached_tokens: cached_tokens.with_label_values(&["reported"]),
             prediction_error_over: prediction_error.with_label_values(&["over"]),
             prediction_error_under: prediction_error.with_label_values(&["under"]),
+            first_token_late: first_tokens.with_label_values(&["late"]),
+            first_token_early: first_tokens.with_label_values(&["early"]),
             corrected_blocks: maker.add(IntCounter::new(
                 "router_prefix_corrected_blocks_total",
                 "Blocks of the prefix tree that were forgotten because a worker's reply said that it had evicted them.",
@@ -440,6 +454,15 @@ impl Metrics {
             self.prediction_error_over.observe(difference);
         } else {
             self.prediction_error_under.observe(difference);
+        }
+    }
+
+    /// A first token has come so many seconds after it was expected; a negative number is before. `None` where nothing was.
+    pub fn first_token_late(&self, late_s: Option<f64>) {
+        match late_s {
+            Some(late_s) if late_s >= 0.0 => self.first_token_late.observe(late_s),
+            Some(late_s) => self.first_token_early.observe(-late_s),
+            None => {}
         }
     }
 

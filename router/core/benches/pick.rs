@@ -101,6 +101,7 @@ fn occupy(fleet: &FleetSnapshot) -> Vec<Lease> {
                 whose: Precedence::default(),
                 background_tokens: None,
                 taken_s: 0.0,
+                due_in_s: 0.0,
             };
             leases.iter_mut().last().map(Lease::first_token);
             leases.push(Lease::reserve(&worker.load, booking));

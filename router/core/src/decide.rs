@@ -416,6 +416,7 @@ impl Decider {
                 whose: request.precedence,
                 background_tokens,
                 taken_s,
+                due_in_s: picked.queued_s + picked.own_s,
             };
             let mut lease = Lease::reserve(&worker.load, booking);
             let hit_tokens = picked.hit_tokens as usize;
@@ -688,6 +689,13 @@ impl Decider {
         if let Some(observation) = lease.first_token_at(now, &pools.speed(pool)) {
             pools.learn(pool, &observation);
         }
+    }
+
+    /// By how many seconds a first token that comes `now` is later than was expected when the worker was picked, negative if earlier; `None`
+    /// where nothing was, by policies that do not go by hits.
+    #[must_use]
+    pub fn late_s(&self, lease: &Lease, now: Duration) -> Option<f64> {
+        self.reads_prefixes().then(|| lease.late_s(now))
     }
 
     /// A worker's whole answer to a request has come `now`, not as a stream: its prefill is no longer owed, and took no longer.

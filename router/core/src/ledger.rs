@@ -331,6 +331,8 @@ pub struct Booking {
     pub background_tokens: Option<usize>,
     /// What it takes of its worker's time, in seconds, if that is noted.
     pub taken_s: f64,
+    /// In how many seconds its first token is due: what waits before it at the worker, and its own prompt.
+    pub due_in_s: f64,
 }
 
 /// How long a request in line waits before it is decided anew: often beside what a prompt takes, and seldom beside what a decision does.
@@ -380,6 +382,8 @@ pub struct Lease {
     background_tokens: Option<u32>,
     /// Of its worker's time, in seconds, as it was noted.
     taken_s: f32,
+    /// When its first token is due.
+    due_s: f64,
 }
 
 impl Lease {
@@ -401,6 +405,7 @@ impl Lease {
             whose,
             background_tokens,
             taken_s,
+            due_in_s,
         } = booking;
         let background_tokens = background_tokens.map(count);
         let asked = Asked { prefill, answer, adapter, siblings, whose };
@@ -445,7 +450,14 @@ impl Lease {
             background_tokens,
             #[expect(clippy::cast_possible_truncation, reason = "seconds, to seven digits")]
             taken_s: taken_s as f32,
+            due_s: now.as_secs_f64() + due_in_s,
         }
+    }
+
+    /// How many seconds after it was due its first token came, if that was `now`; negative if before.
+    #[must_use]
+    pub fn late_s(&self, now: Duration) -> f64 {
+        now.as_secs_f64() - self.due_s
     }
 
     /// Books a request that another router has told of.
@@ -612,6 +624,7 @@ mod tests {
                 whose: Precedence::default(),
                 background_tokens: None,
                 taken_s: 0.0,
+                due_in_s: 0.0,
             },
         )
     }

@@ -354,7 +354,11 @@ pub(super) fn answered(
     let (response, first) = answer;
     let status = response.status();
     match status.is_success() {
-        true if shows_first_token && leg != Leg::Decode => app.decider.first_token(&mut lease, app.now()),
+        true if shows_first_token && leg != Leg::Decode => {
+            let now = app.now();
+            app.metrics.first_token_late(app.decider.late_s(&lease, now));
+            app.decider.first_token(&mut lease, now);
+        }
         true if recorder.computes_at_once() && !is_stream && leg != Leg::Decode => {
             app.decider.whole_answer(&mut lease, app.now());
         }

@@ -285,7 +285,9 @@ impl Prefilling {
 
     fn has_computed(&mut self, response: Response<UpstreamBody>, first: Option<Bytes>) {
         let Some(Decided { worker, mut lease, trial, .. }) = self.decided.take() else { return };
-        self.app.decider.first_token(&mut lease, self.app.now());
+        let now = self.app.now();
+        self.app.metrics.first_token_late(self.app.decider.late_s(&lease, now));
+        self.app.decider.first_token(&mut lease, now);
         self.app.metrics.attempt(&worker, response.status().into());
         worker.generates();
         // It ends: what is left of the answer says nothing.

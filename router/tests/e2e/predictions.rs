@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -83,4 +84,24 @@ async fn an_engine_that_never_reports_is_never_corrected() {
         assert_eq!(router.metric(metric).await, 0.0, "{metric}");
     }
     assert!(router.metric("router_prefix_tree_blocks").await > 30.0);
+}
+
+/// When first tokens were expected, against when they came: of streams alone, and by policies that expect anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn first_tokens_are_compared_with_what_was_expected() {
+    let worker = MockWorker::start(&["m"], |_| {
+        vec![Act::Take(Duration::from_secs(1)), Act::Write(sse_reply(&[r#"{"a":1}"#]))]
+    })
+    .await;
+    let late = "router_ttft_prediction_error_seconds_count{direction=\"late\"}";
+    let early = "router_ttft_prediction_error_seconds_count{direction=\"early\"}";
+    for (policy, compared) in [("prefix_aware", 1.0), ("round_robin", 0.0)] {
+        let router = Router::start(&[&workers(&[&worker]), "--policy", policy]).await;
+        until("it is up", || async { router.get("/readyz").await.status == 200 }).await;
+        let explained = router.admin("POST", "/explain", &chat("hello")).await.json();
+        let expected_s = explained["candidates"][0]["first_token_in_s"].as_f64().unwrap();
+        assert!((0.0..1.0).contains(&expected_s), "{expected_s}");
+        assert!(router.post("/v1/chat/completions", &chat("hello")).await.whole);
+        assert_eq!((router.metric(late).await, router.metric(early).await), (compared, 0.0), "{policy}");
+    }
 }

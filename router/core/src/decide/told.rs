@@ -123,6 +123,7 @@ impl Decider {
             whose: request.precedence,
             background_tokens,
             taken_s,
+            due_in_s: 0.0,
         };
         let mut lease = Lease::reserve_for_another(&worker.load, booking);
         let mut basis = Basis::default();
