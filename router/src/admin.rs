@@ -193,7 +193,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
         Ok(explained) => explained,
         Err(reason) => return crate::error::RequestError::from(reason).response(),
     };
-    let mut told = explained(&explanation, &reading);
+    let mut told = explained(app, &explanation, &reading);
     told["model"] = reading.model.as_deref().into();
     told["prompt_bytes"] = reading.prompt_bytes.into();
     told["prompt_tokens_estimated"] = reading.prompt_tokens.into();
@@ -203,7 +203,7 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
     told["answer_tokens_expected"] = explanation.answer_tokens.into();
     told["followers_expected"] = explanation.followers.requests.into();
     if let Some(prefill) = prefill {
-        told["prefill"] = explained(&prefill, &reading);
+        told["prefill"] = explained(app, &prefill, &reading);
     }
     if roster.snapshot.has_prefill()
         && may_choose
@@ -223,7 +223,8 @@ fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
 }
 
 /// Who would get a request, or a leg of one, and why.
-fn explained(explanation: &Explanation, reading: &Reading) -> Value {
+fn explained(app: &App, explanation: &Explanation, reading: &Reading) -> Value {
+    let expects = app.decider.reads_prefixes();
     let candidates: Vec<_> = explanation
         .candidates
         .iter()
@@ -231,7 +232,7 @@ fn explained(explanation: &Explanation, reading: &Reading) -> Value {
             json!({
                 "worker": worker.id().as_str(),
                 "cost": cost,
-                "first_token_in_s": candidate.queued_s + candidate.own_s,
+                "first_token_in_s": expects.then_some(candidate.queued_s + candidate.own_s),
                 "hit_tokens": candidate.hit_tokens,
                 "uncached_tokens": reading.prompt_tokens.saturating_sub(candidate.hit_tokens as usize),
                 "queued_prefill_tokens": candidate.load.prefill_tokens,

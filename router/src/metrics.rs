@@ -191,8 +191,8 @@ impl Default for Metrics {
         let first_tokens = maker.add(HistogramVec::new(
             HistogramOpts::new(
                 "router_ttft_prediction_error_seconds",
-                "Difference between when the first token of a stream was expected when its worker was picked (what waited there before \
-                 it, and its own prompt) and when it came. late: after that, or just then; early: before.",
+                "Difference between when the first token of a stream was expected when its worker was picked (what this router knew to \
+                 wait there before it, and its own prompt) and when it came. late: after that, or just then; early: before.",
             )
             .buckets(SECONDS.to_vec()),
             &["direction"],

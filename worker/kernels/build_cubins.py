@@ -5,8 +5,8 @@
     python3 worker/kernels/build_cubins.py --check   writes nothing; fails when what is committed there is not what the sources give
 
 Both fail on a file that does not open with algorithm, source, shapes and costs, on a compiler warning, on what it says of products that wait
-for each other, on a spilled register, on local memory, on a kernel of tensor-core products whose machine code has none, and on one by wgmma
-whose exponentials do not run under products. That bad kernels are refused is tried first, on one of each kind but the last. NVRTC and
+for each other, on a spilled register, on local memory, on a kernel of tensor-core products whose machine code has none, on one that touches
+memory before it has waited for the kernel before it, and on one by wgmma whose exponentials do not run under products. That bad kernels are refused is tried first, on one of each kind but the last. NVRTC and
 nvdisasm come from PyPI, pinned below, into target/cuda-toolchain (200 MB, once).
 """
 import argparse
@@ -45,6 +45,9 @@ RESERVED_BYTES = 1024  # of shared memory, by each block
 
 # Kernels whose machine code must have tensor-core products.
 TENSOR_CORES = ("attention_prefill_", "attention_decode_", "attention_mixed_", "moe_gemm", "linear_few_rows_")
+
+# Kernels that begin while the one before still runs (KERNEL_AHEAD in dev.cuh); all others wait before they touch memory.
+AHEAD = ("linear_few_rows_", "attention_decode_", "rms_norm")
 
 # Kernels that compute the first half of a tile's weights, so many exponentials of each thread, while the values of the tile before are added:
 # between the wait that leaves one group of products under way and the next.
@@ -142,6 +145,8 @@ def resources(path, target, code, log):
         if kernel.startswith(TENSOR_CORES) != bool(products.get(kernel)):
             raise Failed(f"{kernel} for {target}: {products.get(kernel, 0)} tensor-core products in its machine code")
         report[kernel] = (int(registers), products.get(kernel, 0))
+        if target != "sm_80" and (problem := touches_memory_early(kernel, assembly[kernel])):
+            raise Failed(f"{kernel} for {target}: {problem}")
         if kernel in EXPONENTIALS and (found := exponentials_under_products(assembly[kernel])) < EXPONENTIALS[kernel]:
             raise Failed(f"{kernel} for {target}: {found} of {EXPONENTIALS[kernel]} exponentials run under the products of values; the wait has moved")
     return report
@@ -164,6 +169,12 @@ BAD_KERNELS = {
         for (int i = 0; i < 4; i++) p[threadIdx.x * 4 + i] = d[i];
     }""",
     "0 tensor-core products": 'extern "C" __global__ void attention_decode_64(int* p) { *p = 1; }',
+    "before it waits": """extern "C" __global__ void bad(int* p) {
+        int first = p[threadIdx.x];
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        p[threadIdx.x] = first + 1;
+    }""",
+    "does not wait": 'extern "C" __global__ void bad(float* p) { *p = 1.f; }',
 }
 
 
@@ -188,7 +199,7 @@ def check_refusals():
         with tempfile.NamedTemporaryFile(suffix=".cu", mode="w") as file:
             file.write(source)
             file.flush()
-            _, _, problem = compile_one((pathlib.Path(file.name), "sm_90a" if "wgmma" in source else "sm_80"))
+            _, _, problem = compile_one((pathlib.Path(file.name), "sm_90a" if "wgmma" in source or "wait" in reason else "sm_80"))
         if reason not in (problem or ""):
             raise Failed(f"a kernel with {reason} in it was not refused: {problem}")
 
@@ -216,6 +227,15 @@ def tensor_core_products(assembly):
     """HMMA and HGMMA instructions of each kernel that has any."""
     counts = {kernel: sum(bool(re.search(r"\bHG?MMA\.", line)) for line in lines) for kernel, lines in assembly.items()}
     return {kernel: count for kernel, count in counts.items() if count}
+
+
+def touches_memory_early(kernel, lines):
+    """What is wrong with how a kernel waits for the one before it, if anything."""
+    wait = next((at for at, line in enumerate(lines) if re.search(r"\bACQBULK\b", line)), None)
+    if wait is None:
+        return "it does not wait for the kernel before it"
+    early = next((line.strip() for line in lines[:wait] if re.search(r"\b(LDG|LDGSTS|STG|ATOMG|RED|UTMALDG|LD|ST)\b", line)), None)
+    return None if early is None or kernel.startswith(AHEAD) else f"it touches memory before it waits for the kernel before it: {early}"
 
 
 def exponentials_under_products(lines):

@@ -47,8 +47,12 @@ impl Worker {
         let files = ModelFiles::open(&config.model)?;
         match config.backend {
             BackendChoice::Cpu => Self::start_cpu(config, &files),
-            BackendChoice::Cuda => Self::start_cuda(config, &files, open_gpu()?),
-            BackendChoice::Auto => match open_gpu() {
+            BackendChoice::Cuda => {
+                let kernels = CudaKernels::open(0)
+                    .map_err(|error| WorkerError::Config(format!("backend cuda: {error}")))?;
+                Self::start_cuda(config, &files, kernels)
+            }
+            BackendChoice::Auto => match CudaKernels::open(0) {
                 Ok(kernels) if head_dim_is_supported(ModelConfig::from_files(&files)?.head_dim) => {
                     Self::start_cuda(config, &files, kernels)
                 }
@@ -59,8 +63,12 @@ impl Worker {
                     );
                     Self::start_cpu(config, &files)
                 }
-                Err(reason) => {
+                Err(reason) if reason.is_no_gpu() => {
                     tracing::info!(%reason, "computing on the CPU");
+                    Self::start_cpu(config, &files)
+                }
+                Err(reason) => {
+                    tracing::warn!(%reason, "computing on the CPU, since the GPU cannot be used");
                     Self::start_cpu(config, &files)
                 }
             },
@@ -112,7 +120,10 @@ impl Worker {
         let context_tokens = context_tokens(&config, model.config())?;
         let room = KvRoom {
             memory: KvMemory::Gpu,
-            available_bytes: Some(model.free_bytes()? as u64),
+            // What steps take is not there for KV.
+            available_bytes: Some(
+                model.free_bytes()?.saturating_sub(model.workspace_bytes(step, context_tokens)) as u64,
+            ),
             sharers: config.memory_sharers,
         };
         let block_bytes = model.kv_block_bytes(BLOCK_TOKENS);
@@ -424,9 +435,4 @@ fn capacity(need: KvNeed, budget: KvBudget, room: KvRoom) -> Result<KvCapacity, 
         "KV pool"
     );
     Ok(capacity)
-}
-
-/// The first GPU, or why it cannot be used.
-fn open_gpu() -> Result<CudaKernels, WorkerError> {
-    CudaKernels::open(0).map_err(|error| WorkerError::Config(format!("backend cuda: {error}")))
 }

@@ -17,7 +17,7 @@ pub(crate) fn prefilled() -> Vec<u8> {
     json_reply(200, &format!(r#"{{"choices":[],"kv_transfer_params":{PARAMS},"usage":{usage}}}"#))
 }
 
-fn generated() -> Vec<u8> {
+pub(crate) fn generated() -> Vec<u8> {
     sse_reply(&[r#"{"choices":[{"delta":{"content":"hello"}}]}"#])
 }
 
@@ -26,7 +26,7 @@ fn body(seen: &Seen) -> Value {
 }
 
 /// A router in front of workers that generate, and of others that compute prompts for them.
-async fn router(generate: &[&MockWorker], prefill: &[&MockWorker], more: &[&str]) -> Router {
+pub(crate) async fn router(generate: &[&MockWorker], prefill: &[&MockWorker], more: &[&str]) -> Router {
     let prefill_list = workers(prefill).replace("--workers", "--prefill");
     let all = workers(generate);
     let arguments = [&[all.as_str(), prefill_list.as_str()], more].concat();

@@ -38,6 +38,7 @@ mod routing;
 mod smuggling;
 mod spans;
 mod stalls;
+mod stalls_apart;
 mod thoughts;
 mod upstream;
 mod upstream_h2;

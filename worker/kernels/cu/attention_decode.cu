@@ -7,7 +7,7 @@
 // its own; a warp for which no heads are left only copies. So a group of any size has the same bytes under way. A warp waits for the
 // others of its team once in TEAM tiles, and for other teams only at the end, where the teams' sums are put together in shared memory. A
 // chunk that is its sequence's only one writes the row; others write a part, which attention_combine.cu adds up. How chunks are cut plan.rs
-// says. What was stored before this step is copied while the kernel before, which stores the new rows, still runs.
+// says. What was stored before this step is copied while the kernels before, which store the new rows, still run.
 //
 // A group of more than 16 · WARPS heads (64; 32 at head_dim 256) has one block for each so many, and each of them reads the chunk's keys
 // and values. They are neighbours in the grid, which starts in its order, so that those after the first find in the cache what it reads
@@ -40,6 +40,7 @@ struct DecodeParams {
     Visibility visibility;
     u32 heads, q_stride, out_stride;
     float score_scale;
+    u32 begins_early, reserved; // whether the step writes no keys and values that it reads here, but for each row's own
 };
 
 template <int HEAD_DIM_, int WARPS_, int STAGES_> struct DecodeShape {
@@ -214,8 +215,8 @@ template <class S, int TEAM> DEVICE void decode_in_teams(const DecodeParams& p, 
 
     UNROLL
     for (int i = 0; i < S::STAGES - 1; i++) {
-        // The kernel before writes the row's own keys and values; those of all other positions are there already, and their tiles do not wait.
-        if (tile_begin(i, warp) + S::KEYS > sequence.context_tokens) wait_for_before();
+        // The kernel before writes the row's own keys and values; tiles of earlier steps do not wait.
+        if (!p.begins_early || tile_begin(i, warp) + S::KEYS > sequence.context_tokens) wait_for_before();
         copy_tile<S>(ring + i * 2 * S::TILE, p, table, work.kv_head, tile_begin(i, warp), chunk.end);
     }
     wait_for_before();

@@ -1,6 +1,6 @@
 // Prefill and decode of one step in one launch: the blocks of attention_prefill.cu, and among them those of attention_decode.cu.
 //
-// Algorithm: theirs, unchanged, so that a row has the same bits in any batch; that both kinds should run side by side is the idea of
+// Algorithm: theirs, unchanged, so that a row has the bits that it has by those; that both kinds should run side by side is the idea of
 // POD-Attention (Kamath et al. 2025). One launch in place of two lets decode blocks, which wait
 // for memory, run beside prefill blocks, which wait for the tensor cores, and saves the pause in which the last of a first launch are
 // alone. attention_combine.cu comes afterwards as after decode.

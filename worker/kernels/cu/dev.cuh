@@ -18,7 +18,7 @@ typedef int i32;
 // A kernel takes one struct by value. THREADS is the most a block has, BLOCKS how many of them should fit on a multiprocessor at once,
 // SHARED_BYTES the shared memory of each, which NAME_shared_bytes tells build_cubins.py. A kernel's blocks may start while the one before
 // it in the stream still runs, and wait for its end before all else; KERNEL_AHEAD is for one that waits by itself, having begun with what
-// no kernel of the stream writes.
+// was there before the last copy to or from the host: each kernel lets the next begin before it has waited itself, so that several may be under way.
 #define KERNEL_AHEAD(NAME, PARAMS, THREADS, BLOCKS, SHARED_BYTES) \
     extern "C" __device__ u32 NAME##_shared_bytes = SHARED_BYTES; \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ PARAMS p)

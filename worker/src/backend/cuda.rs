@@ -11,9 +11,10 @@ use worker_kernels::cuda::{CudaKernels, CudaKvPool};
 use worker_kernels::{Device, KernelError};
 
 use super::batch::FlatBatch;
-use super::capacity::{kv_format, kv_layout, numbers};
+use super::capacity::{cuda_workspace_bytes, kv_format, kv_layout, numbers};
 use super::draws::draws;
 use super::sample::{Drawn, SampleError, logprobs};
+use crate::StepSize;
 use crate::model::transformer::Rows;
 use crate::model::{ModelConfig, ModelError, ModelFiles, Transformer, Weights, Workspace};
 
@@ -45,6 +46,12 @@ impl CudaModel {
     #[must_use]
     pub fn kv_block_bytes(&self, block_tokens: usize) -> usize {
         CudaKvPool::block_bytes(kv_layout(&self.config, KvCapacity { block_tokens, blocks: 1 }))
+    }
+
+    /// Bytes that steps of this size take beside weights and KV, of sequences of up to `context_tokens`.
+    #[must_use]
+    pub fn workspace_bytes(&self, step: StepSize, context_tokens: usize) -> usize {
+        cuda_workspace_bytes(&self.config, step, context_tokens)
     }
 
     /// Bytes of the GPU's memory that are free.

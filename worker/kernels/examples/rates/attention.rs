@@ -4,7 +4,7 @@ use worker_kernels::cuda::launch::{self, Launch};
 use worker_kernels::cuda::params::{
     CombineParams, DecodeParams, MixedParams, Paging, PrefillParams, PrefillWgmmaParams, Visibility,
 };
-use worker_kernels::cuda::plan::AttentionPlan;
+use worker_kernels::cuda::plan::{AttentionPlan, Cut};
 use worker_kernels::cuda::tensor_map::Matrix;
 use worker_kernels::cuda::{CudaError, Memory};
 use worker_kernels::{KvLayout, Span};
@@ -122,7 +122,8 @@ impl Batch {
         let rows: usize = sequences.iter().map(|(_, rows)| rows).sum();
         let tables = tables(sequences);
         let blocks: usize = tables.iter().map(Vec::len).sum();
-        let plan = plan(tile_rows, sequences, &tables);
+        let cut = Cut::of(tile_rows, rates.gpu.multiprocessors(), heads.kv);
+        let plan = plan(cut, sequences, &tables);
         let parts = plan.slots as usize * heads.query;
         let pool_numbers = blocks * BLOCK_TOKENS * heads.kv * head_dim;
         let memory = vec![
@@ -170,6 +171,8 @@ impl Batch {
             q_stride: stride,
             out_stride: stride,
             score_scale: prefill.score_scale,
+            begins_early: 1,
+            reserved: 0,
             ..Default::default()
         };
         let combine = CombineParams {
@@ -244,7 +247,7 @@ fn work((head_dim, heads): (usize, Heads), sequences: &[(usize, usize)]) -> (f64
     (flops, bytes)
 }
 
-fn plan(tile_rows: usize, sequences: &[(usize, usize)], tables: &[Vec<u32>]) -> AttentionPlan {
+fn plan(cut: Cut, sequences: &[(usize, usize)], tables: &[Vec<u32>]) -> AttentionPlan {
     let mut first_row = 0;
     let spans: Vec<Span<'_>> = sequences
         .iter()
@@ -254,7 +257,7 @@ fn plan(tile_rows: usize, sequences: &[(usize, usize)], tables: &[Vec<u32>]) -> 
             Span { first_row: first_row - rows, rows, context_tokens, blocks }
         })
         .collect();
-    AttentionPlan::new(&spans, tile_rows, Visibility::default()).unwrap()
+    AttentionPlan::new(&spans, cut, Visibility::default()).unwrap()
 }
 
 /// Blocks of the sequences, in disorder.

@@ -1,13 +1,11 @@
 //! What goes row by row: norm, rotary embedding and store, gate, embedding, experts, sampling.
 
-use worker_kernels::cuda::launch;
 use worker_kernels::cuda::moe::{self, MoeGemmParams, MoeGroupParams, MoeTile};
 use worker_kernels::cuda::params::{
-    Draw, GatherParams, LinearFewRowsParams, Paging, RmsNormParams, RopeStoreParams, SampleParams,
-    SiluMulParams,
+    Draw, FewRowsResult, GatherParams, LinearFewRowsParams, Paging, RmsNormParams, RopeStoreParams,
+    SampleParams, SiluMulParams,
 };
-
-use worker_kernels::cuda::Memory;
+use worker_kernels::cuda::{Memory, launch};
 
 use crate::{Rates, Work};
 
@@ -80,16 +78,16 @@ pub(crate) fn silu_mul(rates: &mut Rates) {
 /// Products of few rows, in the shapes of Llama-3.1-8B's layers. Each shape's matrices are so many that none is in the cache when it is read again.
 pub(crate) fn linear_few_rows(rates: &mut Rates) {
     let shapes = [
-        ("qkv", 4096, 6144, LinearFewRowsParams::REPLACE_BF16),
-        ("output", 4096, 4096, LinearFewRowsParams::ADD_TO_F32),
-        ("gate and up", 4096, 14_336, LinearFewRowsParams::GATED_BF16),
-        ("down", 14_336, 4096, LinearFewRowsParams::ADD_TO_F32),
+        ("qkv", 4096, 6144, FewRowsResult::ReplaceBf16),
+        ("output", 4096, 4096, FewRowsResult::AddToF32),
+        ("gate and up", 4096, 14_336, FewRowsResult::GatedBf16),
+        ("down", 14_336, 4096, FewRowsResult::AddToF32),
     ];
     for (name, inputs, outputs, result) in shapes {
         let (inputs, outputs) =
             (rates.length(inputs).next_multiple_of(8), rates.length(outputs).next_multiple_of(8));
-        let gated = result == LinearFewRowsParams::GATED_BF16;
-        let numbers = inputs * outputs * if gated { 2 } else { 1 };
+        let of_an_output = if result == FewRowsResult::GatedBf16 { 2 } else { 1 };
+        let numbers = inputs * outputs * of_an_output;
         let some = rates.random_bf16(numbers);
         let matrices: Vec<_> = (0..(1usize << 28).div_ceil(numbers).min(8))
             .map(|_| {
@@ -100,7 +98,7 @@ pub(crate) fn linear_few_rows(rates: &mut Rates) {
             .collect();
         let (x, out) = (rates.random_bf16(16 * inputs), rates.empty(16 * outputs * 4));
         for rows in [1, 8, 16] {
-            let launch = launch::linear_few_rows(rows, outputs, gated).unwrap();
+            let launch = launch::linear_few_rows(rows, outputs, result).unwrap();
             let params = |matrix: &Memory| LinearFewRowsParams {
                 x: x.address(),
                 w: matrix.address(),
@@ -109,7 +107,7 @@ pub(crate) fn linear_few_rows(rates: &mut Rates) {
                 rows: rows as u32,
                 inputs: inputs as u32,
                 outputs: outputs as u32,
-                result,
+                result: result as u32,
             };
             let work = Work::Bytes((2 * numbers * matrices.len()) as f64);
             let what = format!("{} products of {rows} rows, {name}: {inputs} to {outputs}", matrices.len());

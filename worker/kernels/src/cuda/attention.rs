@@ -13,7 +13,7 @@ use super::memory::Memory;
 use super::params::{
     CombineParams, DecodeParams, MixedParams, PrefillParams, PrefillWgmmaParams, Visibility,
 };
-use super::plan::AttentionPlan;
+use super::plan::{AttentionPlan, Cut};
 use super::tensor_map::Matrix;
 use crate::{KernelError, KvLayout, Span};
 
@@ -23,6 +23,8 @@ pub(super) struct Step {
     /// Whether prompts are computed by wgmma, of a layout that it takes.
     by_wgmma: bool,
     plan: AttentionPlan,
+    /// Whether decodes read nothing that the step writes, but for their own rows.
+    begins_early: bool,
     /// The position of each row.
     pub(super) positions: Memory,
     /// Where each row's keys and values go.
@@ -72,7 +74,8 @@ impl Step {
         let layout = pool.layout();
         let tile_rows =
             if by_wgmma { launch::WGMMA_TILE_ROWS } else { launch::prefill_tile_rows(layout.head_dim)? };
-        let plan = AttentionPlan::new(spans, tile_rows, Visibility::default())?;
+        let cut = Cut::of(tile_rows, gpu.multiprocessors(), layout.kv_heads);
+        let plan = AttentionPlan::new(spans, cut, Visibility::default())?;
         let positions: Vec<u32> =
             spans.iter().flat_map(|span| span.context_tokens as u32..span.end() as u32).collect();
         Ok(Self {
@@ -86,6 +89,7 @@ impl Step {
             chunks: Memory::passing(gpu, &plan.chunks)?,
             merges: Memory::passing(gpu, &plan.merges)?,
             parts: None,
+            begins_early: AttentionPlan::begins_early(spans, layout),
             plan,
         })
     }
@@ -199,6 +203,8 @@ impl Attention<'_> {
             q_stride: prefill.q_stride,
             out_stride: prefill.out_stride,
             score_scale: prefill.score_scale,
+            begins_early: u32::from(step.begins_early),
+            reserved: 0,
         }
     }
 

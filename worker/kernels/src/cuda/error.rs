@@ -83,6 +83,12 @@ pub enum CudaError {
 }
 
 impl CudaError {
+    /// Whether there is no GPU, as far as can be told: not one that cannot be used.
+    #[must_use]
+    pub fn is_no_gpu(&self) -> bool {
+        matches!(self, Self::NoDriver | Self::NoDevice)
+    }
+
     /// Says what a call that failed was for.
     pub(super) fn of(mut self, what: impl FnOnce() -> String) -> Self {
         if let Self::Call { of, .. } = &mut self {

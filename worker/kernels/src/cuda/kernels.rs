@@ -1,7 +1,8 @@
 //! The operations on a GPU, one launch each; nothing waits but [`Device::read`].
 //!
-//! The residual stream, angles and logits are f32, all else bf16. Unlike on the CPU, a row's bits may depend on how many rows a dense
-//! product has where these are more than few, since cuBLASLt chooses by shape; attention and the rest keep to one order. Caller: the model's forward pass.
+//! The residual stream, angles and logits are f32, all else bf16. Unlike on the CPU, a row's bits may depend on what is beside it: on how
+//! many rows a dense product has where these are more than few, since cuBLASLt chooses by shape, and on whether attention decodes much or
+//! little. All else keeps to one order. Caller: the model's forward pass. Next: [`super::products`].
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,13 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use half::bf16;
 
 use super::attention::{Attention, Step};
-use super::blas::{Blas, Output, Product};
+use super::blas::{Blas, Output};
 use super::buffer::{CudaBuffer, CudaKvPool, CudaLinear, Kind};
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::launch;
 use super::memory::Memory;
-use super::params::{GatherParams, LinearFewRowsParams, RmsNormParams, RopeStoreParams, SiluMulParams};
+use super::params::{FewRowsResult, GatherParams, RmsNormParams, RopeStoreParams, SiluMulParams};
 use crate::{AttentionShape, Device, KernelError, Kernels, KvLayout, RopeShape, Span, WeightView};
 
 /// Blocks of KV that are read at a time go through so much pinned memory, which is kept.
@@ -35,8 +36,8 @@ pub enum PrefillKernel {
 
 /// The kernels on one GPU.
 pub struct CudaKernels {
-    gpu: Arc<Gpu>,
-    blas: Blas,
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) blas: Blas,
     prefill: PrefillKernel,
     /// Of the step whose layers run.
     step: Mutex<Option<Step>>,
@@ -86,68 +87,6 @@ impl CudaKernels {
 
     fn step(&self) -> MutexGuard<'_, Option<Step>> {
         self.step.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a product of so many rows is ours; cuBLASLt has the others.
-    fn multiplies_few(rows: usize, w: &CudaLinear) -> bool {
-        rows <= launch::MOST_FEW_ROWS && w.inputs.is_multiple_of(8) && w.outputs.is_multiple_of(8)
-    }
-
-    /// A product of few rows, with a result as [`LinearFewRowsParams`] says.
-    fn multiply_few(
-        &self,
-        x: &CudaBuffer,
-        w: &CudaLinear,
-        out: &CudaBuffer,
-        result: u32,
-    ) -> Result<(), KernelError> {
-        let params = LinearFewRowsParams {
-            x: x.address(),
-            w: w.weights.address(),
-            bias: w.bias.as_ref().map_or(0, |bias| bias.f32.address()),
-            out: out.address(),
-            rows: x.rows() as u32,
-            inputs: w.inputs as u32,
-            outputs: out.width() as u32,
-            result,
-        };
-        let gated = result == LinearFewRowsParams::GATED_BF16;
-        let launch = launch::linear_few_rows(x.rows(), out.width(), gated)?;
-        // SAFETY: the callers have compared widths and rows, and buffers are as large as these say.
-        Ok(unsafe { self.gpu.launch(launch, &params) }?)
-    }
-
-    fn multiply(
-        &self,
-        x: &CudaBuffer,
-        w: &CudaLinear,
-        out: &CudaBuffer,
-        output: Output,
-    ) -> Result<(), KernelError> {
-        if Self::multiplies_few(x.rows(), w) {
-            let result = match output {
-                Output::Bf16 => LinearFewRowsParams::REPLACE_BF16,
-                Output::F32 => LinearFewRowsParams::REPLACE_F32,
-                Output::AddToF32 => LinearFewRowsParams::ADD_TO_F32,
-            };
-            return self.multiply_few(x, w, out, result);
-        }
-        let bias = w.bias.as_ref().map_or(0, |bias| match output {
-            Output::Bf16 => bias.bf16.address(),
-            Output::F32 | Output::AddToF32 => bias.f32.address(),
-        });
-        let product = Product {
-            x: x.address(),
-            w: w.weights.address(),
-            bias,
-            out: out.address(),
-            rows: x.rows(),
-            inputs: w.inputs,
-            outputs: w.outputs,
-            output,
-        };
-        // SAFETY: the callers have compared widths and rows, and buffers are as large as these say.
-        Ok(unsafe { self.blas.multiply(product) }?)
     }
 
     fn gather(
@@ -412,7 +351,7 @@ impl Kernels for CudaKernels {
         x.expect("linear", Kind::Bf16)?;
         expect_width("linear", x, w.inputs)?;
         out.reset(&self.gpu, x.rows(), width, Kind::Bf16)?;
-        self.multiply_few(x, w, out, LinearFewRowsParams::GATED_BF16)
+        self.multiply_few(x, w, out, FewRowsResult::GatedBf16)
     }
 
     fn select_rows(&self, x: &CudaBuffer, rows: &[usize], out: &mut CudaBuffer) -> Result<(), KernelError> {

@@ -2,6 +2,7 @@
 //!
 //! Says the same as the shapes in `cu/*.cu`: change both. Knows no device. Next: a device launches, or the host machine of the tests.
 
+use super::params::FewRowsResult;
 use crate::{KernelError, KvLayout};
 
 /// One launch; grids and blocks have one dimension.
@@ -201,17 +202,20 @@ pub fn silu_mul(rows: usize, width: usize) -> Result<Launch, KernelError> {
     launch("silu_mul", (rows as u64 * width as u64).div_ceil(8 * 256), 256, 0)
 }
 
-/// A product of few rows with so many outputs, which are `gated` or not: as many rows of the matrix, or twice as many.
+/// A product of few rows with so many outputs; none is no launch.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for more rows than there is a kernel for, or more blocks than a launch has.
-pub fn linear_few_rows(rows: usize, outputs: usize, gated: bool) -> Result<Launch, KernelError> {
+pub fn linear_few_rows(rows: usize, outputs: usize, result: FewRowsResult) -> Result<Launch, KernelError> {
     let Some((_, kernel, shared_bytes)) = FEW_ROWS.into_iter().find(|(most, ..)| rows <= *most) else {
         let expected = format!("at most {MOST_FEW_ROWS} rows");
         return Err(KernelError::Shape { operation: "linear_few_rows", expected, found: rows.to_string() });
     };
-    let of_a_block = if gated { FEW_ROWS_OUTPUTS / 2 } else { FEW_ROWS_OUTPUTS };
-    launch(kernel, outputs.div_ceil(of_a_block) as u64, 256, shared_bytes)
+    // Of a gated MLP an output has two rows of the matrix.
+    let is_gated = result == FewRowsResult::GatedBf16;
+    let outputs_of_a_block = if is_gated { FEW_ROWS_OUTPUTS / 2 } else { FEW_ROWS_OUTPUTS };
+    let blocks = if rows == 0 { 0 } else { outputs.div_ceil(outputs_of_a_block) };
+    launch(kernel, blocks as u64, 256, shared_bytes)
 }
 
 /// Rows of the embedding table.
@@ -315,6 +319,10 @@ mod tests {
         assert_eq!(rope_store(128, 131_072, 64, 8).unwrap().grid, 327_680);
         assert_eq!(silu_mul(131_072, 28_672).unwrap().grid, 1_835_008);
         assert_eq!(decode(128, 15_625, 64, 8).unwrap().grid, 125_000);
+        assert_eq!(linear_few_rows(1, 152_064, FewRowsResult::ReplaceF32).unwrap().grid, 4752);
+        assert_eq!(linear_few_rows(16, 14_336, FewRowsResult::GatedBf16).unwrap().grid, 896);
+        // As of a step that draws for nobody.
+        assert_eq!(linear_few_rows(0, 152_064, FewRowsResult::ReplaceF32).unwrap().grid, 0);
         let error = prefill(128, 1 << 26, 64).unwrap_err().to_string();
         assert!(error.contains("at most 2147483647 blocks"), "{error}");
         let error = rope_store(128, 1 << 25, 48, 8).unwrap_err().to_string();

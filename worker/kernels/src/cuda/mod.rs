@@ -19,6 +19,7 @@ mod modules;
 pub mod moe;
 pub mod params;
 pub mod plan;
+mod products;
 mod sampling;
 mod staging;
 pub mod tensor_map;

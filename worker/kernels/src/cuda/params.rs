@@ -181,6 +181,10 @@ device_values! {
         out_stride: u32,
         /// As in [`PrefillParams`].
         score_scale: f32,
+        /// 1 where the step writes no keys and values that are read here, but for each row's own ([`begins_early`](super::plan::AttentionPlan::begins_early)): then those are read while kernels before still run.
+        begins_early: u32,
+        /// Nothing; keeps the size a multiple of 8.
+        reserved: u32,
     }
     /// `attention_mixed_{64,128,256}`.
     MixedParams {
@@ -282,7 +286,7 @@ device_values! {
     LinearFewRowsParams {
         /// bf16 `[rows, inputs]`.
         x: Address,
-        /// bf16 `[outputs, inputs]`; of [`LinearFewRowsParams::GATED_BF16`] `[2 · outputs, inputs]`, the gate before the up projection.
+        /// bf16 `[outputs, inputs]`; of [`FewRowsResult::GatedBf16`] `[2 · outputs, inputs]`, the gate before the up projection.
         w: Address,
         /// f32, as long as `w` has rows, or null.
         bias: Address,
@@ -294,7 +298,7 @@ device_values! {
         inputs: u32,
         /// A multiple of 8.
         outputs: u32,
-        /// One of this struct's constants.
+        /// A [`FewRowsResult`].
         result: u32,
     }
     /// `embed` and `select_rows`.
@@ -380,15 +384,18 @@ impl DecodeChunk {
     pub const WHOLE: u32 = u32::MAX;
 }
 
-impl LinearFewRowsParams {
-    /// The result replaces bf16.
-    pub const REPLACE_BF16: u32 = 0;
+/// What becomes of a product of few rows, as in `cu/linear_few_rows.cu`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum FewRowsResult {
+    /// It replaces bf16.
+    ReplaceBf16 = 0,
     /// It replaces f32.
-    pub const REPLACE_F32: u32 = 1;
+    ReplaceF32 = 1,
     /// It is added to f32.
-    pub const ADD_TO_F32: u32 = 2;
+    AddToF32 = 2,
     /// silu(gate) · up replaces bf16.
-    pub const GATED_BF16: u32 = 3;
+    GatedBf16 = 3,
 }
 
 impl LogitChange {

@@ -1,11 +1,10 @@
 //! Cuts the rows of a step into what the blocks of the attention kernels do, once for all layers.
 //!
 //! Sequences with one new row decode, those with more prefill. Where a decode's context is cut depends on its position, and on whether
-//! much or little is decoded in the step: with either, a row's sums come in one order whatever else is in the batch. Next:
-//! [`super::launch`] and the kernels.
+//! much or little is decoded in the step; so does the order of a row's sums. Next: [`super::launch`] and the kernels.
 
 use super::params::{DecodeChunk, Merge, PrefillTile, Sequence, Visibility};
-use crate::{KernelError, Span};
+use crate::{KernelError, KvLayout, Span};
 
 /// Positions that one block of the decode kernel goes over where little is decoded: so few that one sequence of 8k and eight KV heads
 /// keeps 128 multiprocessors busy with two blocks each.
@@ -14,13 +13,28 @@ pub const SHORT_CHUNK_TOKENS: u32 = 256;
 /// The same where much is: so many that most sequences are not cut, or make up for their blocks' beginnings and ends.
 pub const LONG_CHUNK_TOKENS: u32 = 1024;
 
-/// What is little: so many sequences, and positions of theirs, at most. (Measured on an H200, bench/results/2026-11-26-h200-decode.md.)
-const LITTLE: (usize, usize) = (8, 32 << 10);
+/// How a step is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// Rows of a prefill tile ([`super::launch::prefill_tile_rows`], or [`super::launch::WGMMA_TILE_ROWS`]).
+    pub tile_rows: usize,
+    /// Fewer long chunks than this are little to decode.
+    pub few_chunks: usize,
+}
 
-fn chunk_tokens(spans: &[Span<'_>]) -> u32 {
-    let decodes = spans.iter().filter(|span| span.rows == 1);
-    let (sequences, positions) = decodes.fold((0, 0), |(count, sum), span| (count + 1, sum + span.end()));
-    if sequences <= LITTLE.0 && positions <= LITTLE.1 { SHORT_CHUNK_TOKENS } else { LONG_CHUNK_TOKENS }
+impl Cut {
+    /// For a GPU with so many multiprocessors: long chunks, each of which has a block for every KV head, must keep two thirds of them busy.
+    /// (Measured on an H200 with 132 and 8 KV heads, bench/results/2026-11-26-h200-decode.md: 8 chunks are better short, 16 long.)
+    #[must_use]
+    pub fn of(tile_rows: usize, multiprocessors: u32, kv_heads: usize) -> Self {
+        Self { tile_rows, few_chunks: (multiprocessors as usize * 2 / 3).div_ceil(kv_heads.max(1)) }
+    }
+
+    fn chunk_tokens(self, spans: &[Span<'_>]) -> u32 {
+        let decodes = spans.iter().filter(|span| span.rows == 1);
+        let chunks: usize = decodes.map(|span| span.end().div_ceil(LONG_CHUNK_TOKENS as usize)).sum();
+        if chunks < self.few_chunks { SHORT_CHUNK_TOKENS } else { LONG_CHUNK_TOKENS }
+    }
 }
 
 /// The attention of one step.
@@ -41,13 +55,12 @@ pub struct AttentionPlan {
 }
 
 impl AttentionPlan {
-    /// Plans attention over `spans`, in prefill tiles of so many rows ([`super::launch::prefill_tile_rows`], or
-    /// [`super::launch::WGMMA_TILE_ROWS`]).
+    /// Plans attention over `spans`.
     ///
     /// # Errors
     /// [`KernelError::Shape`] for more rows, positions or blocks than 31 bits count.
-    pub fn new(spans: &[Span<'_>], tile_rows: usize, visibility: Visibility) -> Result<Self, KernelError> {
-        let (mut plan, chunk_tokens) = (Self::default(), chunk_tokens(spans));
+    pub fn new(spans: &[Span<'_>], cut: Cut, visibility: Visibility) -> Result<Self, KernelError> {
+        let (mut plan, chunk_tokens) = (Self::default(), cut.chunk_tokens(spans));
         for (index, span) in spans.iter().enumerate() {
             let sequence = Sequence {
                 first_row: narrow(span.first_row)?,
@@ -63,7 +76,7 @@ impl AttentionPlan {
                 1 => plan.add_decode(index as u32, sequence, visibility, chunk_tokens),
                 rows => plan.tiles.extend(
                     (0..rows)
-                        .step_by(tile_rows)
+                        .step_by(cut.tile_rows)
                         .map(|first_row| PrefillTile { sequence: index as u32, first_row }),
                 ),
             }
@@ -74,6 +87,30 @@ impl AttentionPlan {
             std::cmp::Reverse(sequences[tile.sequence as usize].context_tokens + tile.first_row)
         });
         Ok(plan)
+    }
+
+    /// Whether what the decodes of `spans` read, in blocks of so many positions, was there before the step, but for their own rows. A prompt
+    /// whose beginning another computes in the same step may be down to its last token, and be a decode here.
+    #[must_use]
+    pub(super) fn begins_early(spans: &[Span<'_>], layout: KvLayout) -> bool {
+        let block_tokens = layout.block_tokens;
+        let mut written = vec![0u64; layout.blocks.div_ceil(64)];
+        let place = |block: u32| (block as usize / 64, 1u64 << (block % 64));
+        for span in spans {
+            for &block in &span.blocks[span.context_tokens / block_tokens..span.end().div_ceil(block_tokens)]
+            {
+                let (word, bit) = place(block);
+                written[word] |= bit;
+            }
+        }
+        let mut read = spans.iter().filter(|span| span.rows == 1).flat_map(|span| {
+            // What is behind these is written by the row itself, if at all.
+            &span.blocks[..span.context_tokens / block_tokens]
+        });
+        !read.any(|&block| {
+            let (word, bit) = place(block);
+            written[word] & bit != 0
+        })
     }
 
     /// Whether it was made of these spans, which have `rows` rows in all.
@@ -129,6 +166,7 @@ mod tests {
     use super::*;
 
     const ALL: Visibility = Visibility { window: 0, sink_tokens: 0 };
+    const CUT: Cut = Cut { tile_rows: 128, few_chunks: 11 };
 
     fn span(first_row: usize, rows: usize, context_tokens: usize, blocks: &[u32]) -> Span<'_> {
         Span { first_row, rows, context_tokens, blocks }
@@ -137,7 +175,7 @@ mod tests {
     #[test]
     fn one_row_decodes_and_more_prefill() {
         let spans = [span(0, 1, 9, &[4]), span(1, 0, 5, &[5]), span(1, 130, 0, &[6, 7])];
-        let plan = AttentionPlan::new(&spans, 128, ALL).unwrap();
+        let plan = AttentionPlan::new(&spans, CUT, ALL).unwrap();
         assert_eq!(plan.block_tables, [4, 5, 6, 7]);
         assert_eq!(plan.chunks, [DecodeChunk { sequence: 0, begin: 0, end: 10, slot: DecodeChunk::WHOLE }]);
         let tile = |first_row| PrefillTile { sequence: 2, first_row };
@@ -148,7 +186,7 @@ mod tests {
     #[test]
     fn chunks_that_no_window_reaches_are_left_out() {
         let visibility = Visibility { window: 256, sink_tokens: 4 };
-        let plan = AttentionPlan::new(&[span(0, 1, 5 * 256, &[])], 128, visibility).unwrap();
+        let plan = AttentionPlan::new(&[span(0, 1, 5 * 256, &[])], CUT, visibility).unwrap();
         let begins: Vec<u32> = plan.chunks.iter().map(|chunk| chunk.begin).collect();
         assert_eq!(begins, [0, 4 * 256, 5 * 256]);
         assert_eq!(plan.merges, [Merge { row: 0, first_slot: 0, slots: 3 }]);
@@ -156,20 +194,36 @@ mod tests {
 
     #[test]
     fn chunks_are_short_where_little_is_decoded() {
+        assert_eq!(Cut::of(128, 132, 8), CUT);
+        assert_eq!([Cut::of(128, 132, 2).few_chunks, Cut::of(128, 3, 8).few_chunks], [44, 1]);
         let chunk_of = |sequences: usize, context: usize| {
             let spans: Vec<_> = (0..sequences).map(|row| span(row, 1, context, &[])).collect();
-            let plan = AttentionPlan::new(&spans, 128, ALL).unwrap();
-            plan.chunks[0].end
+            AttentionPlan::new(&spans, CUT, ALL).unwrap().chunks[0].end
         };
         let (short, long) = (SHORT_CHUNK_TOKENS, LONG_CHUNK_TOKENS);
-        assert_eq!([chunk_of(8, 4000), chunk_of(9, 4000), chunk_of(8, 4096)], [short, long, long]);
-        assert_eq!([chunk_of(1, 32_767), chunk_of(1, 32_768)], [short, long]);
+        assert_eq!([chunk_of(10, 1023), chunk_of(11, 1023), chunk_of(10, 1024)], [short, long, long]);
+        assert_eq!([chunk_of(1, 10 * 1024 - 1), chunk_of(1, 10 * 1024)], [short, long]);
         let prompts = [span(0, 1, 400, &[]), span(1, 40_000, 0, &[]), span(40_001, 0, 70_000, &[])];
         assert_eq!(
-            AttentionPlan::new(&prompts, 128, ALL).unwrap().chunks[0].end,
+            AttentionPlan::new(&prompts, CUT, ALL).unwrap().chunks[0].end,
             short,
             "prompts do not count"
         );
+    }
+
+    #[test]
+    fn decode_begins_early_unless_another_writes_what_it_reads() {
+        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 64, block_tokens: 4, blocks: 70 };
+        let early = |spans: &[Span<'_>]| AttentionPlan::begins_early(spans, layout);
+        let decodes = [span(0, 1, 6, &[3, 65]), span(1, 1, 8, &[3, 66, 67])];
+        assert!(early(&decodes), "what both have was there before");
+        // A prompt whose first two blocks the other computes in this step, and has one token left.
+        let computes = span(0, 8, 0, &[5, 69]);
+        assert!(!early(&[computes, span(8, 1, 8, &[5, 69, 6])]));
+        assert!(early(&[computes, span(8, 8, 8, &[5, 69, 6, 7])]), "it is no decode");
+        assert!(early(&[span(0, 6, 2, &[5, 69]), span(6, 1, 3, &[8])]));
+        // One row completes a block that another has taken over.
+        assert!(!early(&[span(0, 1, 3, &[5]), span(1, 1, 4, &[5, 6])]));
     }
 
     proptest! {
@@ -181,7 +235,7 @@ mod tests {
             sink_tokens in 0u32..700,
         ) {
             let spans: Vec<_> = contexts.iter().enumerate().map(|(row, &context)| span(row, 1, context, &[])).collect();
-            let plan = AttentionPlan::new(&spans, 128, Visibility { window, sink_tokens }).unwrap();
+            let plan = AttentionPlan::new(&spans, CUT, Visibility { window, sink_tokens }).unwrap();
             for (index, &context) in contexts.iter().enumerate() {
                 let chunks: Vec<_> = plan.chunks.iter().filter(|chunk| chunk.sequence == index as u32).collect();
                 let seen = |key: u32| window == 0 || key + window > context as u32 || key < sink_tokens;
@@ -203,7 +257,7 @@ mod tests {
     #[test]
     fn a_plan_knows_its_spans_from_all_others() {
         let spans = [span(0, 1, 20, &[4, 5]), span(1, 3, 0, &[6])];
-        let plan = AttentionPlan::new(&spans, 128, ALL).unwrap();
+        let plan = AttentionPlan::new(&spans, CUT, ALL).unwrap();
         assert!(plan.is_of(&spans, 4));
         let others: [&[Span<'_>]; 8] = [
             &spans[..1],
@@ -224,7 +278,7 @@ mod tests {
 
     #[test]
     fn what_32_bits_do_not_count_is_refused() {
-        let error = AttentionPlan::new(&[span(0, 1, 1 << 31, &[])], 128, ALL).unwrap_err().to_string();
+        let error = AttentionPlan::new(&[span(0, 1, 1 << 31, &[])], CUT, ALL).unwrap_err().to_string();
         assert!(error.contains("fewer than 2147483647"), "{error}");
     }
 }

@@ -4,7 +4,7 @@ use half::bf16;
 use rand::RngExt;
 use worker_kernels::Span;
 use worker_kernels::cuda::params::{DecodeChunk, Merge, Visibility};
-use worker_kernels::cuda::plan::{AttentionPlan, LONG_CHUNK_TOKENS, SHORT_CHUNK_TOKENS};
+use worker_kernels::cuda::plan::{AttentionPlan, Cut, LONG_CHUNK_TOKENS, SHORT_CHUNK_TOKENS};
 use worker_kernels::cuda::{PrefillKernel, launch};
 
 use crate::machine::{COPY_MODES, POISON, Run, on_a_real_gpu, rng};
@@ -153,7 +153,8 @@ impl Data {
             PrefillKernel::Wgmma => launch::WGMMA_TILE_ROWS,
             _ => launch::prefill_tile_rows(case.head_dim).unwrap(),
         };
-        AttentionPlan::new(&spans, tile_rows, case.visibility).unwrap()
+        // As with eight KV heads on an H200.
+        AttentionPlan::new(&spans, Cut { tile_rows, few_chunks: 11 }, case.visibility).unwrap()
     }
 }
 

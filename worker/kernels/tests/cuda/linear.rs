@@ -4,7 +4,7 @@ use half::bf16;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use worker_kernels::cuda::launch;
-use worker_kernels::cuda::params::LinearFewRowsParams;
+use worker_kernels::cuda::params::{FewRowsResult, LinearFewRowsParams};
 
 use crate::machine::{Buffer, Run, launch as run_launch, rng};
 
@@ -13,13 +13,13 @@ struct Case {
     rows: usize,
     inputs: usize,
     outputs: usize,
-    result: u32,
+    result: FewRowsResult,
     bias: bool,
 }
 
 impl Case {
     fn gated(self) -> bool {
-        self.result == LinearFewRowsParams::GATED_BF16
+        self.result == FewRowsResult::GatedBf16
     }
 
     fn w_rows(self) -> usize {
@@ -60,10 +60,10 @@ impl Operands {
     fn want(&self, case: Case, row: usize, output: usize) -> f64 {
         let product = self.product(case, row, output);
         match case.result {
-            LinearFewRowsParams::GATED_BF16 => {
+            FewRowsResult::GatedBf16 => {
                 product / (1.0 + (-product).exp()) * self.product(case, row, case.outputs + output)
             }
-            LinearFewRowsParams::ADD_TO_F32 => f64::from(self.before[row * case.outputs + output]) + product,
+            FewRowsResult::AddToF32 => f64::from(self.before[row * case.outputs + output]) + product,
             _ => product,
         }
     }
@@ -72,11 +72,10 @@ impl Operands {
     fn run(&self, case: Case, run: Run) -> Vec<f32> {
         let (x, w, bias) = (Buffer::of_bf16(&self.x), Buffer::of_bf16(&self.w), Buffer::of(&self.bias));
         let numbers = case.rows * case.outputs;
-        let is_f32 =
-            [LinearFewRowsParams::REPLACE_F32, LinearFewRowsParams::ADD_TO_F32].contains(&case.result);
+        let is_f32 = [FewRowsResult::ReplaceF32, FewRowsResult::AddToF32].contains(&case.result);
         let out = match case.result {
-            LinearFewRowsParams::ADD_TO_F32 => Buffer::of(&self.before),
-            LinearFewRowsParams::REPLACE_F32 => Buffer::poisoned::<f32>(numbers),
+            FewRowsResult::AddToF32 => Buffer::of(&self.before),
+            FewRowsResult::ReplaceF32 => Buffer::poisoned::<f32>(numbers),
             _ => Buffer::poisoned::<u16>(numbers),
         };
         let params = LinearFewRowsParams {
@@ -87,9 +86,9 @@ impl Operands {
             rows: case.rows as u32,
             inputs: case.inputs as u32,
             outputs: case.outputs as u32,
-            result: case.result,
+            result: case.result as u32,
         };
-        run_launch(launch::linear_few_rows(case.rows, case.outputs, case.gated()).unwrap(), &params, run)
+        run_launch(launch::linear_few_rows(case.rows, case.outputs, case.result).unwrap(), &params, run)
             .unwrap();
         if is_f32 { out.read::<f32>() } else { out.read_bf16().into_iter().map(bf16::to_f32).collect() }
     }
@@ -106,11 +105,11 @@ fn check(case: Case, number: usize) {
     }
 }
 
-const RESULTS: [u32; 4] = [
-    LinearFewRowsParams::REPLACE_BF16,
-    LinearFewRowsParams::REPLACE_F32,
-    LinearFewRowsParams::ADD_TO_F32,
-    LinearFewRowsParams::GATED_BF16,
+const RESULTS: [FewRowsResult; 4] = [
+    FewRowsResult::ReplaceBf16,
+    FewRowsResult::ReplaceF32,
+    FewRowsResult::AddToF32,
+    FewRowsResult::GatedBf16,
 ];
 
 #[test]
@@ -148,7 +147,7 @@ fn a_row_s_bits_are_the_same_whatever_rows_are_beside_it() {
             assert_eq!(
                 operands.run(case(rows), Run::number(rows)),
                 whole[..rows * 72],
-                "{rows} rows, result {result}"
+                "{rows} rows, {result:?}"
             );
         }
     }
@@ -156,6 +155,6 @@ fn a_row_s_bits_are_the_same_whatever_rows_are_beside_it() {
 
 #[test]
 fn more_rows_than_there_is_a_kernel_for_are_refused() {
-    let error = launch::linear_few_rows(17, 8, false).unwrap_err().to_string();
+    let error = launch::linear_few_rows(17, 8, FewRowsResult::ReplaceF32).unwrap_err().to_string();
     assert!(error.contains("at most 16 rows"), "{error}");
 }

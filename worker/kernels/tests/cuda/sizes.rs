@@ -6,11 +6,11 @@ use half::bf16;
 use worker_kernels::cuda::launch;
 use worker_kernels::cuda::moe::{self, MoeGemmParams, MoeSumParams, MoeTile};
 use worker_kernels::cuda::params::{
-    AdjustParams, CombineParams, DecodeChunk, DecodeParams, Draw, GatherParams, LinearFewRowsParams,
-    LogitChange, Merge, MixedParams, Paging, Penalties, PrefillParams, PrefillWgmmaParams, RmsNormParams,
-    RopeStoreParams, SampleParams, Sequence, SiluMulParams, Visibility,
+    AdjustParams, CombineParams, DecodeChunk, DecodeParams, Draw, FewRowsResult, GatherParams,
+    LinearFewRowsParams, LogitChange, Merge, MixedParams, Paging, Penalties, PrefillParams,
+    PrefillWgmmaParams, RmsNormParams, RopeStoreParams, SampleParams, Sequence, SiluMulParams, Visibility,
 };
-use worker_kernels::cuda::plan::AttentionPlan;
+use worker_kernels::cuda::plan::{AttentionPlan, Cut};
 use worker_kernels::{KvLayout, Span};
 
 use crate::machine::{Buffer, Run, launch_blocks, map};
@@ -20,6 +20,7 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 const BLOCK_TOKENS: usize = 16;
 const BLOCKS: usize = 500_000;
+const CUT: Cut = Cut { tile_rows: launch::WGMMA_TILE_ROWS, few_chunks: 1 };
 const POSITIONS: usize = 131_072;
 const QKV: usize = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
 const RUN: Run = Run { copies: crate::machine::CopyMode::Late, seed: 9 };
@@ -73,7 +74,7 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
         out.write(at, &numbers(0.0));
     };
 
-    let plan = AttentionPlan::new(&[prefill_span], launch::WGMMA_TILE_ROWS, visibility).unwrap();
+    let plan = AttentionPlan::new(&[prefill_span], CUT, visibility).unwrap();
     let (block_tables, tiles, whole_prompt) =
         (Buffer::of(&plan.block_tables), Buffer::of(&plan.tiles), Buffer::of(&plan.sequences));
     let prefill_params = PrefillParams {
@@ -109,7 +110,7 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
     launch_blocks(by_wgmma, &params, RUN, &[HEADS as u32 - 1]).unwrap();
     check("prefill by wgmma");
 
-    let plan = AttentionPlan::new(&[decode_span], launch::WGMMA_TILE_ROWS, visibility).unwrap();
+    let plan = AttentionPlan::new(&[decode_span], CUT, visibility).unwrap();
     let mut whole = plan.chunks[1];
     whole.slot = DecodeChunk::WHOLE;
     let (chunks, sequences) = (Buffer::of(&[whole]), Buffer::of(&plan.sequences));
@@ -129,6 +130,8 @@ fn the_last_row_of_128k_finds_its_values_at_the_end_of_the_pool() {
         q_stride: QKV as u32,
         out_stride: (HEADS * HEAD_DIM) as u32,
         score_scale: 1.0,
+        begins_early: 1,
+        reserved: 0,
     };
     let decode = launch::decode(HEAD_DIM, 1, HEADS, KV_HEADS).unwrap();
     launch_blocks(decode, &params, RUN, &[KV_HEADS as u32 - 1]).unwrap();
@@ -290,6 +293,8 @@ fn parts_beyond_the_first_4e9_numbers_are_written_and_added_up() {
         q_stride: QKV as u32,
         out_stride: (HEADS * HEAD_DIM) as u32,
         score_scale: 1.0,
+        begins_early: 1,
+        reserved: 0,
         ..Default::default()
     };
     let decode = launch::decode(HEAD_DIM, 1, HEADS, KV_HEADS).unwrap();
@@ -357,9 +362,9 @@ fn the_last_row_of_a_matrix_of_4e9_numbers_is_multiplied() {
         rows: 1,
         inputs: inputs as u32,
         outputs: outputs as u32,
-        result: LinearFewRowsParams::REPLACE_F32,
+        result: FewRowsResult::ReplaceF32 as u32,
     };
-    let launch = launch::linear_few_rows(1, outputs, false).unwrap();
+    let launch = launch::linear_few_rows(1, outputs, FewRowsResult::ReplaceF32).unwrap();
     launch_blocks(launch, &params, RUN, &[launch.grid - 1]).unwrap();
     assert_eq!(out.read_at::<f32>((outputs - 2) * 4, 2), [0.0, 16_384.0]);
 }
