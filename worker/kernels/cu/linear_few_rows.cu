@@ -6,7 +6,7 @@
 // order. Nothing of it depends on how many rows there are, so that a row's bits do not. Copies of w begin while the kernel before still
 // computes x. Of a gated MLP a block has 16 rows of the gate and the same 16 of the up projection, and writes silu(gate) · up.
 //
-// Shapes: x [rows, inputs] bf16; w [outputs, inputs] bf16, or [2 · outputs, inputs], the gate before the up projection; bias [outputs] f32;
+// Shapes: x [rows, inputs] bf16; w [outputs, inputs] bf16, or [2 · outputs, inputs], the gate before the up projection; bias f32, of w's rows;
 // out [rows, outputs] in bf16 or f32; inputs and outputs multiples of 8. Grid: a block for each 32 outputs, or 16 of a gated MLP.
 //
 //   rows   stages   shared memory
