@@ -169,10 +169,19 @@ BAD_KERNELS = {
         for (int i = 0; i < 4; i++) p[threadIdx.x * 4 + i] = d[i];
     }""",
     "0 tensor-core products": 'extern "C" __global__ void attention_decode_64(int* p) { *p = 1; }',
-    "before it waits": """extern "C" __global__ void bad(int* p) {
+    "before it waits for the kernel before it: ": """extern "C" __global__ void bad(int* p) {
         int first = p[threadIdx.x];
         asm volatile("griddepcontrol.wait;" ::: "memory");
         p[threadIdx.x] = first + 1;
+    }""",
+    "before it waits for the kernel before it: REDG": """extern "C" __global__ void bad(int* p) {
+        atomicAdd(p, 1);
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+    }""",
+    "before it waits for the kernel before it: CALL": """__device__ __noinline__ void before(int* p) { *p = 1; }
+    extern "C" __global__ void bad(int* p) {
+        before(p);
+        asm volatile("griddepcontrol.wait;" ::: "memory");
     }""",
     "does not wait": 'extern "C" __global__ void bad(float* p) { *p = 1.f; }',
 }
@@ -200,7 +209,8 @@ def check_refusals():
             file.write(source)
             file.flush()
             _, _, problem = compile_one((pathlib.Path(file.name), "sm_90a" if "wgmma" in source or "wait" in reason else "sm_80"))
-        if reason not in (problem or ""):
+        # Of what nvdisasm says, the address before the instruction is left out.
+        if reason not in re.sub(r"/\*[0-9a-f]+\*/\s*|@!?U?P\d\s*", "", problem or ""):
             raise Failed(f"a kernel with {reason} in it was not refused: {problem}")
 
 
@@ -229,13 +239,17 @@ def tensor_core_products(assembly):
     return {kernel: count for kernel, count in counts.items() if count}
 
 
+# What reads or writes memory beyond a thread's own, and what goes elsewhere, where this cannot look.
+TOUCHES = re.compile(r"\b(LDG|LDGMC|LDGSTS|LD|STG|ST|ATOM\w*|RED\w*|UBLK\w*|UTMA\w*|BRA|BRX|JMP|JMX|CALL|RET|EXIT)\b")
+
+
 def touches_memory_early(kernel, lines):
     """What is wrong with how a kernel waits for the one before it, if anything."""
     wait = next((at for at, line in enumerate(lines) if re.search(r"\bACQBULK\b", line)), None)
     if wait is None:
         return "it does not wait for the kernel before it"
-    early = next((line.strip() for line in lines[:wait] if re.search(r"\b(LDG|LDGSTS|STG|ATOMG|RED|UTMALDG|LD|ST)\b", line)), None)
-    return None if early is None or kernel.startswith(AHEAD) else f"it touches memory before it waits for the kernel before it: {early}"
+    early = next((line.strip() for line in lines[:wait] if TOUCHES.search(line)), None)
+    return None if early is None or kernel.startswith(AHEAD) else f"it may touch memory before it waits for the kernel before it: {early}"
 
 
 def exponentials_under_products(lines):

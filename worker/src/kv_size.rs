@@ -22,7 +22,8 @@ pub(crate) enum KvMemory {
 
 impl KvMemory {
     /// What a pool takes unasked of `available` bytes: of the host's a quarter, with which two or three workers started at
-    /// once still fit; of a GPU's four fifths, the rest being for activations. The model's weights are loaded by then.
+    /// once still fit; of a GPU's four fifths of what weights and the largest step leave, the rest being for what has no bound worth keeping free: parts of
+    /// attention over long contexts, lists, the driver's own.
     fn share(self, available: u64) -> u64 {
         match self {
             Self::Host => available / 4,

@@ -118,12 +118,21 @@ impl Worker {
         let model = CudaModel::load(kernels, files)?;
         let (described, model_config) = (model.describe(), model.config().clone());
         let context_tokens = context_tokens(&config, model.config())?;
+        let (free, of_steps) = (model.free_bytes()?, model.workspace_bytes(step, context_tokens));
+        // What steps take is not there for KV.
+        let available = free.checked_sub(of_steps).ok_or_else(|| {
+            WorkerError::Config(format!(
+                "steps of {} tokens and {} sequences take {}, but {} of the GPU's memory is free beside the model; lower \
+                 --max-tokens-per-step and --max-running",
+                step.max_tokens,
+                step.max_running,
+                size(of_steps as u64),
+                size(free as u64)
+            ))
+        })?;
         let room = KvRoom {
             memory: KvMemory::Gpu,
-            // What steps take is not there for KV.
-            available_bytes: Some(
-                model.free_bytes()?.saturating_sub(model.workspace_bytes(step, context_tokens)) as u64,
-            ),
+            available_bytes: Some(available as u64),
             sharers: config.memory_sharers,
         };
         let block_bytes = model.kv_block_bytes(BLOCK_TOKENS);

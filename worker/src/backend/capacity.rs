@@ -5,6 +5,7 @@ use worker_kernels::{KvLayout, cpu::CpuKvPool};
 
 use crate::StepSize;
 use crate::model::ModelConfig;
+use crate::model::transformer::FIRST_POSITIONS;
 
 /// Bytes of one KV block of `block_tokens` positions on the CPU, all layers together.
 ///
@@ -15,12 +16,12 @@ pub fn kv_block_bytes(config: &ModelConfig, block_tokens: usize) -> usize {
 }
 
 /// Bytes that a GPU's buffers grow to with steps of this size and sequences of up to `context_tokens`: f32 of the residual stream, angles and
-/// logits, bf16 of all else.
+/// logits, bf16 of all else. Without the parts of attention over long contexts, which come and go.
 pub(super) fn cuda_workspace_bytes(config: &ModelConfig, step: StepSize, context_tokens: usize) -> usize {
     let ModelConfig { hidden, heads, kv_heads, head_dim, intermediate, vocab, .. } = *config;
     let attended = (2 * heads * head_dim * step.max_tokens).max(4 * hidden * step.max_running);
     let of_a_row = 6 * hidden + 2 * (heads + 2 * kv_heads) * head_dim + 2 * 3 * intermediate;
-    let angles = 4 * head_dim * context_tokens.next_power_of_two();
+    let angles = 4 * head_dim * context_tokens.next_power_of_two().max(FIRST_POSITIONS);
     of_a_row * step.max_tokens + attended + angles + 4 * vocab * step.max_running
 }
 

@@ -9,7 +9,7 @@ use super::weights::{LayerWeights, QkWeights};
 use super::{ModelConfig, Weights};
 
 /// Positions whose angles are computed at first.
-const FIRST_POSITIONS: usize = 1024;
+pub(crate) const FIRST_POSITIONS: usize = 1024;
 
 /// A decoder: configuration and weights, run with `kernels`.
 pub struct Transformer<'a, K: Kernels> {

@@ -80,6 +80,18 @@ fn heads_without_kernels_are_computed_on_the_cpu_or_refused() {
     assert!(said.contains("heads of 64, 128 or 256 numbers"), "{said}");
 }
 
+#[test]
+fn steps_for_which_the_gpu_has_no_memory_are_refused_at_the_start() {
+    let machine = machine().with_kernels(&kernels());
+    let model = with_heads_of_64(Architecture::Llama);
+    let arguments =
+        ["--model", model.to_str().unwrap(), "--backend", "cuda", "--max-tokens-per-step", "8000000"];
+    let said = refusal(&machine, &arguments);
+    let expected = "steps of 8000000 tokens and 256 sequences take ";
+    assert!(said.contains(expected) && said.contains("lower --max-tokens-per-step"), "{said}");
+    std::fs::remove_dir_all(model).unwrap();
+}
+
 /// Such a failure takes the process's context along: what it is asked later would fail as well, for ever.
 #[test]
 fn a_worker_that_has_lost_its_gpu_is_not_healthy() {

@@ -104,7 +104,7 @@ impl AttentionPlan {
             }
         }
         let mut read = spans.iter().filter(|span| span.rows == 1).flat_map(|span| {
-            // What is behind these is written by the row itself, if at all.
+            // The block that the row itself writes to is its own: only full ones are shared, of which each has one writer.
             &span.blocks[..span.context_tokens / block_tokens]
         });
         !read.any(|&block| {

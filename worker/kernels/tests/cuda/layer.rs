@@ -2,7 +2,7 @@
 
 use half::bf16;
 use rand::RngExt;
-use worker_kernels::cuda::{CudaKernels, PrefillKernel};
+use worker_kernels::cuda::{CudaKernels, CudaKvPool, PrefillKernel};
 use worker_kernels::{
     AttentionShape, CpuKernels, Dtype, KernelError, Kernels, KvLayout, QkNorm, RopeShape, Span, WeightView,
 };
@@ -12,6 +12,7 @@ use crate::gpu::fake;
 use crate::machine::{rng, runs_on_gpu};
 
 /// A layer's weights, and the rows of two steps.
+#[derive(Clone)]
 pub(crate) struct Layer {
     head_dim: usize,
     heads: usize,
@@ -22,6 +23,8 @@ pub(crate) struct Layer {
     block_tokens: usize,
     /// Of the three sequences.
     blocks: [Vec<u32>; 3],
+    /// What is in the pool at first: NaN in blocks of so many bytes, or whatever was there.
+    poisoned_bytes: usize,
     numbers: Vec<u8>,
 }
 
@@ -36,7 +39,18 @@ impl Layer {
         let (heads, kv_heads, hidden, mlp, vocab) = (4, 2, 72, 104, 50);
         let numbers = weight_bytes(200 * 8 * head_dim * 4, 5);
         let blocks = [vec![7, 3], vec![9, 8, 2], (20..180).rev().collect()];
-        Self { head_dim, heads, kv_heads, hidden, mlp, vocab, block_tokens: 4, blocks, numbers }
+        Self {
+            head_dim,
+            heads,
+            kv_heads,
+            hidden,
+            mlp,
+            vocab,
+            block_tokens: 4,
+            blocks,
+            poisoned_bytes: 0,
+            numbers,
+        }
     }
 
     fn with_blocks_of(self, block_tokens: usize) -> Self {
@@ -72,6 +86,10 @@ impl Layer {
         let (query_norm, key_norm) = (query_norm?, key_norm?);
         let layout = KvLayout { layers: 2, kv_heads, head_dim, block_tokens: self.block_tokens, blocks: 200 };
         let mut pool = kernels.kv_pool(layout)?;
+        if self.poisoned_bytes > 0 {
+            let all: Vec<u32> = (0..layout.blocks as u32).collect();
+            kernels.write_blocks(&mut pool, &all, &vec![0xff; self.poisoned_bytes * all.len()])?;
+        }
         let (mut x, mut normed, mut wide, mut attended) =
             (kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer());
         let (mut angles, mut logits) = (kernels.buffer(), kernels.buffer());
@@ -131,7 +149,8 @@ fn compare_layers(kernels: &CudaKernels, block_tokens: usize) {
 }
 
 fn compare(kernels: &CudaKernels, layer: &Layer, steps: &[Rows]) {
-    let want = layer.run(&CpuKernels::new("test", 1).unwrap(), steps, || {}).unwrap();
+    let on_the_cpu = Layer { poisoned_bytes: 0, ..layer.clone() };
+    let want = on_the_cpu.run(&CpuKernels::new("test", 1).unwrap(), steps, || {}).unwrap();
     let got = layer.run(kernels, steps, || {}).unwrap();
     for (step, (got, want)) in got.iter().zip(&want).enumerate() {
         let spread = want.iter().map(|logit| logit.abs()).fold(0.0, f32::max);
@@ -171,7 +190,8 @@ fn a_layer_whose_prompts_go_by_wgmma_gives_the_logits_of_the_cpu() {
 }
 
 /// The second has one token left of a prompt whose beginning the first computes in the same step, or the first's last token fills a block that it
-/// has taken over. On a GPU, where decode could begin before that is written, again and again: what is too early is so by chance.
+/// has taken over. On a GPU, where decode could begin before that is written, again and again: what is too early is so by chance. (No GPU has run it,
+/// nor shown that it fails where decode begins too early.)
 #[test]
 fn a_decode_reads_what_another_sequence_writes_in_the_same_step() {
     if !has_gpu("layer::a_decode_reads_what_another_sequence_writes_in_the_same_step") {
@@ -182,7 +202,10 @@ fn a_decode_reads_what_another_sequence_writes_in_the_same_step() {
     let (times, beside) = if runs_on_gpu() { (20, 600) } else { (1, 5) };
     for (head_dim, block) in [(64, 4), (64, 16), (128, 16), (256, 16)] {
         let blocks = [vec![7, 3], vec![7, 3, 9], (20..180).rev().collect()];
-        let layer = Layer { blocks, ..Layer::new(head_dim).with_blocks_of(block) };
+        let layout = KvLayout { layers: 2, kv_heads: 2, head_dim, block_tokens: block, blocks: 200 };
+        // So that what is read before it is written shows, however little it is.
+        let poisoned_bytes = CudaKvPool::block_bytes(layout);
+        let layer = Layer { blocks, poisoned_bytes, ..Layer::new(head_dim).with_blocks_of(block) };
         let rest_of_a_prompt = [[(0, 2 * block), (2 * block, 1), (0, beside)]];
         let one_token_each =
             [[(0, block - 1), (0, 0), (0, beside)], [(block - 1, 1), (block, 1), (beside, 1)]];
