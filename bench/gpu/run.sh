@@ -23,7 +23,7 @@ at_once=${AT_ONCE:-$(($(nproc) < 8 ? $(nproc) : 8))} # tests; what is timed has 
 
 # What runs on a GPU; the other tests are of the host's side. In this order, with the worker's behind the first three: what tells most comes first, in
 # case that the time does not suffice.
-on_a_gpu=(device:: gpu::a_layers layer:: rowwise:: sampling:: attention:: moe::)
+on_a_gpu=(device:: gpu::a_layers layer:: linear:: rowwise:: sampling:: attention:: moe::)
 
 # Of the worker's tests.
 answers=(answers_of_cuda_are_those_of_the_cpu_token_for_token tokens_are_drawn_on_cuda_as_the_request_says

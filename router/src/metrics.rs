@@ -191,7 +191,7 @@ impl Default for Metrics {
         let first_tokens = maker.add(HistogramVec::new(
             HistogramOpts::new(
                 "router_ttft_prediction_error_seconds",
-                "Difference between when the first token of a stream was expected when its worker was picked (what this router knew to \
+                "Difference between when the first token of a stream, or the end of a prompt that is computed apart, was expected when its worker was picked (what this router knew to \
                  wait there before it, and its own prompt) and when it came. late: after that, or just then; early: before.",
             )
             .buckets(SECONDS.to_vec()),

@@ -2,10 +2,12 @@
 
 mod candidates;
 pub mod demand;
+mod nobody;
 mod spare;
 mod split;
 mod told;
 
+use nobody::why_nobody;
 pub use split::SplitCosts;
 pub use told::Booked;
 use told::Others;
@@ -768,37 +770,6 @@ fn followers(
 ) -> Followers {
     let popularity = pools.popularity(pool).filter(|_| recomputed.lost_share(pool) <= MUCH_LOST);
     popularity.map(|popularity| popularity.followers(path, hits.deepest(), now)).unwrap_or_default()
-}
-
-fn why_nobody(fleet: &FleetSnapshot, request: &RequestView<'_>) -> PickError {
-    let role = request.leg.role();
-    let workers = || fleet.workers().iter().filter(|worker| worker.spec.role == role);
-    let usable = || workers().filter(|worker| worker.is_usable());
-    let listed = request.model.filter(|model| workers().any(|worker| worker.lists(model)));
-    let may_serve = |worker: &&Arc<Worker>| match listed {
-        Some(model) => worker.lists(model),
-        None => worker.may_serve(request.model),
-    };
-    let serving = usable().filter(may_serve).count();
-    if usable().next().is_none() {
-        let draining = workers().filter(|worker| worker.is_up() && worker.is_draining()).count();
-        let down = workers().filter(|worker| !worker.is_up()).count();
-        let (prefill, total) = (role == crate::Role::Prefill, workers().count());
-        return PickError::NoneUsable { prefill, down, draining, total };
-    }
-    match request.model {
-        Some(model) if serving == 0 => {
-            let (model, known) = (model.to_owned(), fleet.known_models());
-            // One that has not told its models yet may have this one.
-            let untold = workers().filter(|worker| worker.models().is_none()).count();
-            match (known.contains(&model), untold) {
-                (true, _) => PickError::ModelDown { model },
-                (false, 0) => PickError::UnknownModel { model, known },
-                (false, untold) => PickError::ModelUntold { model, known, untold },
-            }
-        }
-        _ => PickError::AllTried { tried: serving },
-    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 // squares in order, then lanes, then warps: the same sum for a row whatever else is in the batch.
 //
 // Shapes: x [rows, width] f32; addend, out [rows, width] bf16; weight [width] f32; width a multiple of 8.
-// Grid: one block for each row. Bytes: 6 a number (12 with an addend); of rows of more than 4,096, the
-// rest is read a second time from the cache. FLOPs: 4 a number.
+// Grid: one block for each row. Bytes: 6 a number (12 with an addend); of rows of more than 4,096 the rest is read a second time, from the
+// cache. FLOPs: 4 a number.
 #include "reduce.cuh"
 
 struct RmsNormParams {

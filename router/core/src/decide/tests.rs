@@ -2,9 +2,11 @@
 
 mod adapters;
 mod demand;
+mod due;
 mod left;
 mod legs;
 mod line;
+mod nobody;
 mod pools;
 mod precedence;
 mod told;
@@ -122,24 +124,6 @@ fn a_failed_attempt_leaves_no_trace() {
     assert_ne!(retried.worker.slot, slot);
     assert_eq!(retried.hit_tokens, 0);
     assert_eq!(decider.tree_blocks(), prompt.hashes.len());
-}
-
-#[test]
-fn says_why_nobody_can_be_picked() {
-    let (fleet, decider) = (fleet(2), decider("random"));
-    let request = RequestView { model: Some("m"), ..RequestView::default() };
-    let everyone: Vec<_> = fleet.workers().iter().map(|worker| worker.slot).collect();
-    let error = |excluded: &[WorkerSlot]| {
-        decider.decide(&fleet, &request, Among::Untried(excluded), NOW).unwrap_err()
-    };
-    assert_eq!(error(&everyone), PickError::AllTried { tried: 2 });
-    fleet.workers().iter().for_each(|worker| worker.set_models(vec!["n".into(), "l".into()]));
-    let known = vec!["l".to_owned(), "n".to_owned()];
-    assert_eq!(error(&[]), PickError::UnknownModel { model: "m".into(), known });
-    for worker in fleet.workers() {
-        worker.mark_down();
-    }
-    assert_eq!(error(&[]), PickError::NoneUsable { prefill: false, down: 2, draining: 0, total: 2 });
 }
 
 #[test]
@@ -574,29 +558,6 @@ fn a_prompt_guessed_too_short_is_not_taken_for_somebody_elses() {
         decider.first_token(&mut ours.lease, now + Duration::from_secs(2));
     }
     assert_ne!(decider.prefill_speed(&fleet.workers()[0]), before, "its speed is learned from all the same");
-}
-
-#[test]
-fn a_first_token_is_due_when_what_waits_before_it_is_computed_and_its_own_prompt() {
-    let (fleet, ours, blind) = (fleet(1), decider("prefix_aware"), decider("least_load"));
-    let speed = ours.prefill_speed(&fleet.workers()[0]);
-    let decided = |text: &str| {
-        let prompt = hashed(&text.repeat(100));
-        let own_s = speed
-            .seconds(crate::speed::Prefill { new_tokens: view(&prompt).prompt_tokens, cached_tokens: 0 });
-        (ours.decide(&fleet, &view(&prompt), Among::Untried(&[]), NOW).unwrap().lease, own_s)
-    };
-    let ((first, first_s), (second, second_s)) =
-        (decided("a prompt of some length "), decided("another one "));
-    let late = |lease, after_s| ours.late_s(lease, NOW + Duration::from_secs_f64(after_s)).unwrap();
-    assert!(late(&first, first_s).abs() < 1e-6, "{}", late(&first, first_s));
-    assert!((late(&first, first_s + 2.0) - 2.0).abs() < 1e-6);
-    // A step more or less: they may be computed in one.
-    let off_s = late(&second, first_s + second_s);
-    assert!(off_s.abs() <= speed.fixed_s + 1e-6, "{off_s}");
-    assert!(late(&second, first_s) < 0.0);
-    let lease = blind.decide(&fleet, &view(&hashed("short")), Among::Untried(&[]), NOW).unwrap().lease;
-    assert_eq!(blind.late_s(&lease, NOW), None);
 }
 
 #[test]

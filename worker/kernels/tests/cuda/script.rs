@@ -235,3 +235,16 @@ fn a_machine_or_a_name_that_is_not_there_is_said_and_nothing_begun() {
         assert!(errors.contains(reason), "{arguments:?}: not {reason:?}:\n{errors}");
     }
 }
+
+/// A module of tests that it does not name never runs on a GPU, and nobody would notice.
+#[test]
+fn parity_names_every_module_but_those_of_the_hosts_side() {
+    let read = |path: &str| std::fs::read_to_string(crate_directory().join(path)).unwrap();
+    let (main, script) = (read("tests/cuda/main.rs"), read("../../bench/gpu/run.sh"));
+    let named = script.lines().find_map(|line| line.strip_prefix("on_a_gpu=(")).unwrap();
+    let of_the_host = ["fake", "fenced", "machine", "mutants", "script", "sizes"];
+    for module in main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')) {
+        let is_named = named.split_whitespace().any(|name| name.starts_with(&format!("{module}::")));
+        assert_ne!(is_named, of_the_host.contains(&module), "{module}");
+    }
+}
