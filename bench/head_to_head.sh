@@ -7,21 +7,38 @@
 # ROUTER: ours, ours-events (which follows the workers' cache events), vllm-kv (which does too), vllm-ca, sglang-ca, smg-ca, litellm, haproxy (least
 # connections); all of them by default. Environment: SERVE, what `bench serve` sends (shared prefixes); WORKERS (4); KV_BLOCKS of 16 tokens of each
 # (64000); TIME_SCALES of the workers (1,1,2,2: two of them half as fast); ROUTERS (1): so many of each behind haproxy, which gives each request to any of
-# them (ours tell each other what they do); paths in VLLM_ROUTER, SGLANG_ROUTER, SMG, LITELLM, HAPROXY. Lines are kept in LINES_FILE.
+# them (ours tell each other what they do); PREFILL (0): so many of the workers do nothing but compute prompts, which they hand over as vLLM's engines do
+# (ours, ours-events, vllm-kv and vllm-ca); paths in VLLM_ROUTER, SGLANG_ROUTER, SMG, LITELLM, HAPROXY. Lines are kept in LINES_FILE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-1}
 routers=("${@:2}")
-[ ${#routers[@]} -gt 0 ] || routers=(ours ours-events vllm-kv vllm-ca sglang-ca smg-ca litellm haproxy)
+prefill=${PREFILL:-0}
+if [ ${#routers[@]} -eq 0 ]; then
+    routers=(ours ours-events vllm-kv vllm-ca sglang-ca smg-ca litellm haproxy)
+    [ "$prefill" -eq 0 ] || routers=(ours ours-events vllm-kv vllm-ca)
+fi
 serve=${SERVE:---dataset-name shared-prefix --gsp-num-groups 64 --gsp-prompts-per-group 12 --gsp-system-prompt-len 2048 --gsp-question-len 128 --gsp-output-len 128 --request-rate 12}
 port=28100
 . bench/timing_workers.sh
 lines=${LINES_FILE:-$dir/lines}
-begin_workers "${WORKERS:-4}" "${KV_BLOCKS:-64000}" --context-length 131072 --kv-events-endpoint tcp://127.0.0.1:2850NUMBER --kv-events-replay-endpoint tcp://127.0.0.1:2860NUMBER
+hand_over=()
+[ "$prefill" -eq 0 ] || hand_over=(--kv-transfer on)
+begin_workers "${WORKERS:-4}" "${KV_BLOCKS:-64000}" --context-length 131072 --kv-events-endpoint tcp://127.0.0.1:2850NUMBER \
+    --kv-events-replay-endpoint tcp://127.0.0.1:2860NUMBER "${hand_over[@]}"
 
-# each TEMPLATE: for every worker, NUMBER being its number
-each() { for n in $(seq "$workers"); do echo "${1//NUMBER/$n}"; done; }
-urls=$(each http://127.0.0.1:2800NUMBER | paste -sd' ')
+# each TEMPLATE [FIRST [LAST]]: for every worker of these, NUMBER being its number
+each() { for n in $(seq "${2:-1}" "${3:-$workers}"); do echo "${1//NUMBER/$n}"; done; }
+# The flags by which ours and others are told of the workers.
+if [ "$prefill" -eq 0 ]; then
+    ours_workers="--workers $list"
+    theirs_workers="--worker-urls $(each http://127.0.0.1:2800NUMBER | paste -sd' ')"
+    events=$(each '--kv-event-source http://127.0.0.1:2800NUMBER=tcp://127.0.0.1:2850NUMBER' | paste -sd' ')
+else
+    ours_workers="--workers $(each 127.0.0.1:2800NUMBER $((prefill + 1)) | paste -sd,) --prefill $(each 127.0.0.1:2800NUMBER 1 "$prefill" | paste -sd,)"
+    theirs_workers="--vllm-pd-disaggregation $(each '--prefill http://127.0.0.1:2800NUMBER none' 1 "$prefill" | paste -sd' ') $(each '--decode http://127.0.0.1:2800NUMBER' $((prefill + 1)) | paste -sd' ')"
+    events=$(each '--pd-kv-events http://127.0.0.1:2800NUMBER=tcp://127.0.0.1:2850NUMBER' 1 "$prefill" | paste -sd' ')
+fi
 # haproxy_config BALANCE SERVERS: haproxy before these; without http-no-delay it holds back what comes of a stream for up to 200 ms
 haproxy_config() {
     cat <<CONFIG
@@ -69,13 +86,12 @@ program() {
 # flags ROUTER PORT NUMBER: of the one of that number
 flags() {
     local here="--host 127.0.0.1 --port $2"
-    local ours="$here --admin-listen 127.0.0.1:2820$3 --workers $list --threads 1 --log-level warn --drain-delay 0s ${told[*]} ${told:+--replica-listen 127.0.0.1:2823$3}"
-    local theirs="$here --prometheus-port 2822$3 --worker-urls $urls"
+    local ours="$here --admin-listen 127.0.0.1:2820$3 $ours_workers --threads 1 --log-level warn --drain-delay 0s ${told[*]} ${told:+--replica-listen 127.0.0.1:2823$3}"
+    local theirs="$here --prometheus-port 2822$3 $theirs_workers"
     case $1 in
         ours) echo "$ours --engine-events off" ;;
         ours-events) echo "$ours" ;;
-        vllm-kv) echo "$theirs --policy kv_aware --kv-event-model $model" \
-            "$(each '--kv-event-source http://127.0.0.1:2800NUMBER=tcp://127.0.0.1:2850NUMBER' | paste -sd' ')" ;;
+        vllm-kv) echo "$theirs --policy kv_aware --kv-event-model $model $events" ;;
         vllm-ca) echo "$theirs --policy cache_aware" ;;
         sglang-ca | smg-ca) echo "launch $theirs --policy cache_aware" ;;
         litellm) echo "$here --config $dir/litellm.yaml" ;;
@@ -133,6 +149,7 @@ run() {
     stop "${routers_running[@]}"
 }
 for router in "${routers[@]}"; do program "$router" >/dev/null || exit 2; done
+if [ "$prefill" -gt 0 ] && [[ " ${routers[*]} " =~ \ (sglang-ca|smg-ca|litellm|haproxy)\  ]]; then echo "${BASH_REMATCH[1]} does not speak vLLM's protocol: leave it out, or PREFILL" >&2 && exit 2; fi
 if [ "$several" -gt 1 ] && [[ " ${routers[*]} " = *" haproxy "* ]]; then echo "haproxy is one: leave it out, or ROUTERS" >&2 && exit 2; fi
 for _ in $(seq "$rounds"); do
     for router in "${routers[@]}"; do

@@ -44,6 +44,6 @@ line_of() {
 import json, sys
 run = json.loads(open(sys.argv[1]).readlines()[-1])
 print(f"{sys.argv[2]:40} completed {run['completed']:5}  TTFT mean {run['mean_ttft_ms']:6.0f}  P99 {run['p99_ttft_ms']:6.0f}"
-      f"  E2E mean {run['mean_e2e_latency_ms']:6.0f} ms  cached {run['cache_hit_percent']:5.1f} %", flush=True)
+      f"  TPOT mean {run['mean_tpot_ms']:5.1f}  P99 {run['p99_tpot_ms']:6.1f}  E2E mean {run['mean_e2e_latency_ms']:6.0f} ms  cached {run['cache_hit_percent']:5.1f} %", flush=True)
 PY
 }

@@ -20,6 +20,8 @@ pub struct WorkerConfig {
     pub backend: BackendChoice,
     /// Which kernel computes prompts on a GPU. For `cuda` and `auto` only.
     pub prefill_kernel: PrefillKernel,
+    /// Whether a GPU's kernels overlap. For `cuda` and `auto` only.
+    pub kernel_overlap: KernelOverlap,
     /// Simulated steps take so many times as long as recorded. For timing backends only.
     pub time_scale: f64,
     /// The id that clients name; `None` takes the model's own.
@@ -42,6 +44,16 @@ pub struct WorkerConfig {
     pub kv_events: KvEventRecording,
     /// Whether KV goes to other workers and comes from them.
     pub kv_transfer: KvTransfer,
+}
+
+/// Whether a GPU's kernels start while the one before still runs.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum KernelOverlap {
+    /// Where the GPU can.
+    #[default]
+    On,
+    /// One after the other.
+    Off,
 }
 
 /// Whether a worker hands prompts over to others, and takes theirs.
@@ -95,13 +107,14 @@ impl StepSize {
     /// tokens, 64 prompts and answers took 1.2 times as long as of 8,192; bench/results/2026-11-26-h200-decode.md.)
     pub const GPU: Self = Self { max_running: 256, max_tokens: 2048 };
 
-    /// What the configuration says, and the rest from `self`.
+    /// What the configuration says, and the rest from `self`, as far as it goes with what is said.
     ///
     /// # Errors
-    /// [`WorkerError::Config`] when a step has fewer tokens than sequences.
+    /// [`WorkerError::Config`] when a step is to have fewer tokens than sequences.
     pub(crate) fn or_as_told(self, config: &WorkerConfig) -> Result<Self, WorkerError> {
-        let max_running = config.max_running.unwrap_or(self.max_running);
-        let max_tokens = config.max_tokens_per_step.unwrap_or(self.max_tokens);
+        let told = (config.max_running, config.max_tokens_per_step);
+        let max_running = told.0.unwrap_or(self.max_running.min(told.1.unwrap_or(usize::MAX)));
+        let max_tokens = told.1.unwrap_or(self.max_tokens.max(max_running));
         if max_tokens < max_running {
             return Err(WorkerError::Config(format!(
                 "max-tokens-per-step {max_tokens} must be at least max-running, {max_running}: each running sequence computes \
@@ -136,6 +149,7 @@ impl WorkerConfig {
             model,
             backend: BackendChoice::Cpu,
             prefill_kernel: PrefillKernel::default(),
+            kernel_overlap: KernelOverlap::default(),
             time_scale: 1.0,
             served_model_name: None,
             threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -165,7 +179,11 @@ mod tests {
         assert_eq!(StepSize::GPU.or_as_told(&config(None, None)).unwrap(), StepSize::GPU);
         let told = StepSize { max_running: 3, max_tokens: 40 };
         assert_eq!(StepSize::CPU.or_as_told(&config(Some(3), Some(40))).unwrap(), told);
-        let error = StepSize::GPU.or_as_told(&config(None, Some(255))).unwrap_err().to_string();
+        let few = StepSize { max_running: 100, max_tokens: 100 };
+        assert_eq!(StepSize::GPU.or_as_told(&config(None, Some(100))).unwrap(), few);
+        let many = StepSize { max_running: 4_000, max_tokens: 4_000 };
+        assert_eq!(StepSize::GPU.or_as_told(&config(Some(4_000), None)).unwrap(), many);
+        let error = StepSize::GPU.or_as_told(&config(Some(256), Some(255))).unwrap_err().to_string();
         assert!(error.contains("max-tokens-per-step 255") && error.contains("max-running, 256"), "{error}");
     }
 }

@@ -27,7 +27,7 @@ pub mod transfer;
 mod worker;
 
 pub use body::WorkerBody;
-pub use config::{KvBudget, KvEventRecording, KvTransfer, StepSize, WorkerConfig};
+pub use config::{KernelOverlap, KvBudget, KvEventRecording, KvTransfer, StepSize, WorkerConfig};
 pub use error::WorkerError;
 pub use kv_size::KvSizeError;
 pub use model::ModelSource;

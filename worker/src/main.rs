@@ -13,8 +13,8 @@ use worker::kv_events::zmq::{Endpoint, Publisher, ZmqConfig};
 use worker::model::ModelSource;
 use worker::transfer::Reach;
 use worker::{
-    BackendChoice, KvBudget, KvEventRecording, KvTransfer, PrefillKernel, Worker, WorkerConfig, file_limit,
-    serve,
+    BackendChoice, KernelOverlap, KvBudget, KvEventRecording, KvTransfer, PrefillKernel, Worker,
+    WorkerConfig, file_limit, serve,
 };
 
 #[global_allocator]
@@ -44,6 +44,11 @@ struct Cli {
     /// all; `auto` takes the faster of those that the GPU has
     #[arg(long, default_value = "auto", value_name = "auto|mma-sync|wgmma")]
     prefill_kernel: PrefillChoice,
+
+    /// Whether a GPU's kernels start while the one before still runs (compute capability 9.0 and later). `off` costs up to a sixth of
+    /// a decode step; it tells whether a fault comes from there
+    #[arg(long, default_value = "on")]
+    kernel_overlap: OnOff,
 
     /// Simulated steps take so many times as long as recorded; 1 is real time
     #[arg(long, default_value_t = 1.0, value_name = "X")]
@@ -224,6 +229,10 @@ fn configuration(cli: Cli) -> WorkerConfig {
         PrefillChoice::Auto => PrefillKernel::Auto,
         PrefillChoice::MmaSync => PrefillKernel::MmaSync,
         PrefillChoice::Wgmma => PrefillKernel::Wgmma,
+    };
+    config.kernel_overlap = match cli.kernel_overlap {
+        OnOff::On => KernelOverlap::On,
+        OnOff::Off => KernelOverlap::Off,
     };
     config.time_scale = cli.time_scale;
     config.kv_events = match cli.kv_events {

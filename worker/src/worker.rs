@@ -24,7 +24,9 @@ use crate::metrics::Metrics;
 use crate::model::{Model, ModelConfig, ModelFiles};
 use crate::simulation::{BackendChoice, Simulation, plain_words};
 use crate::transfer::{Transfer, TransferParts};
-use crate::{KvBudget, KvEventRecording, KvTransfer, StepSize, WorkerBody, WorkerConfig, WorkerError};
+use crate::{
+    KernelOverlap, KvBudget, KvEventRecording, KvTransfer, StepSize, WorkerBody, WorkerConfig, WorkerError,
+};
 
 /// What KV may take on its way between workers, unless told otherwise.
 const MOST_TRANSFER_BYTES: u64 = 4 << 30;
@@ -115,6 +117,9 @@ impl Worker {
         let kernels = kernels
             .with_prefill(config.prefill_kernel)
             .map_err(|error| WorkerError::Config(format!("prefill-kernel wgmma: {error}")))?;
+        if config.kernel_overlap == KernelOverlap::Off {
+            kernels.gpu().keep_kernels_apart();
+        }
         let model = CudaModel::load(kernels, files)?;
         let (described, model_config) = (model.describe(), model.config().clone());
         let context_tokens = context_tokens(&config, model.config())?;
@@ -397,6 +402,11 @@ fn check_backend(config: &WorkerConfig) -> Result<(), WorkerError> {
             if config.prefill_kernel != PrefillKernel::default() =>
         {
             refused("prefill-kernel is for a GPU: add --backend cuda, or leave it out")
+        }
+        BackendChoice::Cpu | BackendChoice::Timing(_)
+            if config.kernel_overlap != KernelOverlap::default() =>
+        {
+            refused("kernel-overlap is for a GPU: add --backend cuda, or leave it out")
         }
         BackendChoice::Timing(_) if matches!(config.kv, KvBudget::Bytes(_)) => {
             refused("a timing backend keeps no KV in memory: give kv-blocks in place of kv-memory")

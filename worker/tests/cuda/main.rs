@@ -115,6 +115,24 @@ fn a_worker_that_has_lost_its_gpu_is_not_healthy() {
 }
 
 #[test]
+fn kernels_start_one_after_the_other_where_that_is_asked_for() {
+    let machine = machine().with_kernels(&kernels()).set("FAKE_KEEPS_APART", "1");
+    let model = with_heads_of_64(Architecture::Llama);
+    let asked = json!({"prompt": "Once upon a time", "max_tokens": 2}).to_string();
+    for (overlap, expected) in [("on", 500), ("off", 200)] {
+        let arguments = ["--model", model.to_str().unwrap(), "--backend", "cuda", "--context-length", "256"];
+        let more = ["--kv-blocks", "32", "--kernel-overlap", overlap];
+        let mut program = Program::start(&machine, &[&arguments[..], &more].concat());
+        let (status, body) = program.exchange("POST", "/v1/completions", &asked);
+        assert_eq!(status, expected, "{overlap}: {body}");
+        program.stop();
+    }
+    let said = refusal(&machine, &["--backend", "cpu", "--kernel-overlap", "off"]);
+    assert!(said.contains("kernel-overlap is for a GPU: add --backend cuda, or leave it out"), "{said}");
+    std::fs::remove_dir_all(model).unwrap();
+}
+
+#[test]
 fn answers_of_cuda_are_those_of_the_cpu_token_for_token() {
     // On a machine with a GPU bench/gpu/run.sh has this test compare with what that computes.
     let real = std::env::var_os("ROUNDHOUSE_GPU").is_some();

@@ -103,7 +103,9 @@ fn configurations_that_do_not_fit_are_refused_with_what_would() {
     assert!(said.contains("65536.0 GiB") && said.contains("GiB is available"), "{said}");
     assert!(refused(|config| config.context_tokens = Some(9_000)).contains("8192"));
     assert!(refused(|config| config.max_running = Some(0)).contains("max-running"));
-    let said = refused(|config| config.max_tokens_per_step = Some(63));
+    let said = refused(|config| {
+        (config.max_running, config.max_tokens_per_step) = (Some(64), Some(63));
+    });
     assert!(said.contains("max-tokens-per-step 63") && said.contains("max-running, 64"), "{said}");
     assert!(refused(|config| config.model = ModelSource::Directory("/nowhere".into())).contains("/nowhere"));
 }

@@ -6,8 +6,11 @@
 //! would; `whole` is the cheapest of them when it computes what it lacks itself, which those who decode there wait for. So a follow-up whose history is cached
 //! where it was answered stays there, a long cold prompt does not, and the busier those that generate are, the shorter is a prompt that pays.
 //!
-//! Simulated in `bench/results/2026-11-23-split-fleets.md`. With the policy's own weights, a fifth for who decodes, answers were slower than without
-//! prefill workers.
+//! How short a prompt is matters in no other way: each that an engine computes in a step of its own holds up all that decode there, so a question of a
+//! hundred tokens pays as soon as some dozen do.
+//!
+//! Simulated in `bench/results/2026-11-23-split-fleets.md`, and beside other routers in `2026-11-26-head-to-head.md`. With the policy's own weights, a
+//! fifth for who decodes, answers were slower than without prefill workers.
 
 use std::time::Duration;
 
@@ -20,9 +23,6 @@ use crate::policy::{Policy, PrefixAware};
 use crate::prefix::PrefixHits;
 use crate::request::{Leg, RequestView};
 
-/// What an engine computes in a step beside those that decode without their noticing: less is not worth another worker. Where prompts have steps of
-/// their own it could as well be nothing.
-const LEAST_TOKENS: usize = 256;
 /// What it costs to ask two workers one after the other: another exchange, and a step that the decoding worker computes for the last token of the
 /// prompt.
 const HANDOVER_S: f64 = 0.01;
@@ -83,7 +83,8 @@ impl Decider {
         };
         let (whole_s, new_tokens) = least(Leg::Whole)?;
         let apart = || Some((least(Leg::Prefill)?.0, least(Leg::Decode)?.0));
-        let apart_s = if new_tokens < LEAST_TOKENS { None } else { apart() };
+        // Nothing costs less than nothing.
+        let apart_s = if whole_s <= HANDOVER_S { None } else { apart() };
         Some(SplitCosts { new_tokens, whole_s, apart_s })
     }
 

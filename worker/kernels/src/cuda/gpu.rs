@@ -33,7 +33,7 @@ pub struct Gpu {
     capability: (i32, i32),
     multiprocessors: u32,
     /// Whether its kernels start while the one before still runs, and wait for its end themselves.
-    overlaps: bool,
+    overlaps: AtomicBool,
     launched: AtomicU64,
     recording: AtomicBool,
 }
@@ -81,7 +81,7 @@ impl Gpu {
             name,
             capability,
             multiprocessors,
-            overlaps: MODULES.iter().all(|module| module.overlaps(capability)),
+            overlaps: AtomicBool::new(MODULES.iter().all(|module| module.overlaps(capability))),
             launched,
             recording,
         }))
@@ -109,6 +109,11 @@ impl Gpu {
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// From here on no kernel starts before the one before it has ended.
+    pub fn keep_kernels_apart(&self) {
+        self.overlaps.store(false, Ordering::Relaxed);
     }
 
     /// Bytes of memory that are free.
@@ -155,7 +160,7 @@ impl Gpu {
             sharedMemBytes: launch.shared_bytes,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut overlapping,
-            numAttrs: u32::from(self.overlaps),
+            numAttrs: u32::from(self.overlaps.load(Ordering::Relaxed)),
         };
         let function = self.functions[launch.kernel].cu_function();
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];

@@ -201,6 +201,7 @@ Status cuLaunchKernelEx(const LaunchConfig* config, void* function, void** param
         return INVALID_VALUE;
     // Overlapping with the kernel before, which GPUs have from 9.0 on. (Here kernels run one behind another all the same.)
     const int major = setting("FAKE_CAPABILITY_MAJOR", 9);
+    if (count && setting("FAKE_KEEPS_APART", 0)) return INVALID_VALUE;
     if (count > 1 || (count && (attributes->id != 6 || attributes->value[0] != 1 || major < 9 || major == 11))) return INVALID_VALUE;
     // Aligned as a GPU's constant memory, in which maps of tensors lie.
     std::shared_ptr<void> copy(aligned_alloc(64, (kernel->params_bytes + 63) / 64 * 64), free);

@@ -96,9 +96,20 @@ fn a_long_cold_prompt_pays_where_many_would_wait_for_it() {
     assert!(!decider.splits(&fleet, &view(&long("idle")), ALL, NOW), "nobody waits");
     let streams = decoding(&decider, &fleet, 60);
     assert!(decider.splits(&fleet, &view(&long("busy")), ALL, NOW));
-    assert!(!decider.splits(&fleet, &view(&hashed("a short one")), ALL, NOW), "hardly any");
     drop(streams);
     assert!(!decider.splits(&fleet, &view(&long("idle again")), ALL, NOW));
+}
+
+#[test]
+fn a_short_prompt_pays_where_many_would_wait_for_its_step() {
+    let (fleet, decider) = (divided(), decider("prefix_aware"));
+    let short = hashed("a short one");
+    assert!(!decider.splits(&fleet, &view(&short), ALL, NOW), "nobody waits");
+    let few = decoding(&decider, &fleet, 4);
+    assert!(!decider.splits(&fleet, &view(&short), ALL, NOW), "asking two takes as long");
+    let many = decoding(&decider, &fleet, 60);
+    assert!(decider.splits(&fleet, &view(&short), ALL, NOW));
+    drop((few, many));
 }
 
 #[test]
