@@ -171,8 +171,8 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Response<RelayBody>> {
     })
 }
 
-fn explain(app: &App, headers: &HeaderMap, body: &[u8]) -> Response<RelayBody> {
-    let reading = match app.parser.read(headers, body, &app.ratios) {
+fn explain(app: &App, headers: &HeaderMap, body: &Bytes) -> Response<RelayBody> {
+    let reading = match app.parser.read(headers, body, (&app.ratios, |model: &str| app.serves(model))) {
         Ok(reading) => reading,
         Err(reason) => return reason.response(),
     };

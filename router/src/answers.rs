@@ -78,11 +78,13 @@ fn may_serve(worker: &Worker) -> bool {
     worker.is_usable() || worker.is_suspect()
 }
 
-/// The union of what workers list that may serve.
+/// The union of what workers list that may serve, and names that stand for some of it.
 fn entries(app: &App) -> Vec<Value> {
     let roster = app.fleet.roster();
     let upstreams = roster.upstreams().filter(|upstream| may_serve(&upstream.worker));
-    union(upstreams.map(|upstream| upstream.entries()))
+    let mut entries = union(upstreams.map(|upstream| upstream.entries()));
+    entries.extend(app.parser.aliases().entries(&entries));
+    entries
 }
 
 /// The first entry of each id, in the order in which they are listed.

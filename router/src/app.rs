@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use http::HeaderName;
 use router_core::prefix::feed::Listener;
 use router_core::prefix::tree::TreeLimits;
-use router_core::request::PromptUse;
+use router_core::request::{PromptUse, RequestView};
 use router_core::token_ratio::TokenRatios;
-use router_core::{Decider, Doubt, RetryBudget, Trial, WorkerId, policy};
+use router_core::{Among, Decider, Doubt, RetryBudget, Trial, WorkerId, policy};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::aliases::Aliases;
 use crate::body_memory::BodyMemory;
 use crate::config::{Config, Settings};
 use crate::discovery::{self, state::SourceState};
@@ -31,7 +32,7 @@ use crate::spans::collector::Collector;
 use crate::spans::{Spans, SpansError};
 use crate::stages::admit::Admission;
 use crate::stages::background::Backlogs;
-use crate::stages::parse::{BodyLimits, Parser};
+use crate::stages::parse::{BodyLimits, Parser, Reading};
 use crate::templates::Templates;
 use crate::time_limits::TimeLimitTable;
 use crate::transport::Connector;
@@ -176,7 +177,12 @@ impl App {
             time_limits: TimeLimitTable::new(config),
             retry_budget: RetryBudget::new(settings.retry_budget.share()),
             doubt: Doubt::default(),
-            parser: Parser::new(scan, session_header, precedence, limits),
+            parser: Parser::new(
+                (scan, Aliases::new(&config.model_aliases)),
+                session_header,
+                precedence,
+                limits,
+            ),
             backlogs: Backlogs::new(settings.max_background.min(settings.max_in_flight.div_ceil(2))),
             templates: Templates::default(),
             routes: Routes::default(),
@@ -201,6 +207,14 @@ impl App {
         let is_needed =
             !self.settings.prefill_protocol.generates_alone() && !self.settings.prefill.is_empty();
         is_needed || self.fleet.roster().snapshot.has_prefill()
+    }
+
+    /// Whether somebody is there for a model.
+    #[must_use]
+    pub fn serves(&self, model: &str) -> bool {
+        let reading = Reading::default();
+        let view = RequestView { model: Some(model), ..reading.view() };
+        Decider::can_decide(&self.fleet.roster().snapshot, &view, Among::Untried(&[]))
     }
 
     /// A reading of the clock that workers' health and the retry budget go by.

@@ -3,6 +3,7 @@
 //! A request walks through [`stages`] in order; `router-core` decides; [`transport`] carries. [`app`] wires it all, once.
 
 pub mod admin;
+pub mod aliases;
 pub mod answers;
 pub mod app;
 pub mod back_off;

@@ -8,7 +8,7 @@ use router_core::{WorkerSpec, policy};
 use super::files::Files;
 use super::replicas::{NamedReplicas, parse_replicas};
 use super::workers::{Named, parse_fleet};
-use super::{Config, ConfigErrors, Settings, model_timeouts};
+use super::{Config, ConfigErrors, Settings, model_aliases, model_timeouts};
 use crate::discovery::kubernetes::api::ApiAddress;
 use crate::spans::collector::CollectorAddress;
 
@@ -87,6 +87,7 @@ impl Settings {
             errors.push("otlp-traces-share: must be from 0% to 100%".to_owned());
         }
         let model_timeouts = model_timeouts::parse_model_timeouts(&self.model_timeouts, &mut errors);
+        let model_aliases = model_aliases::parse_model_aliases(&self.model_aliases, &mut errors);
         let admin_listen = self.check_listeners(&mut errors);
         let files = Files::open(&self, &mut errors);
         self.check_probes(&mut errors);
@@ -143,6 +144,7 @@ impl Settings {
                 worker_authorities,
                 prefix_seed,
                 model_timeouts,
+                model_aliases,
             })
         } else {
             Err(ConfigErrors(errors))

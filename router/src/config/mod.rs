@@ -4,6 +4,7 @@
 mod check;
 mod file;
 mod files;
+mod model_aliases;
 mod model_timeouts;
 mod options;
 mod replicas;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use router_core::WorkerSpec;
 use rustls::pki_types::CertificateDer;
 
+pub use model_aliases::ModelAlias;
 pub use model_timeouts::ModelTimeouts;
 pub use units::{Share, TimeLimit};
 use units::{
@@ -295,6 +297,12 @@ pub struct Settings {
     #[arg(long, help_heading = "Limits", default_value_t = 4_096)]
     pub max_background: usize,
 
+    /// Names that clients may ask for in place of a model's, separated by commas: `NAME MODEL`, or `NAME MODEL=95 MODEL=5`, which share its
+    /// conversations by these parts. A conversation stays with its model (by session, `user`, or what its user said first) while that is
+    /// served; a model with 0 parts gets what no other can serve. Replies have the model's own name
+    #[arg(long, help_heading = "Routing", value_delimiter = ',', value_name = "LIST")]
+    pub model_aliases: Vec<String>,
+
     /// Whether replies carry x-router-worker and x-router-hit-tokens: on or off
     #[arg(long, help_heading = "Routing", default_value = "on", value_name = "on|off")]
     pub route_headers: Switch,
@@ -443,6 +451,8 @@ pub struct Config {
     pub prefix_seed: Option<u64>,
     /// Time limits of single models.
     pub model_timeouts: Vec<ModelTimeouts>,
+    /// Names that stand for models.
+    pub model_aliases: Vec<ModelAlias>,
 }
 
 impl Cli {

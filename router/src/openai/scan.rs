@@ -42,8 +42,10 @@ pub struct ScanConfig {
 /// What routing needs of a body.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Scanned {
-    /// `model`.
+    /// `model`, or what is meant by it.
     pub model: Option<Name>,
+    /// Whether it is what is meant, and the body has another name.
+    pub is_meant: bool,
     /// Hash of `user`, OpenAI's name for an end user.
     pub user: Option<u64>,
     /// By its `service_tier`; `None` if that says nothing.
@@ -83,9 +85,20 @@ impl BodyScanner {
     ///
     /// # Errors
     /// When it should not have, or was no object.
-    pub fn finish(mut self) -> Result<Scanned, BodyError> {
+    pub fn finish(self) -> Result<Scanned, BodyError> {
+        self.finish_for(|_, _| None)
+    }
+
+    /// The same; `meant` may say which model is meant by the name in it, given that and the hash of `user`. The prompt is then one of that model.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn finish_for(
+        mut self,
+        meant: impl FnOnce(&str, Option<u64>) -> Option<Name>,
+    ) -> Result<Scanned, BodyError> {
         self.json.finish()?;
-        self.reader.finish()
+        self.reader.finish(meant)
     }
 }
 

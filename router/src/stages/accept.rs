@@ -111,7 +111,8 @@ async fn understood<B: RequestBody>(
     understanding: Understanding,
 ) -> Result<Parsed, RequestError> {
     let admitted = app.admission.admit(request).await?;
-    let parsed = app.parser.parse(admitted, understanding, &app.ratios).await?;
+    let parsed =
+        app.parser.parse(admitted, understanding, (&app.ratios, |model: &str| app.serves(model))).await?;
     check_model(app, &parsed.reading)?;
     Ok(parsed)
 }

@@ -18,19 +18,24 @@ use router_core::Precedence;
 use router_core::prefix::blocks::Opening;
 use router_core::request::{Answer, Leg, RequestView};
 use router_core::token_ratio::TokenRatios;
+use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::admit::Admitted;
+use crate::aliases::Aliases;
 use crate::body_memory::{BodyMemory, BodyShare};
 use crate::error::RequestError;
 use crate::keys::Grant;
+use crate::openai::conversation;
 use crate::openai::form::FormScanner;
+use crate::openai::members::Members;
 use crate::openai::scan::{BodyError, BodyScanner, Name, ScanConfig, Scanned};
 use crate::payload::{Payload, PayloadBuilder};
 use crate::precedence::PrecedenceHeaders;
 use crate::routes::Work;
+use crate::transport::Gateway;
 use crate::turns;
 
 /// Whether a body that is not JSON is an error, or passes as it came.
@@ -56,7 +61,7 @@ impl<B> RequestBody for B where
 /// What was read of a request.
 #[derive(Debug, Default)]
 pub struct Reading {
-    /// The model asked for.
+    /// The model asked for, or meant by what is asked for.
     pub model: Option<Name>,
     /// Whether the body was understood, so that one that names no model does name none.
     pub extent: Extent,
@@ -116,6 +121,7 @@ pub struct BodyLimits {
 /// Reads requests.
 pub struct Parser {
     scan: ScanConfig,
+    aliases: Aliases,
     session_header: HeaderName,
     precedence: PrecedenceHeaders,
     limits: BodyLimits,
@@ -158,15 +164,21 @@ impl Parser {
     /// A parser of bodies within `limits`.
     #[must_use]
     pub fn new(
-        scan: ScanConfig,
+        (scan, aliases): (ScanConfig, Aliases),
         session_header: HeaderName,
         precedence: PrecedenceHeaders,
         limits: BodyLimits,
     ) -> Self {
-        Self { scan, session_header, precedence, limits }
+        Self { scan, aliases, session_header, precedence, limits }
     }
 
-    /// Reads an admitted request.
+    /// Names that stand for models.
+    #[must_use]
+    pub fn aliases(&self) -> &Aliases {
+        &self.aliases
+    }
+
+    /// Reads an admitted request, for a model that `is_served` if a name stands for several. Where it stands for one, the body has that one's name.
     ///
     /// # Errors
     /// When its body is too large, too slow or broken, or must be understood and is not a JSON object, or a header says what is no priority.
@@ -174,7 +186,7 @@ impl Parser {
         &self,
         admitted: Admitted<B>,
         understanding: Understanding,
-        ratios: &TokenRatios,
+        (ratios, is_served): (&TokenRatios, impl Fn(&str) -> bool),
     ) -> Result<Parsed, RequestError>
     where
         B: RequestBody,
@@ -186,7 +198,8 @@ impl Parser {
             // Boxed, since it is rare, and what reads a body should be small.
             Understanding::BestEffort => FormScanner::of(&head.headers).map(Box::new),
         };
-        let (body, scanned) = self.receive(body, (understanding, form), &mut share).await?;
+        let received = self.receive(body, (understanding, form), (&head, is_served), &mut share);
+        let (mut body, scanned) = received.await?;
         let scanned = match scanned {
             Err(error)
                 if understanding == Understanding::Required || is_json_otherwise(&head.headers, &body) =>
@@ -195,6 +208,11 @@ impl Parser {
             }
             scanned => scanned.ok(),
         };
+        if let Some(Scanned { model: Some(model), is_meant: true, .. }) = &scanned
+            && let Some(members) = Box::pin(Members::of(&body)).await
+        {
+            body = members.with(&format!(r#""model":{}"#, Value::from(&**model)), &["model"]);
+        }
         let mut reading = self.reading((&head.headers, head.extensions.get()), scanned, ratios)?;
         if understanding == Understanding::BestEffort {
             reading.is_for(Work::at(head.uri.path()));
@@ -202,19 +220,42 @@ impl Parser {
         Ok(Parsed { head, body, reading, share, permit })
     }
 
-    /// Reads a body that is there as a whole.
+    /// Reads a body that is there as a whole, for a model that `is_served`.
     ///
     /// # Errors
     /// When it is not a JSON object, or a header says what is no priority.
     pub fn read(
         &self,
         headers: &HeaderMap,
-        body: &[u8],
-        ratios: &TokenRatios,
+        body: &Bytes,
+        (ratios, is_served): (&TokenRatios, impl Fn(&str) -> bool),
     ) -> Result<Reading, RequestError> {
         let mut scanner = BodyScanner::new(self.scan);
         scanner.push(body)?;
-        self.reading((headers, None), Some(scanner.finish()?), ratios)
+        let payload = Payload::from(body.clone());
+        let scanned = scanner.finish_for(self.meant(headers, &payload, is_served))?;
+        self.reading((headers, None), Some(scanned), ratios)
+    }
+
+    /// What says which model is meant by a name, and by the hash of an end user: of a request's session, or of the conversation that it is of.
+    fn meant<'a>(
+        &'a self,
+        headers: &'a HeaderMap,
+        body: &'a Payload,
+        is_served: impl Fn(&str) -> bool + 'a,
+    ) -> impl FnOnce(&str, Option<u64>) -> Option<Name> + 'a {
+        move |name, user| {
+            let conversation = || self.session(headers, user).unwrap_or_else(|| conversation::of(body));
+            self.aliases.meant(name, conversation, is_served).map(Name::from)
+        }
+    }
+
+    /// Hash of what names the session.
+    fn session(&self, headers: &HeaderMap, user: Option<u64>) -> Option<u64> {
+        match headers.get(&self.session_header).map(http::HeaderValue::as_bytes) {
+            Some(header) => Some(header).filter(|name| !name.is_empty()).map(xxh3_64),
+            None => user,
+        }
     }
 
     /// Takes the whole body in. One that must be understood and cannot be is read on and thrown away, so that the client
@@ -223,6 +264,7 @@ impl Parser {
         &self,
         mut body: B,
         (understanding, mut form): (Understanding, Option<Box<FormScanner>>),
+        (head, is_served): (&Parts, impl Fn(&str) -> bool),
         share: &mut BodyShare,
     ) -> Result<(Payload, Result<Scanned, BodyError>), RequestError>
     where
@@ -264,12 +306,15 @@ impl Parser {
                 _ => payload.push(piece),
             }
         }
+        let payload = payload.finish();
         let scanned = match (form, scan) {
             (Some(form), _) => Ok(Scanned { model: form.finish(), ..Scanned::default() }),
-            (None, Ok(scanner)) => scanner.finish(),
+            // What a gateway sends is not changed here.
+            (None, Ok(scanner)) if head.extensions.get::<Gateway>().is_some() => scanner.finish(),
+            (None, Ok(scanner)) => scanner.finish_for(self.meant(&head.headers, &payload, is_served)),
             (None, Err(error)) => Err(error),
         };
-        Ok((payload.finish(), scanned))
+        Ok((payload, scanned))
     }
 
     fn reading(
@@ -284,12 +329,8 @@ impl Parser {
         let (model, user, (answer, token_ids), prompt) = scanned
             .map(|scanned| (scanned.model, scanned.user, (scanned.answer, scanned.token_ids), scanned.prompt))
             .unwrap_or_default();
-        let session = match headers.get(&self.session_header).map(http::HeaderValue::as_bytes) {
-            Some(header) => Some(header).filter(|name| !name.is_empty()).map(xxh3_64),
-            None => user,
-        };
         Ok(Reading {
-            session,
+            session: self.session(headers, user),
             extent,
             blocks: prompt.hashes,
             opening: prompt.opening,
@@ -369,12 +410,14 @@ mod tests {
             priority: HeaderName::from_static("x-request-priority"),
             tenant: HeaderName::from_static("x-tenant-id"),
         };
-        Parser::new(scan, HeaderName::from_static("x-session-id"), precedence, limits)
+        Parser::new((scan, Aliases::default()), HeaderName::from_static("x-session-id"), precedence, limits)
     }
 
     fn read(body: &str, headers: &HeaderMap) -> Reading {
         let parser = parser(0, Duration::ZERO);
-        parser.read(headers, body.as_bytes(), &TokenRatios::default()).unwrap()
+        parser
+            .read(headers, &Bytes::copy_from_slice(body.as_bytes()), (&TokenRatios::default(), |_| true))
+            .unwrap()
     }
 
     /// A body of these pieces; `None` is one that never comes.
@@ -411,7 +454,7 @@ mod tests {
     ) -> Result<Parsed, RequestError> {
         let admission = Admission::new(1, 0, Duration::ZERO);
         let admitted = admission.admit(Request::new(pieces(pieces_of_it))).await.unwrap();
-        parser.parse(admitted, understanding, &TokenRatios::default()).await
+        parser.parse(admitted, understanding, (&TokenRatios::default(), |_| true)).await
     }
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -452,7 +495,8 @@ mod tests {
             let mut request = Request::new(pieces(&[Some(&body)]));
             *request.uri_mut() = path.parse().unwrap();
             let admitted = Admission::new(1, 0, Duration::ZERO).admit(request).await.unwrap();
-            let parsed = parser.parse(admitted, Understanding::BestEffort, &TokenRatios::default()).await;
+            let parsed =
+                parser.parse(admitted, Understanding::BestEffort, (&TokenRatios::default(), |_| true)).await;
             let reading = parsed.unwrap().reading;
             (reading.blocks.len() > 1, reading.prompt_tokens > 100, reading.answer)
         };
@@ -479,7 +523,8 @@ mod tests {
                 request.headers_mut().insert(CONTENT_TYPE, kind.parse().unwrap());
             }
             let admitted = Admission::new(1, 0, Duration::ZERO).admit(request).await.unwrap();
-            let parsed = parser.parse(admitted, Understanding::BestEffort, &TokenRatios::default()).await;
+            let parsed =
+                parser.parse(admitted, Understanding::BestEffort, (&TokenRatios::default(), |_| true)).await;
             assert_eq!(parsed.is_err(), is_refused, "{kind:?}");
         }
     }
@@ -493,8 +538,10 @@ mod tests {
         let kind = "multipart/form-data; boundary=b".parse().unwrap();
         request.headers_mut().insert(http::header::CONTENT_TYPE, kind);
         let admitted = Admission::new(1, 0, Duration::ZERO).admit(request).await.unwrap();
-        let parsed =
-            parser.parse(admitted, Understanding::BestEffort, &TokenRatios::default()).await.unwrap();
+        let parsed = parser
+            .parse(admitted, Understanding::BestEffort, (&TokenRatios::default(), |_| true))
+            .await
+            .unwrap();
         assert_eq!(&parsed.body.joined()[..], form.as_bytes());
         assert_eq!(
             (parsed.reading.model.as_deref(), parsed.reading.extent),

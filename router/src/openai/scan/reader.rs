@@ -176,16 +176,21 @@ impl Reader {
         }
     }
 
-    pub(super) fn finish(self) -> Result<Scanned, BodyError> {
+    pub(super) fn finish(
+        self,
+        meant: impl FnOnce(&str, Option<u64>) -> Option<Name>,
+    ) -> Result<Scanned, BodyError> {
         if let Some(found) = self.found {
             return Err(BodyError::NotAnObject { found });
         }
         let Fields { model, user, priority, apart, .. } = self.fields;
+        let stands_for = model.as_deref().and_then(|name| meant(name, user));
+        let (is_meant, model) = (stands_for.is_some(), stands_for.or(model));
         let salt = ChainHasher::new(self.seed).salted(model.as_ref().map_or(&[], Name::as_bytes));
         let salt = apart.iter().flatten().fold(salt, |salt, own| salt.salted(&own.to_le_bytes()));
         let token_ids = self.ids.filter(|ids| *ids > 0);
         let (answer, prompt) = (self.answer, self.prompt.finish(salt));
-        Ok(Scanned { model, user, priority, answer, token_ids, prompt })
+        Ok(Scanned { model, is_meant, user, priority, answer, token_ids, prompt })
     }
 
     /// Part of a captured value.
