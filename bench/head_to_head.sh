@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 rounds=${1:-1}
 routers=("${@:2}")
 prefill=${PREFILL:-0}
+if [[ ! $prefill =~ ^[0-9]+$ ]] || [ "$prefill" -ge "${WORKERS:-4}" ]; then echo "PREFILL must leave somebody of ${WORKERS:-4} workers to generate" >&2 && exit 2; fi
 if [ ${#routers[@]} -eq 0 ]; then
     routers=(ours ours-events vllm-kv vllm-ca sglang-ca smg-ca litellm haproxy)
     [ "$prefill" -eq 0 ] || routers=(ours ours-events vllm-kv vllm-ca)
@@ -22,6 +23,7 @@ serve=${SERVE:---dataset-name shared-prefix --gsp-num-groups 64 --gsp-prompts-pe
 port=28100
 . bench/timing_workers.sh
 lines=${LINES_FILE:-$dir/lines}
+if [ "$prefill" -gt 0 ] && [[ " ${routers[*]} " =~ \ (sglang-ca|smg-ca|litellm|haproxy)\  ]]; then echo "${BASH_REMATCH[1]} does not speak vLLM's protocol: leave it out, or PREFILL" >&2 && exit 2; fi
 hand_over=()
 [ "$prefill" -eq 0 ] || hand_over=(--kv-transfer on)
 begin_workers "${WORKERS:-4}" "${KV_BLOCKS:-64000}" --context-length 131072 --kv-events-endpoint tcp://127.0.0.1:2850NUMBER \
@@ -149,7 +151,6 @@ run() {
     stop "${routers_running[@]}"
 }
 for router in "${routers[@]}"; do program "$router" >/dev/null || exit 2; done
-if [ "$prefill" -gt 0 ] && [[ " ${routers[*]} " =~ \ (sglang-ca|smg-ca|litellm|haproxy)\  ]]; then echo "${BASH_REMATCH[1]} does not speak vLLM's protocol: leave it out, or PREFILL" >&2 && exit 2; fi
 if [ "$several" -gt 1 ] && [[ " ${routers[*]} " = *" haproxy "* ]]; then echo "haproxy is one: leave it out, or ROUTERS" >&2 && exit 2; fi
 for _ in $(seq "$rounds"); do
     for router in "${routers[@]}"; do

@@ -23,6 +23,12 @@ impl Aliases {
         Self(list.iter().map(|alias| (alias.name.clone(), alias.clone())).collect())
     }
 
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The model that a request for `name` is for, which belongs to a `conversation`; `None` if it stands for nothing. Of several models one that
     /// `is_served`, if any is.
     #[must_use]
@@ -66,8 +72,8 @@ impl Aliases {
 /// parts, and when one gets more parts, conversations go to it and to no other. 0 without a part.
 fn score(conversation: u64, model: &str, parts: u32) -> f64 {
     // From 0 to 1, without the ends.
-    let drawn = (xxh3_64_with_seed(model.as_bytes(), conversation) >> 11) as f64 + 0.5;
-    let share = drawn / (1_u64 << 53) as f64;
+    let drawn = (xxh3_64_with_seed(model.as_bytes(), conversation) >> 12) as f64 + 0.5;
+    let share = drawn / (1_u64 << 52) as f64;
     f64::from(parts) / -share.ln()
 }
 

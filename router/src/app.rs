@@ -10,7 +10,7 @@ use router_core::prefix::feed::Listener;
 use router_core::prefix::tree::TreeLimits;
 use router_core::request::{PromptUse, RequestView};
 use router_core::token_ratio::TokenRatios;
-use router_core::{Among, Decider, Doubt, RetryBudget, Trial, WorkerId, policy};
+use router_core::{Among, Decider, Doubt, Leg, RetryBudget, Trial, WorkerId, policy};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::aliases::Aliases;
@@ -209,12 +209,19 @@ impl App {
         is_needed || self.fleet.roster().snapshot.has_prefill()
     }
 
-    /// Whether somebody is there for a model.
+    /// Whether somebody is there for a model, and for its prompts too where engines compute these apart; or may be in a moment, since workers have come
+    /// that have said nothing yet.
     #[must_use]
     pub fn serves(&self, model: &str) -> bool {
-        let reading = Reading::default();
-        let view = RequestView { model: Some(model), ..reading.view() };
-        Decider::can_decide(&self.fleet.roster().snapshot, &view, Among::Untried(&[]))
+        let (roster, reading) = (self.fleet.roster(), Reading::default());
+        let snapshot = &roster.snapshot;
+        let has = |leg| {
+            let view = RequestView { model: Some(model), leg, ..reading.view() };
+            Decider::can_decide(snapshot, &view, Among::Untried(&[]))
+        };
+        let needs_prefill = self.has_prefill() && !self.settings.prefill_protocol.generates_alone();
+        snapshot.workers().iter().any(|worker| worker.is_awaited())
+            || snapshot.lists(model) && has(Leg::Whole) && (!needs_prefill || has(Leg::Prefill))
     }
 
     /// A reading of the clock that workers' health and the retry budget go by.

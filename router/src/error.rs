@@ -56,6 +56,12 @@ pub enum RequestError {
         /// What it is.
         found: &'static str,
     },
+    /// The object has more members than any request.
+    #[error("request body has more than {most} members; no API takes so many")]
+    TooManyMembers {
+        /// As many may be there.
+        most: usize,
+    },
     /// The body is larger than allowed.
     #[error(
         "request body is larger than the limit of {limit_bytes} bytes; raise --max-body-bytes to allow more"
@@ -189,6 +195,7 @@ impl From<BodyError> for RequestError {
         match error {
             BodyError::Syntax(error) => Self::BadJson(error),
             BodyError::NotAnObject { found } => Self::NotAnObject { found },
+            BodyError::TooManyMembers { most } => Self::TooManyMembers { most },
         }
     }
 }
@@ -200,6 +207,7 @@ impl RequestError {
         match self {
             Self::BadJson(_)
             | Self::NotAnObject { .. }
+            | Self::TooManyMembers { .. }
             | Self::BodyBroken(_)
             | Self::BadPriority(_)
             | Self::AnsweredOnce

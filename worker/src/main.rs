@@ -45,8 +45,8 @@ struct Cli {
     #[arg(long, default_value = "auto", value_name = "auto|mma-sync|wgmma")]
     prefill_kernel: PrefillChoice,
 
-    /// Whether a GPU's kernels start while the one before still runs (compute capability 9.0 and later). `off` costs up to a sixth of
-    /// a decode step; it tells whether a fault comes from there
+    /// Whether a GPU's kernels start while the one before still runs, where it can (compute capability 9.0, 10.x and 12.x). `off` makes
+    /// decoding slower; it tells whether a fault comes from there
     #[arg(long, default_value = "on")]
     kernel_overlap: OnOff,
 
@@ -84,12 +84,13 @@ struct Cli {
     #[arg(long, value_name = "TOKENS")]
     context_length: Option<usize>,
 
-    /// Sequences computed side by side [default: 64, on a GPU 256; the preset's for a timing backend]
+    /// Sequences computed side by side [default: 64, on a GPU 256, or as many as a step is told to have tokens, if that is less; the
+    /// preset's for a timing backend]
     #[arg(long, value_name = "N")]
     max_running: Option<usize>,
 
-    /// Tokens of one step; bounds the pause that a long prompt causes others [default: 512, on a GPU 2048; the
-    /// preset's for a timing backend]
+    /// Tokens of one step; bounds the pause that a long prompt causes others [default: 512, on a GPU 2048, or as many as are
+    /// told to run, if that is more; the preset's for a timing backend]
     #[arg(long, value_name = "TOKENS")]
     max_tokens_per_step: Option<usize>,
 

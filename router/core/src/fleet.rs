@@ -185,6 +185,12 @@ impl FleetSnapshot {
         self.names.serving(model)
     }
 
+    /// Whether some worker lists a model, usable or not.
+    #[must_use]
+    pub fn lists(&self, model: &str) -> bool {
+        !matches!(self.names.serving(Some(model)), Serving::Untold(_))
+    }
+
     /// What a request has to name one of, sorted; `None` if all workers that have listed models take a request without one for the same,
     /// which is the first that each lists.
     #[must_use]

@@ -298,8 +298,8 @@ pub struct Settings {
     pub max_background: usize,
 
     /// Names that clients may ask for in place of a model's, separated by commas: `NAME MODEL`, or `NAME MODEL=95 MODEL=5`, which share its
-    /// conversations by these parts. A conversation stays with its model (by session, `user`, or what its user said first) while that is
-    /// served; a model with 0 parts gets what no other can serve. Replies have the model's own name
+    /// conversations by these parts. A conversation stays with its model (by session, `user`, or what its user said first) while somebody who
+    /// has it can be reached; a model with 0 parts gets what no other can. Replies have the model's own name
     #[arg(long, help_heading = "Routing", value_delimiter = ',', value_name = "LIST")]
     pub model_aliases: Vec<String>,
 

@@ -21,9 +21,10 @@ pub(super) fn parse_model_aliases(list: &[String], errors: &mut Vec<String>) -> 
             Err(error) => errors.push(format!("model-aliases: {error}")),
         }
     }
-    // A name could mean one thing directly and another by way of a second name.
+    // A name could mean one thing directly and another by way of a second name. (It may be one of its own models.)
     for ModelAlias { name, models } in &all {
-        for (model, _) in models.iter().filter(|(model, _)| all.iter().any(|other| other.name == *model)) {
+        let is_another = |model: &String| model != name && all.iter().any(|other| other.name == *model);
+        for (model, _) in models.iter().filter(|(model, _)| is_another(model)) {
             errors.push(format!(
                 "model-aliases: {name:?} stands for {model:?}, which stands for others itself"
             ));
@@ -77,8 +78,13 @@ mod tests {
 
     #[test]
     fn reads_names_and_what_they_stand_for() {
-        let (all, errors) =
-            parse(&["gpt-4o  org/llama:8b", "chat v1=95 v2=5", "one a=b", "safe main=1 spare=0"]);
+        let (all, errors) = parse(&[
+            "gpt-4o  org/llama:8b",
+            "chat v1=95 v2=5",
+            "one a=b",
+            "safe main=1 spare=0",
+            "m m=9 n=1",
+        ]);
         assert_eq!(errors, Vec::<String>::new());
         let models = |models: &[(&str, u32)]| -> Vec<(String, u32)> {
             models.iter().map(|(model, parts)| ((*model).to_owned(), *parts)).collect()
@@ -89,6 +95,7 @@ mod tests {
             ("chat".to_owned(), models(&[("v1", 95), ("v2", 5)])),
             ("one".to_owned(), models(&[("a=b", 1)])),
             ("safe".to_owned(), models(&[("main", 1), ("spare", 0)])),
+            ("m".to_owned(), models(&[("m", 9), ("n", 1)])),
         ];
         assert_eq!(read, expected);
     }

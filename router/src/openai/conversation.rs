@@ -5,16 +5,16 @@ use std::fmt::{self, Formatter};
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::value::RawValue;
+use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::payload::Payload;
 
-/// Of a body, what is looked at.
-const MOST_BYTES: usize = 64 << 10;
+/// Of a body, what is looked at: with tools and instructions of an agent before the messages, some hundred kilobytes.
+const MOST_BYTES: usize = 256 << 10;
 
-/// A number that the turns of a conversation have in common: a hash of the first message of its user, or, where none is found in the first 64 KiB, of
-/// these. The same in every process.
+/// A number that the turns of a conversation have in common: a hash of the text of the first message of its user, or, where none is found in the first
+/// 256 KiB, of these. The same in every process.
 #[must_use]
 pub fn of(body: &Payload) -> u64 {
     let mut begin = Vec::with_capacity(body.len().min(MOST_BYTES));
@@ -23,21 +23,33 @@ pub fn of(body: &Payload) -> u64 {
         begin.extend_from_slice(&piece[..piece.len().min(left)]);
     }
     let mut found = None;
-    // Looking ends with an error when something is found, and where the 64 KiB end.
+    // Looking ends with an error when something is found, and where what is looked at ends.
     let _ = Look(&mut found).deserialize(&mut serde_json::Deserializer::from_slice(&begin));
     found.unwrap_or_else(|| xxh3_64(&begin))
 }
 
 /// A message, or an item of the input of a response.
 #[derive(Deserialize)]
-struct Said<'a> {
-    #[serde(borrow, default)]
-    role: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    content: Option<&'a RawValue>,
+struct Said {
+    #[serde(default)]
+    role: Value,
+    #[serde(default)]
+    content: Value,
 }
 
-/// Looks for what a user says first, in a body or in its list of messages.
+impl Said {
+    /// Hash of its text, however it is written: clients write the same one in parts once they mark it for the cache. Of something without a text, of what
+    /// it is.
+    fn hash(&self) -> u64 {
+        let text = match &self.content {
+            Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+            content => content.as_str().unwrap_or_default().to_owned(),
+        };
+        xxh3_64(if text.is_empty() { self.content.to_string() } else { text }.as_bytes())
+    }
+}
+
+/// Looks for what a user says first, in a body or in what it has of messages.
 struct Look<'a>(&'a mut Option<u64>);
 
 impl<'de> DeserializeSeed<'de> for Look<'_> {
@@ -66,18 +78,22 @@ impl<'de> Visitor<'de> for Look<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut messages: A) -> Result<(), A::Error> {
-        while let Some(Said { role, content }) = messages.next_element()? {
-            if role.as_deref() == Some("user")
-                && let Some(content) = content
-            {
-                *self.0 = Some(xxh3_64(content.get().as_bytes()));
+        while let Some(said) = messages.next_element::<Said>()? {
+            if said.role == "user" {
+                *self.0 = Some(said.hash());
                 return Err(A::Error::custom("found"));
             }
         }
         Ok(())
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+    /// The input of a response, which later turns have as a message.
+    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
+        *self.0 = Some(xxh3_64(text.as_bytes()));
+        Err(E::custom("found"))
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())
     }
 }
@@ -105,8 +121,21 @@ mod tests {
         let other = json!({"model": "m", "messages": [system, said("user", "Who is Mr. Bingley?")]});
         assert_eq!(of_value(&first), of_value(&second));
         assert_ne!(of_value(&first), of_value(&other));
-        let response = json!({"model": "m", "input": [question], "instructions": "Be brief."});
-        assert_eq!(of_value(&response), of_value(&first), "as a response");
+        let same = [
+            json!({"model": "m", "input": [question], "instructions": "Be brief."}),
+            json!({"input": "Who is Mr. Darcy?"}),
+            json!({"input": null, "messages": [{"role": "system"}, question]}),
+            json!({"messages": [{"content": [{"type": "text", "text": "Who is Mr. Darcy?", "cache_control": {}}], "role": "user"}]}),
+            json!({"tools": ["x".repeat(200_000)], "messages": [system, question]}),
+        ];
+        for body in same {
+            assert_eq!(
+                of_value(&body),
+                of_value(&first),
+                "{}",
+                body.to_string().get(..200).unwrap_or_default()
+            );
+        }
     }
 
     #[test]
@@ -116,13 +145,19 @@ mod tests {
         assert_eq!(of_value(&prompt("a")), of_value(&prompt("a")));
         assert_ne!(of_value(&prompt("a")), of_value(&prompt("b")));
         assert_ne!(of_value(&input("a")), of_value(&input("b")));
-        let mut odd: Vec<u64> =
-            [json!({"messages": 7}), json!({"messages": [1]}), json!([]), json!({"messages": [{}]})]
-                .iter()
-                .map(of_value)
-                .collect();
+        let picture = |data: &str| json!({"messages": [{"role": "user", "content": [{"type": "image", "data": data}]}]});
+        let odd = [
+            json!({"messages": 7}),
+            json!({"messages": [1]}),
+            json!([]),
+            json!({"messages": [{}]}),
+            picture("a"),
+            picture("b"),
+        ];
+        let mut odd: Vec<u64> = odd.iter().map(of_value).collect();
+        odd.sort_unstable();
         odd.dedup();
-        assert_eq!(odd.len(), 4);
+        assert_eq!(odd.len(), 6);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use memchr::memchr2;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::payload::{Payload, PayloadBuilder};
 use crate::turns::turn_bytes;
@@ -56,6 +57,8 @@ impl Others<'_> {
 #[derive(Debug)]
 pub struct Members {
     body: Payload,
+    /// Where each piece of it ends.
+    ends: Vec<usize>,
     list: Vec<Member>,
 }
 
@@ -65,13 +68,20 @@ impl Members {
     pub async fn of(body: &Payload) -> Option<Self> {
         let mut walk = Walk::default();
         let most_bytes = turn_bytes(body.len());
-        for part in body.pieces().iter().flat_map(|piece| piece.chunks(most_bytes)) {
-            walk.part(part)?;
-            if part.len() == most_bytes {
-                tokio::task::yield_now().await;
+        let (mut turn, mut ends, mut end) = (0, Vec::with_capacity(body.pieces().len()), 0);
+        for piece in body.pieces() {
+            for part in piece.chunks(most_bytes) {
+                walk.part(part)?;
+                turn += part.len();
+                if turn >= most_bytes {
+                    turn = 0;
+                    tokio::task::yield_now().await;
+                }
             }
+            end += piece.len();
+            ends.push(end);
         }
-        (walk.place == Place::After).then(|| Self { body: body.clone(), list: walk.list })
+        (walk.place == Place::After).then(|| Self { body: body.clone(), ends, list: walk.list })
     }
 
     /// The first bytes of a member's value, the last one's if it is there more than once.
@@ -190,6 +200,12 @@ impl Members {
         Some(out.finish())
     }
 
+    /// The body with this text as a member, whatever it had of that name.
+    #[must_use]
+    pub fn with_text(&self, name: &str, text: &str) -> Payload {
+        self.with(&format!("{}:{}", Value::from(name), Value::from(text)), &[name])
+    }
+
     /// The body with `added` (members as JSON text, separated by commas), and without those named in `without`.
     #[must_use]
     pub fn with(&self, added: &str, without: &[&str]) -> Payload {
@@ -221,24 +237,21 @@ impl Members {
 
     /// Adds what stands there in the body, without copying what is long.
     fn copy(&self, span: Range<usize>, out: &mut PayloadBuilder) {
-        let mut begins = 0;
-        for piece in self.body.pieces() {
-            let ends = begins + piece.len();
-            let (from, to) = (span.start.max(begins), span.end.min(ends));
-            if from < to {
-                out.push(piece.slice(from - begins..to - begins));
+        let first = self.ends.partition_point(|end| *end <= span.start);
+        for (piece, end) in self.body.pieces().iter().zip(&self.ends).skip(first) {
+            let begin = end - piece.len();
+            if begin >= span.end {
+                break;
             }
-            begins = ends;
+            out.push(piece.slice(span.start.max(begin) - begin..span.end.min(*end) - begin));
         }
     }
 }
 
-fn is_within(value: &serde_json::Value, key: &str) -> bool {
+fn is_within(value: &Value, key: &str) -> bool {
     match value {
-        serde_json::Value::Object(members) => {
-            members.iter().any(|(name, value)| name == key || is_within(value, key))
-        }
-        serde_json::Value::Array(values) => values.iter().any(|value| is_within(value, key)),
+        Value::Object(members) => members.iter().any(|(name, value)| name == key || is_within(value, key)),
+        Value::Array(values) => values.iter().any(|value| is_within(value, key)),
         _ => false,
     }
 }

@@ -5,7 +5,7 @@
 //! are hashed raw, as they stand between their quotes, lists of token ids without their spaces: tools first, as chat templates have them, then the instructions
 //! (`system`, `instructions`), wherever in the body they stand, then role, content and
 //! tool calls of each message in the order in which they come. It takes what `serde_json` takes, except for what is
-//! nested too deep; lone surrogates pass, too.
+//! nested too deep or has thousands of members; lone surrogates pass, too.
 //!
 //! [`json`] is the grammar, [`place`] the request format, [`reader`] what becomes of each value. Next: the stage
 //! [`parse`](crate::stages::parse).

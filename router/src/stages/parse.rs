@@ -1,6 +1,7 @@
-//! Stage 3: read the body while it arrives, within limits, and of it what routing needs. The body itself stays as it came.
+//! Stage 3: read the body while it arrives, within limits, and of it what routing needs. The body itself stays as it came, but for the name of a model that
+//! stands for another ([`aliases`](crate::aliases)).
 //!
-//! Knows neither JSON nor forms; [`scan`](crate::openai::scan) and [`form`](crate::openai::form) do. Next: [`pick`](super::pick).
+//! Knows neither JSON nor forms; [`scan`](crate::openai::scan), [`members`](crate::openai::members) and [`form`](crate::openai::form) do. Next: [`pick`](super::pick).
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -18,7 +19,6 @@ use router_core::Precedence;
 use router_core::prefix::blocks::Opening;
 use router_core::request::{Answer, Leg, RequestView};
 use router_core::token_ratio::TokenRatios;
-use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 use xxhash_rust::xxh3::xxh3_64;
@@ -97,7 +97,7 @@ pub enum Extent {
 pub struct Parsed {
     /// Head.
     pub head: Parts,
-    /// Body, as it came.
+    /// Body, as it came, but for a name that stands for a model.
     pub body: Payload,
     /// What was read of it.
     pub reading: Reading,
@@ -202,7 +202,9 @@ impl Parser {
         let (mut body, scanned) = received.await?;
         let scanned = match scanned {
             Err(error)
-                if understanding == Understanding::Required || is_json_otherwise(&head.headers, &body) =>
+                if understanding == Understanding::Required
+                    || matches!(error, BodyError::TooManyMembers { .. })
+                    || is_json_otherwise(&head.headers, &body) =>
             {
                 return Err(error.into());
             }
@@ -211,7 +213,7 @@ impl Parser {
         if let Some(Scanned { model: Some(model), is_meant: true, .. }) = &scanned
             && let Some(members) = Box::pin(Members::of(&body)).await
         {
-            body = members.with(&format!(r#""model":{}"#, Value::from(&**model)), &["model"]);
+            body = members.with_text("model", model);
         }
         let mut reading = self.reading((&head.headers, head.extensions.get()), scanned, ratios)?;
         if understanding == Understanding::BestEffort {
@@ -307,6 +309,10 @@ impl Parser {
             }
         }
         let payload = payload.finish();
+        if !self.aliases.is_empty() {
+            // Which conversation it is of may have to be looked for.
+            tokio::task::yield_now().await;
+        }
         let scanned = match (form, scan) {
             (Some(form), _) => Ok(Scanned { model: form.finish(), ..Scanned::default() }),
             // What a gateway sends is not changed here.
@@ -458,6 +464,16 @@ mod tests {
     }
 
     const MINUTE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn thousands_of_members_are_refused_wherever_they_go() {
+        let body = format!("{{{}\"model\":\"m\"}}", "\"\":0,".repeat(5_000));
+        let parser = parser(1 << 20, MINUTE);
+        for understanding in [Understanding::Required, Understanding::BestEffort] {
+            let parsed = parse(&parser, &[Some(&body)], understanding).await;
+            assert!(matches!(parsed, Err(RequestError::TooManyMembers { most: 4_096 })));
+        }
+    }
 
     #[tokio::test]
     async fn reads_a_body_while_it_comes() {

@@ -752,3 +752,13 @@ fn what_gateways_cannot_send_to_is_refused_at_once() {
     assert!(errors(&["--workers=a:1", "--gateway-fallbacks=1000"]).contains("at most 16"));
     assert_eq!(errors(&["--workers=a:1"]), "");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_gateway_asks_for_keeps_its_name() {
+    let worker = MockWorker::answering(&["m"], vec![]).await;
+    let router = start(&[&workers(&[&worker]), "--model-aliases=gpt m"]).await;
+    let mut call = Call::open(&router).await;
+    call.post(COMPLETIONS, &[], r#"{"model": "gpt", "prompt": "a"}"#);
+    let (status, said) = call.answers().await;
+    assert!(status == 404 && said.contains("gpt"), "{status} {said}");
+}

@@ -6,8 +6,7 @@
 //! would; `whole` is the cheapest of them when it computes what it lacks itself, which those who decode there wait for. So a follow-up whose history is cached
 //! where it was answered stays there, a long cold prompt does not, and the busier those that generate are, the shorter is a prompt that pays.
 //!
-//! How short a prompt is matters in no other way: each that an engine computes in a step of its own holds up all that decode there, so a question of a
-//! hundred tokens pays as soon as some dozen do.
+//! How short a prompt is matters in no other way: each that an engine computes in a step of its own holds up all that decode there.
 //!
 //! Simulated in `bench/results/2026-11-23-split-fleets.md`, and beside other routers in `2026-11-26-head-to-head.md`. With the policy's own weights, a
 //! fifth for who decodes, answers were slower than without prefill workers.

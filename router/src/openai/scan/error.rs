@@ -12,6 +12,12 @@ pub enum BodyError {
         /// What it is.
         found: &'static str,
     },
+    /// An object of more members than any request has.
+    #[error("expected at most {most} members")]
+    TooManyMembers {
+        /// As many may be there.
+        most: usize,
+    },
 }
 
 /// Where a body ceases to be JSON.

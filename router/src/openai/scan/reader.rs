@@ -30,7 +30,12 @@ pub(super) struct Reader {
     /// Tokens of a prompt that has come as ids so far; `None` once anything else belongs to it.
     ids: Option<usize>,
     prompt: PromptHasher,
+    /// Of the body, so far.
+    members: usize,
 }
+
+/// Whoever changes a body later keeps a note of each of its members.
+pub(super) const MOST_MEMBERS: usize = 4_096;
 
 /// A value whose bytes are on their way somewhere.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +75,7 @@ impl Reader {
             system_text: SystemText::default(),
             ids: Some(0),
             prompt: PromptHasher::new(ChainHasher::new(config.seed), config.prompt_use),
+            members: 0,
         }
     }
 
@@ -88,6 +94,7 @@ impl Reader {
     /// A value begins at `at` in `piece`, under `key` if it is in an object.
     pub(super) fn begin(&mut self, kind: Kind, key: &mut Key, piece: &[u8], at: usize) {
         let depth = self.place.depth();
+        self.members += usize::from(self.place == Place::Body);
         let key = self.place.key(|| key.whole(piece));
         match self.place.value(key, kind) {
             Use::Skip if self.place == Place::Document => self.found = Some(kind.named()),
@@ -182,6 +189,9 @@ impl Reader {
     ) -> Result<Scanned, BodyError> {
         if let Some(found) = self.found {
             return Err(BodyError::NotAnObject { found });
+        }
+        if self.members > MOST_MEMBERS {
+            return Err(BodyError::TooManyMembers { most: MOST_MEMBERS });
         }
         let Fields { model, user, priority, apart, .. } = self.fields;
         let stands_for = model.as_deref().and_then(|name| meant(name, user));

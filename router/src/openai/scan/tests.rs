@@ -69,12 +69,39 @@ fn check_verdict(body: &[u8]) {
                     || odd(body)
             );
         }
-        Err(BodyError::NotAnObject { .. }) => assert!(is_json(body)),
+        Err(BodyError::NotAnObject { .. } | BodyError::TooManyMembers { .. }) => assert!(is_json(body)),
         Err(BodyError::Syntax(SyntaxError { problem: Problem::TooDeep(_), .. })) => {}
         Err(BodyError::Syntax(error)) => {
             assert!(!is_json(body), "{error}: {:?}", String::from_utf8_lossy(body));
         }
     }
+}
+
+#[test]
+fn an_object_of_thousands_of_members_is_no_request() {
+    let body = |members: usize| format!("{{{}\"model\":\"m\"}}", "\"\":0,".repeat(members - 1));
+    assert_eq!(scan(&body(4_096)).unwrap().model, Some(Name::from("m")));
+    assert_eq!(scan(&body(4_097)), Err(BodyError::TooManyMembers { most: 4_096 }));
+    let within = format!("{{\"metadata\":{}}}", body(9_999));
+    assert!(scan(&within).is_ok(), "what is in a member may be anything");
+}
+
+#[test]
+fn a_prompt_is_one_of_the_model_that_is_meant() {
+    let scan_for = |body: &str, meant: &str| {
+        let mut scanner = BodyScanner::new(ScanConfig { seed: SEED, prompt_use: PromptUse::Whole });
+        scanner.push(body.as_bytes()).unwrap();
+        let told = |name: &str, user: Option<u64>| {
+            assert_eq!((name, user), ("chat", Some(xxhash_rust::xxh3::xxh3_64(b"u"))));
+            Some(Name::from(meant))
+        };
+        scanner.finish_for(told).unwrap()
+    };
+    let text = "a question ".repeat(100);
+    let body = |model: &str| format!(r#"{{"prompt":"{text}","model":"{model}","user":"u"}}"#);
+    let meant = scan_for(&body("chat"), "m");
+    assert_eq!(meant, Scanned { is_meant: true, ..scan(&body("m")).unwrap() });
+    assert_ne!(meant.prompt, scan(&body("chat")).unwrap().prompt);
 }
 
 /// What a full parse rejects although it is JSON: lone surrogates and numbers past the range of f64.
