@@ -350,8 +350,6 @@ async fn a_long_prompt_goes_elsewhere_once_many_would_wait_for_it() {
     assert_eq!(explained["split"]["pays"], true);
     let reply = router.post(CHAT, &long).await;
     assert_eq!((reply.status, reply.header("x-router-prefill-worker")), (200, "p0"));
-    let explained = router.admin("POST", "/explain", &chat(&"short ".repeat(100))).await.json();
-    assert!(explained["prefill"].is_null() && explained["split"]["prefill_s"].is_null(), "{explained}");
     streams.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
