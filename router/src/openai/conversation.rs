@@ -6,15 +6,20 @@ use std::fmt::{self, Formatter};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::payload::Payload;
 
 /// Of a body, what is looked at: with tools and instructions of an agent before the messages, some hundred kilobytes.
 const MOST_BYTES: usize = 256 << 10;
+/// Of its messages, so many.
+const MOST_MESSAGES: usize = 256;
+/// Of a message in parts, no more: building values takes ten times as long as passing over them.
+const MOST_PARTS_BYTES: usize = 32 << 10;
 
-/// A number that the turns of a conversation have in common: a hash of the text of the first message of its user, or, where none is found in the first
-/// 256 KiB, of these. The same in every process.
+/// A number that the turns of a conversation have in common: a hash of the text of the first message of its user, or, where none is found among the first
+/// 256 messages and in the first 256 KiB, of these. The same in every process.
 #[must_use]
 pub fn of(body: &Payload) -> u64 {
     let mut begin = Vec::with_capacity(body.len().min(MOST_BYTES));
@@ -30,23 +35,22 @@ pub fn of(body: &Payload) -> u64 {
 
 /// A message, or an item of the input of a response.
 #[derive(Deserialize)]
-struct Said {
-    #[serde(default)]
-    role: Value,
-    #[serde(default)]
-    content: Value,
+struct Said<'a> {
+    #[serde(borrow, default)]
+    role: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
 }
 
-impl Said {
-    /// Hash of its text, however it is written: clients write the same one in parts once they mark it for the cache. Of something without a text, of what
-    /// it is.
-    fn hash(&self) -> u64 {
-        let text = match &self.content {
-            Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
-            content => content.as_str().unwrap_or_default().to_owned(),
-        };
-        xxh3_64(if text.is_empty() { self.content.to_string() } else { text }.as_bytes())
-    }
+/// What a message says, however it is written: clients write the same text in parts once they mark it for the cache. Of something without a text, and of
+/// parts that are too long to be looked at, it is what stands there.
+fn hash(content: &RawValue) -> u64 {
+    let raw = content.get();
+    let text = match serde_json::from_str::<Value>(if raw.len() <= MOST_PARTS_BYTES { raw } else { "null" }) {
+        Ok(Value::Array(parts)) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        _ => serde_json::from_str::<String>(raw).unwrap_or_default(),
+    };
+    xxh3_64(if text.is_empty() { raw } else { &text }.as_bytes())
 }
 
 /// Looks for what a user says first, in a body or in what it has of messages.
@@ -78,13 +82,14 @@ impl<'de> Visitor<'de> for Look<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut messages: A) -> Result<(), A::Error> {
-        while let Some(said) = messages.next_element::<Said>()? {
-            if said.role == "user" {
-                *self.0 = Some(said.hash());
+        for _ in 0..MOST_MESSAGES {
+            let Some(Said { role, content }) = messages.next_element()? else { return Ok(()) };
+            if let (Some("user"), Some(content)) = (role.as_deref(), content) {
+                *self.0 = Some(hash(content));
                 return Err(A::Error::custom("found"));
             }
         }
-        Ok(())
+        Err(A::Error::custom("nobody says so much before its user"))
     }
 
     /// The input of a response, which later turns have as a message.
@@ -158,6 +163,26 @@ mod tests {
         odd.sort_unstable();
         odd.dedup();
         assert_eq!(odd.len(), 6);
+    }
+
+    #[test]
+    fn what_is_too_much_to_look_at_is_what_stands_there() {
+        let after = |messages: usize, end: &str| {
+            let mut all = vec![json!({}); messages];
+            all.push(said("user", "a"));
+            json!({"messages": all, "end": end})
+        };
+        assert_eq!(of_value(&after(255, "a")), of_value(&after(255, "b")));
+        assert_ne!(of_value(&after(256, "a")), of_value(&after(256, "b")));
+        let parts = |bytes: usize, mark: &str| {
+            let text = "x".repeat(bytes);
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": text, "mark": mark}]}]})
+        };
+        assert_eq!(of_value(&parts(30_000, "a")), of_value(&parts(30_000, "b")));
+        assert_ne!(of_value(&parts(40_000, "a")), of_value(&parts(40_000, "b")));
+        let long = said("user", &"x".repeat(100_000));
+        let turn = |end: &str| json!({"messages": [long], "end": end});
+        assert_eq!(of_value(&turn("a")), of_value(&turn("b")), "one that is a text may be longer");
     }
 
     #[test]
